@@ -1,6 +1,6 @@
-"""Checks, before anything else is imported, of the packages that fairseq_plugin needs, and what fairseq's files need.
+"""Checks the packages that fairseq_plugin needs, before other imports; lets torch read fairseq's checkpoints.
 
-Every failure is one ImportError: its cause, and the command that helps.
+Every failed check is one ImportError with its cause and a command that helps.
 """
 
 import argparse
@@ -15,39 +15,39 @@ def check_host() -> None:
     """Check ``common``, numpy and fairseq, in this order.
 
     Raises:
-        ImportError: one of them is missing, broken, not the right one, or, as numpy 2, too new for fairseq.
+        ImportError: one of them is missing, broken, another package of the same name, or, like numpy 2, too new.
     """
     check_common()
     check_fairseq()
 
 
 def check_common() -> None:
-    """Raise ImportError unless the package ``common`` that Python finds is this project's.
+    """Raise ImportError unless the package ``common`` that Python finds belongs to this project.
 
-    An error inside of this project's own ``common``, such as torch that is missing, is raised as it is.
+    An error inside this project's ``common``, for example because torch is missing, is raised unchanged.
     """
     root = Path(__file__).resolve().parents[1]
     try:
         common = importlib.import_module("common")
-        place = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
-        found = f"Python found another one in {place}"
-    except Exception as error:  # whatever another package of that name raises
+        location = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
+        reason = f"Python found another one in {location}"
+    except Exception as error:  # another package of that name may raise anything
         spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
-        place = getattr(spec, "origin", None)
-        if place is not None and Path(place).resolve().parent == root / "common":
+        location = getattr(spec, "origin", None)
+        if location is not None and Path(location).resolve().parent == root / "common":
             raise
         common = None
-        failed = f"Python found another one in {place}, which fails: {type(error).__name__}: {error}"
-        found = "it is not on the path" if spec is None else failed
+        failed = f"Python found another one in {location}, which fails: {type(error).__name__}: {error}"
+        reason = "it is not on the path" if spec is None else failed
     if getattr(common, "DISTRIBUTION", None) != "lineartime":
         raise ImportError(
-            f"fairseq_plugin needs lineartime's package common, but {found}. Run: export PYTHONPATH='{root}'"
+            f"fairseq_plugin needs lineartime's package common, but {reason}. Run: export PYTHONPATH='{root}'"
             '"${PYTHONPATH:+:$PYTHONPATH}" (if another common is in the folder of your script, rename it)'
         )
 
 
 def check_fairseq() -> None:
-    """Raise ImportError unless fairseq imports, and numpy is one that it works with."""
+    """Raise ImportError unless fairseq can be imported and works with the installed numpy."""
     from common._installed import import_for, install_command, version_numbers
 
     command = install_command("fairseq")
@@ -63,13 +63,13 @@ def check_fairseq() -> None:
 
 
 def allow_checkpoint_classes() -> None:
-    """Let ``torch.load(weights_only=True)`` read the configuration objects that fairseq puts into its checkpoints.
+    """Let ``torch.load(weights_only=True)`` read the configuration objects in fairseq's checkpoints.
 
-    torch loads tensors and plain containers only. fairseq's checkpoints may also hold argparse namespaces (a model,
-    optimizer or criterion registered without a dataclass), omegaconf containers, with the types that those note of
-    their values, and arrays and numbers of numpy, which ``--eval-bleu`` leaves in the metrics. All are data without
-    behaviour of their own; any other class in a checkpoint is refused as before.
-    torch's list is the process's: every ``torch.load`` in it accepts these classes from now on.
+    torch only loads tensors and plain containers. fairseq's checkpoints may also hold argparse namespaces (of a model,
+    optimizer or criterion registered without a dataclass), omegaconf containers with the types of their values, and
+    arrays and numbers of numpy, which ``--eval-bleu`` leaves in the metrics. All are plain data; any other class in a
+    checkpoint is still refused.
+    torch's list is global: every ``torch.load`` of the process accepts these classes from now on.
     """
     import numpy
     import omegaconf
@@ -77,7 +77,7 @@ def allow_checkpoint_classes() -> None:
     from omegaconf import base, nodes
 
     node_classes = [cls for cls in vars(nodes).values() if isinstance(cls, type) and issubclass(cls, base.Node)]
-    # With its name: timm allows the class while it reads a file of its own and takes that entry away afterwards.
+    # With its name, since timm allows the class while it reads its own files and then removes its entry.
     namespace = (argparse.Namespace, "argparse.Namespace")
     multiarray = numpy.core.multiarray
     numpy_names = [multiarray._reconstruct, multiarray.scalar, numpy.ndarray, numpy.dtype]

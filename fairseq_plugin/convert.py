@@ -1,10 +1,10 @@
-"""``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for a model of ours.
+"""``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for one of our models.
 
 ``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder.
 
-Also makes the authors' released language model, which calls itself ``transformer_lm``, one that every tool of fairseq
-loads. The weights are taken as they are, and what the new attention has beside them is added as it is at first; the
-model between them is another one, until it is trained to be the same.
+Also converts the authors' released language model, whose architecture name is ``transformer_lm``, so that every tool of
+fairseq loads it. The weights are copied, and other parameters of the new attention are added with their initial values.
+The converted model computes something else until it is trained.
 """
 
 import argparse
@@ -44,24 +44,24 @@ from .loading.known_options import check_names, model_options
 from .models._configuration import read_stock
 from .modules.converted import converted_attentions
 
-#: How a command line spells arguments of ``convert``.
+#: The command-line options for arguments of ``convert``.
 _TYPED = {"arch": "--arch", "model_overrides": "--model-overrides"}
-#: How the embeddings of a masked model begin, of today and of fairseq's first versions.
+#: The prefix of a masked model's embeddings, in current and in fairseq's first versions.
 _OF_ROBERTA = r"(en|de)coder\.sentence_encoder"
-#: Of what is drawn for a new attention.
+#: The seed for the new attention's parameters.
 _SEED = 1
-#: What only goes on training the model that was.
+#: Entries that are only needed to resume the training of the original model.
 _LEFT_OUT = ("last_optimizer_state",)
 
 
 def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Transfer]:
-    """The checkpoint ``source`` of a stock Transformer as one of ``arch``, and what was taken, left out and new.
+    """Convert the checkpoint ``source`` of a stock Transformer to ``arch``; also returns what is new or left out.
 
-    ``overrides`` are options of the model. The model is built once, to see that they fit.
+    ``overrides`` are options of the model. The model is built once, to check that the weights fit.
 
     Raises:
-        ValueError: a file that cannot be read, or of another architecture; an ``arch`` that has other weights, or
-            options that it does not have, or under which the weights do not fit.
+        ValueError: the file cannot be read or holds another architecture; ``arch`` has other weights; an option does
+        not exist, or the weights do not fit with it.
     """
     target = ARCH_MODEL_REGISTRY.get(arch)
     if target is None or not issubclass(target, CheckedLoading) or target.stock_model is None:
@@ -75,16 +75,16 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     check_configuration(state, str(source))
     options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
     with faults_of(str(source), overrides):
-        given = stock_overrides(state, target, options)
-        # Again, by fairseq, which brings all of its formats up to date.
-        state = load_checkpoint_to_cpu(str(source), given)
+        all_overrides = stock_overrides(state, target, options)
+        # Loaded again by fairseq, which upgrades all of its formats.
+        state = load_checkpoint_to_cpu(str(source), all_overrides)
         name = registered_names(target)[0]
         if isinstance(state["cfg"].model, argparse.Namespace):
-            state["cfg"].model._name = name  # overrides would name the task so as well
-        elif state["cfg"].model.get("_name") == stored:  # of fairseq-hydra-train; overrides would find no new keys
-            read = read_stock(name, OmegaConf.to_container(state["cfg"].model))
-            new = {key: value for key, value in given.items() if key != "arch"}
-            state["cfg"].model = {"_name": name, **read, **new}
+            state["cfg"].model._name = name  # overrides would also set the task's name
+        elif state["cfg"].model.get("_name") == stored:  # from fairseq-hydra-train; overrides cannot add new keys
+            stored_options = read_stock(name, OmegaConf.to_container(state["cfg"].model))
+            overriding = {key: value for key, value in all_overrides.items() if key != "arch"}
+            state["cfg"].model = {"_name": name, **stored_options, **overriding}
         transfer, added = _check_fit(state["cfg"].model, state["model"])
     state["model"].update(added)
     left_out = [name for name in _LEFT_OUT if name in state]
@@ -96,15 +96,15 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
 def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
     if not isinstance(overrides, dict):
         raise ArgumentError(f"`model_overrides` is {overrides!r}; allowed: a dictionary as Python writes it")
-    known = model_options(target)
-    check_names("model_overrides", overrides, known, known)
+    valid = model_options(target)
+    check_names("model_overrides", overrides, valid, valid)
     return overrides
 
 
 def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer, dict[str, torch.Tensor]]:
-    """Return which of ``weights`` a model with their number of symbols takes, and the tensors to add to them.
+    """Build the model for ``weights``; returns which of them it loads, and the tensors to add to them.
 
-    Added are the new attention's own parameters, initialised from a fixed seed, and the records of options.
+    The added tensors are the new attention's own parameters, from a fixed seed, and the records of options.
 
     Raises:
         ValueError: ``weights`` do not fit.
@@ -115,16 +115,16 @@ def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = build_model(copy(config), task, from_checkpoint=True)
-    own, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
-    added = {name: x for name, x in own.items() if name.startswith(inner) and not is_record(name)}
-    kept = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
-    if added and kept:
+    model_state, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
+    added = {name: x for name, x in model_state.items() if name.startswith(inner) and not is_record(name)}
+    keep = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
+    if added and keep:
         raise ArgumentError(
-            f"`model_overrides` or the checkpoint has {kept[0]}; allowed with an attention that has parameters of its "
+            f"`model_overrides` or the checkpoint has {keep[0]}; allowed with an attention that has parameters of its "
             "own: not given, since layers are numbered anew"
         )
     transfer = transfer_of(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
-    return transfer, {**added, **{name: record for name, record in own.items() if is_record(name)}}
+    return transfer, {**added, **{name: record for name, record in model_state.items() if is_record(name)}}
 
 
 def _dictionary(size: int) -> Dictionary:
@@ -136,17 +136,17 @@ def _dictionary(size: int) -> Dictionary:
 
 
 def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
-    """The symbols that the encoder or the decoder embeds, 0 where there is none."""
-    # One table, or with adaptive inputs one per band of frequency, each followed by a projection.
+    """The number of symbols that the encoder or the decoder embeds, 0 if there is no such side."""
+    # One table, or with adaptive inputs one per frequency band, each followed by a projection.
     table = rf"{side}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight"
     tables = [x for name, x in weights.items() if re.fullmatch(table, name)]
-    if not tables:  # embeddings of characters
+    if not tables:  # character embeddings
         tables = [weights[name] for name in (f"{side}.output_projection.weight",) if name in weights]
     return sum(len(table) for table in tables)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
+    """Convert a file; on an error, exits with one line and writes nothing."""
     parser = CommandParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("source", type=Path, help="checkpoint of transformer_lm, roberta or transformer")
     parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
@@ -171,9 +171,9 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _is_another_model(weights: dict[str, torch.Tensor]) -> bool:
-    """Whether the records in ``weights`` are of any attention but softmax attention."""
-    records = [read_record(x) for name, x in weights.items() if is_record(name)]
-    return any(x["options"].get("attention", "softmax") != "softmax" for x in records if x is not None)
+    """Whether ``weights`` have a record of an attention other than softmax attention."""
+    records = [read_record(record) for name, record in weights.items() if is_record(name)]
+    return any(record["options"].get("attention", "softmax") != "softmax" for record in records if record is not None)
 
 
 def _literal(text: str) -> Any:

@@ -1,7 +1,7 @@
 """``python -m fairseq_plugin.export_step CHECKPOINT TARGET``: one decoding step of a language model as a graph.
 
-``TARGET.onnx`` runs in onnxruntime, ``TARGET.pt2`` in torch, both without fairseq and without this project. What a
-caller must know is in the file: the state's entries, the dictionary, the longest sequence.
+``TARGET.onnx`` runs in onnxruntime, ``TARGET.pt2`` in torch, both without fairseq and without this project. The file
+holds what a caller needs: the state's entries, the dictionary and the longest sequence.
 """
 
 import hashlib
@@ -34,23 +34,23 @@ from .loading.checkpoints import stored_architecture
 from .loading.folders import find_folder
 from .models._language_model import LinearTimeLanguageModel
 
-#: The name of the metadata in a file, and their version.
+#: The name of the metadata in a file, and their format version.
 METADATA, VERSION = "lineartime", 1
-#: Placeholder for the digest in an ONNX file while it is computed.
+#: The placeholder for the digest in an ONNX file while the digest is computed.
 _NO_DIGEST = "0" * 64
 _ONNX, _PROGRAM = ".onnx", ".pt2"
 _PACKAGES = ("onnx", "onnxscript")
-#: Whose debug messages appear because one of fairseq's models sets up logging for every library.
+#: Loggers whose debug messages appear because one of fairseq's models configures logging for all libraries.
 _TALKATIVE = ("onnx_ir", "onnxscript")
 
 
 def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dictionary, bool]:
-    """The language model of ``checkpoint``: its architecture, itself, its dictionary, and whether bos begins a text.
+    """Load the language model of ``checkpoint``: architecture, model, dictionary, and whether bos begins a text.
 
-    ``data`` is the folder with ``dict.txt``; None is that of the checkpoint.
+    ``data`` is the folder with ``dict.txt``; default: the folder of the checkpoint.
 
     Raises:
-        ValueError: a file that cannot be read or would run code, another kind of model, or no dictionary.
+        ValueError: the file cannot be read, would run code, holds another kind of model, or has no dictionary.
     """
     state = read_checkpoint(checkpoint)
     architecture = stored_architecture(state, str(checkpoint))
@@ -67,7 +67,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
             f"{folder} has no dict.txt; allowed: --data with the folder of fairseq-preprocess, or dict.txt beside the "
             "checkpoint"
         )
-    # Checkpointing of activations wraps layers for training, which a graph cannot hold.
+    # Activation checkpointing wraps layers for training, which cannot be exported.
     plain = {"checkpoint_activations": False, "offload_activations": False}
     loaded = model.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **plain)
     begins_with_bos = bool(getattr(loaded.task.args, "add_bos_token", False))
@@ -77,7 +77,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
 def metadata_of(
     architecture: str, step: DecodingStep, dictionary: Dictionary, begins_with_bos: bool, tokens: int
 ) -> dict[str, Any]:
-    """Metadata that a caller of the graph needs, as values that JSON can hold."""
+    """The metadata that a caller of the graph needs, as values for JSON."""
     return {
         "version": VERSION,
         "made_by": f"lineartime {__version__}",
@@ -96,8 +96,8 @@ def metadata_of(
 
 
 def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any], path: Path, suffix: str) -> None:
-    """Write ``program`` to ``path`` as ``suffix`` says; inputs and outputs of ONNX have the names of the state."""
-    if suffix == _PROGRAM:  # a zip file, whose parts have checksums
+    """Write ``program`` to ``path`` in the format of ``suffix``; ONNX inputs and outputs are named like the state."""
+    if suffix == _PROGRAM:  # a zip file, which has checksums
         content = json.dumps({name: x for name, x in metadata.items() if name != DIGEST}, ensure_ascii=False)
         with open(path, "wb") as file:
             torch.export.save(program, file, extra_files={f"{METADATA}.json": content})
@@ -110,7 +110,7 @@ def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any]
         )
     names = [entry.name for entry in step.entries]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's and onnxscript's own use of what they have deprecated
+        warnings.simplefilter("ignore")  # torch and onnxscript use features that they deprecated
         onnx = torch.onnx.export(
             program,
             dynamo=True,
@@ -119,25 +119,25 @@ def write(program: ExportedProgram, step: DecodingStep, metadata: dict[str, Any]
             output_names=["logits", *(f"present.{name}" for name in names)],
         )
     for node in onnx.model.graph.all_nodes():
-        node.metadata_props.clear()  # where the code that made it lies on this machine
+        node.metadata_props.clear()  # paths of source code on this machine
     onnx.model.metadata_props[METADATA] = content
     onnx.save(str(path), external_data=False)
-    whole = path.read_bytes()  # its digest is that of the file with zeros in its place
+    whole = path.read_bytes()  # the digest is computed with zeros in its place
     path.write_bytes(whole.replace(_NO_DIGEST.encode(), hashlib.sha256(whole).hexdigest().encode()))
 
 
 def prompt_path(target: Path) -> Path:
-    """Where the graph that reads prompts lies: beside ``target``."""
+    """The path of the graph that reads prompts, next to ``target``."""
     return target.with_suffix(f".prompt{target.suffix}")
 
 
 def export(checkpoint: Path, target: Path, data: str | None = None, prompt_tokens: int | None = None) -> list[Path]:
-    """Write the step of ``checkpoint`` to the new file ``target``; returns the paths of what was written.
+    """Write the step of ``checkpoint`` to the new file ``target``; returns the paths of the written files.
 
-    With ``prompt_tokens``, a graph that reads so many tokens in a call is written beside it.
+    With ``prompt_tokens``, a graph that reads this many tokens per call is written next to it.
 
     Raises:
-        ValueError: see ``load`` and ``DecodingStep``; a ``target`` that is there, or that ends in another suffix.
+        ValueError: ``target`` exists or has another suffix; see also ``load`` and ``DecodingStep``.
     """
     check_new(target, "target")
     if target.suffix not in (_ONNX, _PROGRAM):
@@ -170,13 +170,13 @@ def export(checkpoint: Path, target: Path, data: str | None = None, prompt_token
 
 
 def _next(bar: tqdm, what: str) -> None:
-    """Advance the progress bar by one part of the work; ``what`` names the next one."""
+    """Advance the progress bar by one step; ``what`` describes the next one."""
     bar.update()
     bar.set_description(what)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Export a step; exits with one line where that cannot be done, and writes nothing then."""
+    """Export a step; on an error, exits with one line and writes nothing."""
     parser = CommandParser(prog="python -m fairseq_plugin.export_step", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", type=Path, help="of a language model whose decoding state is constant")
     parser.add_argument("target", type=Path, help="new file to write: .onnx, or .pt2 for torch.export.load")

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 @register_criterion("action_mse")
 class ActionMSECriterion(FairseqCriterion):
-    """Mean squared error between predicted actions and those of the data, over real steps only.
+    """Mean squared error between predicted actions and the data's actions, over real steps only.
 
-    The loss that is logged is the mean over all numbers of all actions, scaled to -1 to 1.
+    The logged loss is the mean over all components of all actions, which are scaled to -1 to 1.
     """
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """The squared errors summed over ``sample``, how many there are, and what is logged.
+        """The sum of squared errors over ``sample``, their number, and the logging output.
 
-        With ``reduce`` False the errors of each real step, (steps, A).
+        With ``reduce`` False, the first is the errors of each real step, (steps, A).
         """
         net_input, target = sample["net_input"], sample["target"]
         real = ~net_input["padding_mask"]  # (B, K)

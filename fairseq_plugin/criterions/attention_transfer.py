@@ -1,4 +1,4 @@
-"""``--criterion attention_transfer``: converted attentions learn what the softmax attentions of a teacher give."""
+"""``--criterion attention_transfer``: converted attentions learn to reproduce a teacher's softmax attentions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,9 @@ from ..loading.known_options import option_field
 from ..modules.converted import converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
 
-#: Most groups of layers that are logged of the encoder, of the decoder and of its cross-attention.
+#: The most groups of layers that are logged for each of encoder, decoder and cross-attention.
 _GROUPS = 4
-#: How entries of a logging output end that are sums over the queries of a group.
+#: Suffixes of entries of a logging output: the sum of losses over a group's queries, and their number.
 _SUM, _QUERIES = "_sum", "_queries"
 
 
@@ -48,15 +48,15 @@ class AttentionTransferConfig(TeacherConfig):
 class AttentionTransferCriterion(FairseqCriterion):
     """The distance of each converted attention from the teacher's softmax attention, on the same inputs.
 
-    For language models, masked models and encoder-decoders that begin with the teacher's weights; see
-    ``fairseq_plugin.distill.attention_transfer``. Only the student's attentions run; its softmax attentions stay as
-    they are. ``--lineartime-trained-parameters`` says which parameters learn. The loss is the mean over attentions and
-    real queries; means over groups of layers are logged too.
+    For language models, masked models and encoder-decoders that start from the teacher's weights; see
+    ``fairseq_plugin.distill.attention_transfer``. Only the student's converted attentions run; its softmax attentions
+    do not change. ``--lineartime-trained-parameters`` chooses which parameters learn. The loss is the mean over
+    attentions and real queries; means over groups of layers are logged, too.
 
     Raises:
-        ValueError: no teacher, or one of other sizes, another vocabulary or task; a student without converted attention
-            or in which more learns than that; weights of an attention that has none of this kind; data parallelism in
-            which attentions that are called by themselves are not reduced.
+        ValueError: there is no teacher, or it has other sizes, another vocabulary or task; the student has no converted
+        attention, or other parameters learn, too; an attention has no weights to compare; data parallelism would not
+        reduce gradients of attentions that are called outside of the model's forward pass.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class AttentionTransferCriterion(FairseqCriterion):
         self._checked = False
 
     def train(self, mode: bool = True) -> "AttentionTransferCriterion":
-        """torch's, and fairseq's sign that an update follows: a teacher that cannot be read is said before it."""
+        """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
         if mode:
             self.teacher.read()
         return super().train(mode)
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, float, dict]:
-        """The mean over attentions of losses that are summed over real queries, the mean number of these, and the log.
+        """The mean over attentions of the loss summed over real queries, their mean number, and the logging output.
 
-        With ``reduce`` False the loss of each attention, which add up to the former.
+        With ``reduce`` False, the first is the part of each attention, which add up to the loss.
         """
         student = bare(model)
         teacher = self.teacher.beside(student)
@@ -99,10 +99,10 @@ class AttentionTransferCriterion(FairseqCriterion):
                 self._check(student, teacher)
         losses = transfer(student, teacher, sample["net_input"], self.padding_idx, self.loss, self._part(model))
         count = len(losses)
-        totals = torch.stack([each.total for each in losses.values()]) / count
-        if self.window_dropout > 0.0 and model.training:  # a gradient for each parameter, in all processes alike
+        totals = torch.stack([attention_loss.total for attention_loss in losses.values()]) / count
+        if self.window_dropout > 0.0 and model.training:  # gives each parameter a gradient, in all processes
             totals = totals + 0.0 * sum(x.sum() for x in student.parameters() if x.requires_grad)
-        sample_size = float(sum(each.queries for each in losses.values())) / count
+        sample_size = float(sum(attention_loss.queries for attention_loss in losses.values())) / count
         logging_output = {
             "loss": totals.sum().detach(),
             "sample_size": sample_size,
@@ -113,7 +113,7 @@ class AttentionTransferCriterion(FairseqCriterion):
         return totals.sum() if reduce else totals, sample_size, logging_output
 
     def _part(self, model: nn.Module) -> str | None:
-        """The part of LoLCATs that is computed alone. fairseq seeds torch's generator with the number of the update."""
+        """The part of LoLCATs to compute alone, or None; random, from the generator that fairseq seeds per update."""
         if self.window_dropout == 0.0 or not model.training:
             return None
         return "linear" if torch.rand(()) < self.window_dropout else None
@@ -144,7 +144,7 @@ class AttentionTransferCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the mean loss and that of each group of layers, over all workers."""
+        """Log the mean loss, and that of each group of layers, over all workers."""
         sums = {name: sum(log.get(name, 0) for log in logging_outputs) for name in logging_outputs[0]}
         metrics.log_scalar("loss", sums["loss"] / sums["sample_size"], sums["sample_size"], round=4)
         for name in [name.removesuffix(_SUM) for name in sums if name.endswith(_SUM)]:
@@ -158,7 +158,7 @@ class AttentionTransferCriterion(FairseqCriterion):
 
 
 def _by_group(attentions: dict[str, nn.Module], losses: dict[str, AttentionLoss]) -> dict[str, Any]:
-    """Sums over groups of neighbouring layers: ``decoder_0-2_sum`` and how many queries they are of."""
+    """Sums over groups of neighbouring layers: ``decoder_0-2_sum``, and the number of queries of each."""
     kinds: dict[str, list[str]] = {}
     for name, attention in attentions.items():
         kind = "cross" if isinstance(attention, InnerCrossAttention) else name.partition(".")[0]
@@ -176,5 +176,5 @@ def _by_group(attentions: dict[str, nn.Module], losses: dict[str, AttentionLoss]
 
 
 def _layer(name: str) -> str:
-    """The number of the layer that a module belongs to."""
+    """The number of the layer of the module called ``name``."""
     return name.partition(".layers.")[2].partition(".")[0]

@@ -1,4 +1,4 @@
-"""``--criterion awac``: the losses of advantage-weighted actor critic, from recorded episodes alone.
+"""``--criterion awac``: the losses of advantage-weighted actor critic, from recorded episodes only.
 
 Nair, Gupta, Dalal, Levine: *AWAC: Accelerating Online Reinforcement Learning with Offline Datasets* (2020).
 """
@@ -19,7 +19,7 @@ from ..loading.known_options import option_field
 
 @dataclass
 class AWACConfig(FairseqDataclass):
-    """Options of ``awac``; the defaults are usual ones, not checked against the settings of the paper."""
+    """Options of ``awac``, with common defaults, which were not checked against the paper's settings."""
 
     awac_lambda: float = option_field(1.0, "an action weighs exp(advantage / lambda)")
     awac_discount: float = option_field(0.99, "what a reward is worth a step later")
@@ -27,41 +27,41 @@ class AWACConfig(FairseqDataclass):
 
 
 class Transitions(NamedTuple):
-    """N steps of the data, each with what came of it."""
+    """N steps of the data, each with its outcome."""
 
     states: Tensor  # (N, S)
     actions: Tensor  # (N, A)
     rewards: Tensor  # (N,), not scaled
-    next_states: Tensor  # (N, S); where the episode ends, any
-    ends: Tensor  # (N,), bool: the environment ended the episode, so that nothing follows
+    next_states: Tensor  # (N, S); arbitrary where the episode ends
+    ends: Tensor  # (N,), bool: the environment ended the episode after this step
 
 
 def transitions(net_input: dict[str, Tensor], scale: float, context: int | None, longest: int) -> Transitions:
-    """The transitions in windows (B, K) of a batch, padded at the end.
+    """The transitions in the windows (B, K) of a batch, padded at the end.
 
-    A window shorter than ``context``, or a whole episode (None), ends with its episode. One of ``longest`` steps was
-    ended by the clock, not by the environment: what would have followed its last step is not known, and that step is
-    left out, as is the last one of a window that does not end its episode.
+    A window that is shorter than ``context``, or a whole episode (None), ends with its episode. An episode of
+    ``longest`` steps ended by the time limit, not by the environment: the state after its last step is not known, so
+    that step is left out. So is the last step of a window that does not end its episode.
     """
     padding, returns, states = net_input["padding_mask"], net_input["returns"][..., 0], net_input["states"]
     real = ~padding
     next_real = F.pad(real[:, 1:], (0, 1))
     whole = torch.ones_like(real) if context is None else (real.sum(1, keepdim=True) < context).expand_as(real)
     ends = real & ~next_real & whole & (net_input["timesteps"] + 1 < longest)
-    kept = (real & next_real) | ends
-    later = F.pad(returns[:, 1:], (0, 1)).masked_fill(~next_real, 0.0)
+    valid = (real & next_real) | ends
+    next_returns = F.pad(returns[:, 1:], (0, 1)).masked_fill(~next_real, 0.0)
     next_states = F.pad(states[:, 1:], (0, 0, 0, 1))
-    rewards = scale * (returns - later)
-    return Transitions(states[kept], net_input["actions"][kept], rewards[kept], next_states[kept], ends[kept])
+    rewards = scale * (returns - next_returns)
+    return Transitions(states[valid], net_input["actions"][valid], rewards[valid], next_states[valid], ends[valid])
 
 
 @register_criterion("awac", dataclass=AWACConfig)
 class AWACCriterion(FairseqCriterion):
-    """Squared errors of two critics, and the weighted log-likelihood of the data's actions under the policy.
+    """The squared errors of two critics, and the weighted log-likelihood of the data's actions under the policy.
 
-    The critics learn r + discount * min Q'(s', a') with a' of the policy and Q' of their slow copies. An action weighs
-    exp((min Q(s, a) - min Q(s, a')) / lambda), a' of the policy in s. Gradients of one do not reach the other. What is
-    logged besides is ``action_mse``, as ``--criterion action_mse`` computes it.
+    The critics learn r + discount * min Q'(s', a'), with a' from the policy and Q' of their slow copies. The weight of
+    an action is exp((min Q(s, a) - min Q(s, a')) / lambda), with a' from the policy in s. Neither loss has gradients
+    for the other part. ``action_mse`` is logged as ``--criterion action_mse`` computes it.
     """
 
     def __init__(self, task, awac_lambda: float, awac_discount: float, awac_max_weight: float) -> None:
@@ -76,15 +76,15 @@ class AWACCriterion(FairseqCriterion):
         self.temperature, self.discount, self.max_weight = awac_lambda, awac_discount, awac_max_weight
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Both losses summed over the transitions of ``sample``, how many there are, and what is logged.
+        """The sum of both losses over the transitions of ``sample``, their number, and the logging output.
 
-        With ``reduce`` False the loss of each transition, (N,).
+        With ``reduce`` False, the first is the loss of each transition, (N,).
         """
         net_input, task = sample["net_input"], self.task
-        found = transitions(net_input, task.cfg.return_scale, task.context, task.description.longest)
-        errors = (model.values(found.states, found.actions) - self.wanted(model, found)[:, None]).square().sum(1)
-        likelihood = model.distribution(found.states).log_prob(found.actions).sum(1)
-        losses = errors - self.weights(model, found) * likelihood
+        steps = transitions(net_input, task.cfg.return_scale, task.context, task.description.longest)
+        errors = (model.values(steps.states, steps.actions) - self.wanted(model, steps)[:, None]).square().sum(1)
+        likelihood = model.distribution(steps.states).log_prob(steps.actions).sum(1)
+        losses = errors - self.weights(model, steps) * likelihood
         with torch.no_grad():
             real = ~net_input["padding_mask"]
             action_errors = (model(**net_input).float()[real] - sample["target"].float()[real]).square()
@@ -101,16 +101,16 @@ class AWACCriterion(FairseqCriterion):
 
     @torch.no_grad()
     def wanted(self, model: nn.Module, found: Transitions) -> Tensor:
-        """Target of the critics for each transition, r + discount * min Q'(s', a'): (N,)."""
-        later = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
-        return found.rewards + self.discount * later.masked_fill(found.ends, 0.0)
+        """The target of the critics for each transition, r + discount * min Q'(s', a'): (N,)."""
+        next_values = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
+        return found.rewards + self.discount * next_values.masked_fill(found.ends, 0.0)
 
     @torch.no_grad()
     def weights(self, model: nn.Module, found: Transitions) -> Tensor:
-        """Weight of the action of each transition in the likelihood, at most ``max_weight``: (N,)."""
-        here = model.values(found.states, found.actions).amin(1)
-        usual = model.values(found.states, model.sample(found.states)).amin(1)
-        return ((here - usual) / self.temperature).exp().clamp(max=self.max_weight)
+        """The weight of the action of each transition in the likelihood, at most ``max_weight``: (N,)."""
+        data_values = model.values(found.states, found.actions).amin(1)
+        policy_values = model.values(found.states, model.sample(found.states)).amin(1)
+        return ((data_values - policy_values) / self.temperature).exp().clamp(max=self.max_weight)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""``--criterion distillation``: a teacher's distribution beside the data's own targets (Hinton et al., 2015)."""
+"""``--criterion distillation``: a teacher's distribution and the data's own targets (Hinton et al., 2015)."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
 from ..loading.known_options import option_field
 
-#: Entries of a logging output: whether it is of masked tokens, the sum of divergences, and over how many tokens.
+#: Entries of a logging output: whether it is for masked tokens, the sum of divergences, and the number of tokens.
 _MASKED, _DIVERGENCE, _TOKENS = "of_masked_tokens", "teacher_kl_sum", "teacher_kl_tokens"
 
 
@@ -35,16 +35,16 @@ class DistillationConfig(TeacherConfig):
 
 @register_criterion("distillation", dataclass=DistillationConfig)
 class DistillationCriterion(FairseqCriterion):
-    """(1 - w) · cross-entropy + w · T² · KL(teacher || student), both distributions at temperature T; real targets.
+    """(1 - w) · cross-entropy + w · T² · KL(teacher || student) over real targets, with the KL at temperature T.
 
-    For language models, encoder-decoders, and masked models, of which masked tokens alone count. Gradients of the
-    student alone. What is logged as ``loss`` and ``ppl`` is the cross-entropy, as fairseq's ``cross_entropy`` or
-    ``masked_lm`` has it, and ``teacher_kl`` beside it in training, in bits, at temperature T. In evaluation it is
-    fairseq's criterion, and the teacher is not read.
+    For language models, encoder-decoders, and masked models, where only masked tokens count. Only the student gets
+    gradients. The logged ``loss`` and ``ppl`` are the cross-entropy, as for fairseq's ``cross_entropy`` or
+    ``masked_lm``; in training, ``teacher_kl`` is logged too, in bits, at temperature T. In evaluation this is fairseq's
+    criterion, and the teacher is not loaded.
 
     Raises:
-        ValueError: no teacher, or one for another vocabulary or task; a temperature that is not above 0, a weight
-            outside of 0 to 1; an adaptive softmax, which gives no logits of the whole vocabulary.
+        ValueError: there is no teacher, or it has another vocabulary or task; the temperature is not above 0, or the
+        weight not in 0 to 1; a softmax is adaptive, which gives no logits for the whole vocabulary.
     """
 
     def __init__(
@@ -64,21 +64,21 @@ class DistillationCriterion(FairseqCriterion):
             raise ValueError(f"--distillation-weight is {distillation_weight}; allowed: 0 to 1")
         self.temperature, self.weight = distillation_temperature, distillation_weight
         self.masked, self.sentence_avg = isinstance(task, MaskedLMTask), sentence_avg
-        own = (
+        criterion = (
             MaskedLmLoss(MaskedLmConfig(tpu=False), task) if self.masked else CrossEntropyCriterion(task, sentence_avg)
         )
-        self.own_criterion: FairseqCriterion = own
+        self.own_criterion: FairseqCriterion = criterion
 
     def train(self, mode: bool = True) -> "DistillationCriterion":
-        """torch's, and fairseq's sign that an update follows: a teacher that cannot be read is said before it."""
+        """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
         if mode:
             self.teacher.read()
         return super().train(mode)
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict]:
-        """The loss summed over the targets of ``sample``, its size and the log, as fairseq's criteria return them.
+        """The sum of the loss over the targets of ``sample``, the sample size and the logging output, as in fairseq.
 
-        With ``reduce`` False the loss of each target.
+        With ``reduce`` False, the first is the loss of each target.
         """
         with check_of_pair():
             _check_softmax(bare(model))
@@ -92,9 +92,9 @@ class DistillationCriterion(FairseqCriterion):
             teacher = self.teacher.beside(bare(model))
             with check_of_pair():
                 _check_softmax(teacher)
-            wanted = self._logits(teacher, sample, real)
+            teacher_logits = self._logits(teacher, sample, real)
         losses = F.cross_entropy(logits, target, reduction="none")
-        divergence = self._divergence(logits, wanted)
+        divergence = self._divergence(logits, teacher_logits)
         total = (1.0 - self.weight) * losses + self.weight * self.temperature**2 * divergence
         logging_output = {
             "loss": losses.sum().detach(),
@@ -108,7 +108,7 @@ class DistillationCriterion(FairseqCriterion):
         return total.sum() if reduce else total, logging_output["sample_size"], logging_output
 
     def _logits(self, model: nn.Module, sample: dict[str, Any], real: Tensor) -> Tensor:
-        """Logits of the N ``real`` targets (N, V), float32 at least."""
+        """The logits (N, V) of the N ``real`` targets, at least float32."""
         if self.masked:
             logits = model(**sample["net_input"], masked_tokens=real)[0]
         else:
@@ -116,19 +116,19 @@ class DistillationCriterion(FairseqCriterion):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _divergence(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        """KL divergence of the student's distribution from the teacher's at each target, (N,)."""
-        own, teachers = ((x / self.temperature).log_softmax(1) for x in (logits, wanted))
-        return F.kl_div(own, teachers, reduction="none", log_target=True).sum(1)
+        """The KL divergence of the student's distribution from the teacher's at each target, (N,)."""
+        student_log_probs, teacher_log_probs = ((x / self.temperature).log_softmax(1) for x in (logits, wanted))
+        return F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(1)
 
     def _sample_size(self, sample: dict[str, Any], target: Tensor) -> int:
-        """Number by which fairseq's criterion divides the loss: of targets or, with ``sentence_avg``, of sentences."""
+        """The number of targets or, with ``sentence_avg``, of sentences, by which fairseq divides the loss."""
         if self.masked:
             return len(target)
         return len(sample["target"]) if self.sentence_avg else sample["ntokens"]
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the cross-entropy as fairseq does, and in training the teacher's term."""
+        """Log the cross-entropy as fairseq does and, in training, the teacher's term."""
         masked = any(log.get(_MASKED, 0) for log in logging_outputs)
         (MaskedLmLoss if masked else CrossEntropyCriterion).reduce_metrics(logging_outputs)
         tokens = sum(log.get(_TOKENS, 0) for log in logging_outputs)

@@ -12,25 +12,25 @@ from torch import Tensor, nn
 
 from ..data.span_answers import best_of_each, exact_match, f1_score
 
-#: The meter of what was answered, which is not shown; a row is question, score, exact match and F1 of a window.
+#: The hidden meter of answers; a row is the question, score, exact match and F1 of a window.
 _ANSWERED = "_answered"
-#: What is shown of it, and the column.
+#: The displayed measures, with their columns.
 _MEASURES = {"em": 2, "f1": 3}
 
 
 @register_criterion("span_extraction")
 class SpanExtractionCriterion(FairseqCriterion):
-    """Minus the logarithm of the probability of the gold starts, and of the gold ends, the mean of both.
+    """The mean of the negative log-probabilities of the gold starts and of the gold ends.
 
-    Start and end have a softmax each over the document's tokens of a window and its first token, which is the gold one
-    of a window without any gold span. The probabilities of several gold starts are added, and those of ends (Clark and
-    Gardner, ACL 2018, equation 2, for starts and ends apart).
+    Start and end each have a softmax over the document tokens of a window and its first token, which is the gold token
+    of a window without gold spans. Probabilities of several gold starts are added, and likewise of ends (Clark and
+    Gardner, ACL 2018, equation 2, for starts and ends separately).
 
-    Outside of training, ``em`` and ``f1`` are logged, in per cent of the questions seen. A question is answered by the
-    best span of all of its windows, by its score over that of no answer in the same window.
+    Outside of training, ``em`` and ``f1`` are logged, in per cent of the questions seen. The answer to a question is
+    the best span of all its windows, by its score minus that of no answer in the same window.
 
     Raises:
-        ValueError: another task than ``span_extraction``.
+        ValueError: the task is not ``span_extraction``.
     """
 
     def __init__(self, task) -> None:
@@ -40,9 +40,9 @@ class SpanExtractionCriterion(FairseqCriterion):
             raise ValueError(f"--task is {name}; allowed with --criterion span_extraction: span_extraction")
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """The loss summed over the windows of ``sample``, how many there are, and what is logged.
+        """The sum of the loss over the windows of ``sample``, their number, and the logging output.
 
-        With ``reduce`` False the loss of each window (B,). ``sample`` is a batch of ``SpanWindowDataset``.
+        With ``reduce`` False, the first is the loss of each window (B,). ``sample`` is from ``SpanWindowDataset``.
         """
         scores = self.task.span_scores(model, sample)  # (B, T, 2)
         losses = span_loss(scores, sample["document"], sample["starts"], sample["ends"])
@@ -65,7 +65,7 @@ class SpanExtractionCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the mean loss of a window in bits, and what is known of the questions."""
+        """Log the mean loss of a window in bits, and the measures of the questions."""
         loss = sum(log.get("loss", 0) for log in logging_outputs)
         sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
         metrics.log_scalar("loss", loss / sample_size / math.log(2), sample_size, round=3)
@@ -76,10 +76,10 @@ class SpanExtractionCriterion(FairseqCriterion):
                 metrics.log_derived(name, lambda meters, column=column: _of_questions(meters, column))
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """fairseq's hook, with several workers: in training alone. Which window is best is known when all are there.
+        """fairseq's hook: only in training, since choosing the best window needs the windows of all workers.
 
         Raises:
-            ValueError: validation on CPUs; fairseq gathers what cannot be summed on GPUs alone.
+            ValueError: validation on several CPU workers, since fairseq can gather such outputs only on GPUs.
         """
         if not self.training and not torch.cuda.is_available():
             raise ValueError(
@@ -90,7 +90,7 @@ class SpanExtractionCriterion(FairseqCriterion):
 
 
 def span_loss(scores: Tensor, document: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    """The loss of each window (B,), float32 at least, from ``scores`` (B, T, 2); see ``SpanExtractionCriterion``.
+    """The loss of each window (B,), at least float32, from ``scores`` (B, T, 2); see ``SpanExtractionCriterion``.
 
     ``document``, ``starts`` and ``ends`` are (B, T), bool, as in a batch of ``SpanWindowDataset``.
     """
@@ -105,7 +105,7 @@ def span_loss(scores: Tensor, document: Tensor, starts: Tensor, ends: Tensor) ->
 
 
 def _of_questions(meters: MetersDict, column: int) -> float:
-    """The mean of a column over the questions, each by its best window, in per cent."""
+    """The mean of a column over the questions, from the best window of each, in per cent."""
     rows = meters[_ANSWERED].tensor.numpy()
     best = best_of_each(rows[:, 0], rows[:, 1])
     return round(100.0 * float(np.mean(rows[best, column])), 2)

@@ -1,4 +1,4 @@
-"""The entropy regulariser of the DAFT paper on top of fairseq's cross-entropy."""
+"""fairseq's cross-entropy with the entropy regulariser of the DAFT paper."""
 
 import math
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ class SparseCrossEntropyConfig(CrossEntropyCriterionConfig):
 class SparseCrossEntropyCriterion(CrossEntropyCriterion):
     """Cross-entropy and, in training, ``entropy_weight`` · Σ_heads entropy(softmax(w)) (DAFT, Eq. 10).
 
-    For models with DAFT-conv. The logged loss and perplexity stay those of the cross-entropy alone; the sum over all
+    For models with DAFT-conv. The logged loss and perplexity are those of the cross-entropy alone; the sum over all
     heads and layers, in nats, is logged as ``position_entropy``.
 
     Raises:
-        ValueError: a factor below 0 or not finite, or a model without DAFT-conv.
+        ValueError: the factor is below 0 or not finite, or the model has no DAFT-conv.
     """
 
     def __init__(self, task, sentence_avg: bool, entropy_weight: float) -> None:
@@ -39,9 +39,9 @@ class SparseCrossEntropyCriterion(CrossEntropyCriterion):
         self.entropy_weight = entropy_weight
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """The loss summed over ``sample``, its size and what is logged, as fairseq's criterion returns them.
+        """The sum of the loss over ``sample``, the sample size and the logging output, as fairseq's criterion returns.
 
-        With ``reduce`` False the loss of each token, each with its part of the regulariser.
+        With ``reduce`` False, the first is the loss of each token with its share of the regulariser.
         """
         loss, sample_size, logging_output = super().forward(model, sample, reduce)
         entropy = position_entropy(model)

@@ -1,7 +1,7 @@
-"""Recorded episodes on disk, and what training and acting need to know of them.
+"""Recorded episodes on disk, with the description that training and acting need.
 
 A folder holds ``SPLIT.npz`` for each split and ``episodes.json``, which is written last. An episode has T steps, each
-with a state of S numbers, an action of A numbers and a reward; the steps of all episodes of a split follow one another.
+with a state of S numbers, an action of A numbers and a reward; the episodes of a split are concatenated along steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from .stored_arrays import (
     finite_array,
 )
 
-#: By how much an action may be outside of its range, as rounding does.
+#: The tolerance for actions outside of their range due to rounding.
 _ROUNDING = 1e-4
 
 
 class Episode(NamedTuple):
-    """One episode from its first step on; ``states[t]`` is what was seen before ``actions[t]``."""
+    """One episode from its first step; ``states[t]`` was observed before ``actions[t]``."""
 
     states: np.ndarray  # (T, S)
     actions: np.ndarray  # (T, A)
@@ -39,23 +39,23 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeDescription(Description):
-    """Description of the episodes that a model was trained on: data set, ranges and statistics.
+    """Description of the episodes that a model was trained on: dataset, ranges and statistics.
 
-    ``mean`` and ``std`` are of each number of a state over all training steps; every state is standardised with them.
-    Actions are scaled from their range to the range of a model's tanh, -1 to 1.
+    ``mean`` and ``std`` are over all training steps, for each component of a state; states are standardised with them.
+    Actions are scaled from their range to the range of the model's tanh, -1 to 1.
 
     Raises:
-        ValueError: a field with another type or an impossible value.
+        ValueError: a field has a wrong type or an impossible value.
     """
 
     name: str  # of the data set
-    environment: str  # gymnasium's name for it; empty where that is not known
+    environment: str  # gymnasium's name; empty if it is not known
     mean: list[float]  # (S,)
     std: list[float]  # (S,)
     low: list[float]  # (A,), the smallest action
     high: list[float]  # (A,), the largest
     longest: int  # steps of the longest training episode
-    lowest: float  # return of a training episode
+    lowest: float  # the lowest return of a training episode
     average: float
     highest: float
 
@@ -107,11 +107,11 @@ def write_folder(
     environment: str = "",
     action_range: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> EpisodeDescription:
-    """Write splits into an empty ``folder``; "train" is one of them. ``action_range`` is by default -1 to 1.
+    """Write splits, among them "train", into an empty ``folder``. ``action_range`` is -1 to 1 by default.
 
     Raises:
-        ValueError: no episodes, one that is none (see ``check_episode``), of other sizes than the others, or with an
-            action outside of its range; a range that is none.
+        ValueError: a split has no episodes; an episode is invalid (see ``check_episode``), has other sizes than the
+        others, or an action outside of its range; or the range is invalid.
     """
     check_splits(splits)
     sizes, checked = None, {}
@@ -136,17 +136,18 @@ def read_split(folder: Path, name: str) -> list[Episode]:
     """The episodes of a split of a folder.
 
     Raises:
-        ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
+        ValueError: the split is missing or its file is damaged; the message names the file and the field.
     """
     _, arrays = _FOLDER.read_split(folder, name)
     return [Episode(*parts) for parts in zip(*(arrays[field] for field in Episode._fields))]
 
 
 def check_episode(episode: Episode, where: str, sizes: tuple[int, int] | None = None) -> Episode:
-    """``episode`` as arrays of float32; ``sizes`` are S and A, if they are known.
+    """``episode`` as arrays of float32; ``sizes`` are S and A, if known.
 
     Raises:
-        ValueError: discrete actions, other shapes or sizes, no step, NaN or an infinite value; it says ``where``.
+        ValueError: discrete actions, wrong shapes or sizes, no step, NaN or an infinite value; the message names
+        ``where``.
     """
     if np.asarray(episode.actions).dtype.kind in "iub":
         raise ValueError(f"{where} has discrete actions (integers); allowed: real numbers, (steps, numbers)")

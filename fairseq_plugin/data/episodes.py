@@ -1,4 +1,4 @@
-"""Recorded episodes as a data set of fairseq: windows of some steps, or whole episodes, drawn at random."""
+"""Recorded episodes as a fairseq dataset: randomly drawn windows of steps, or whole episodes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,23 +12,23 @@ from torch.nn.utils.rnn import pad_sequence
 from .episode_folder import Episode, EpisodeDescription
 from .stored_arrays import as_float32
 
-#: Tokens of a step: return, state, action.
+#: The number of tokens per step: return, state, action.
 TOKENS = 3
 Window = dict[str, Tensor]
 
 
 class EpisodeDataset(FairseqDataset):
-    """``count`` windows an epoch, drawn with replacement.
+    """``count`` windows per epoch, drawn with replacement.
 
     Every step of every episode is equally likely to be the first of a window, which ends after ``context`` steps or
-    with the episode (Chen et al., *Decision Transformer*, 2021). With ``context`` None it is a whole episode, and each
-    is equally likely. What is drawn follows from the seed, the epoch and the place in the epoch alone.
+    with the episode (Chen et al., *Decision Transformer*, 2021). With ``context`` None, a window is a whole episode,
+    and all episodes are equally likely. The draw depends only on the seed, the epoch and the index in the epoch.
 
-    A step has the return that remains, over ``return_scale``, the standardised state, the action scaled to -1 to 1, and
-    its number in the episode. A batch has ``net_input`` as ``collate`` makes it, and ``target``, the actions.
+    A step has the return to go divided by ``return_scale``, the standardised state, the action scaled to -1 to 1, and
+    its number in the episode. A batch has ``net_input`` (see ``collate``) and ``target``, the actions.
     """
 
-    #: Loaders are made anew for each epoch: a worker that lives on would not be told of it.
+    #: Loaders are rebuilt for each epoch, since persistent workers would not learn about a new epoch.
     can_reuse_epoch_itr_across_epochs = False
 
     def __init__(
@@ -85,7 +85,7 @@ class EpisodeDataset(FairseqDataset):
         return TOKENS * self.longest
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """fairseq's hook: the same for several windows."""
+        """fairseq's hook: the tokens of the longest window, for several windows."""
         return np.full(len(indices), TOKENS * self.longest)
 
     def size(self, index: int) -> int:
@@ -93,7 +93,7 @@ class EpisodeDataset(FairseqDataset):
         return TOKENS * self.longest
 
     def set_epoch(self, epoch: int) -> None:
-        """fairseq's hook: other windows in another epoch."""
+        """fairseq's hook: draw other windows in another epoch."""
         self.epoch = epoch
 
     def _begin(self, episode: int) -> int:
@@ -101,12 +101,12 @@ class EpisodeDataset(FairseqDataset):
 
 
 def remaining_returns(rewards: np.ndarray) -> np.ndarray:
-    """The undiscounted sum of the rewards (T,) from each step on, (T,) in float64."""
+    """The undiscounted sum of rewards (T,) from each step to the end, (T,) in float64."""
     return np.cumsum(rewards[::-1], dtype=np.float64)[::-1]
 
 
 def collate(windows: Sequence[Window]) -> Window:
-    """Windows as one batch, padded at the end.
+    """Collate windows to one batch, padded at the end.
 
     ``returns`` (B, K, 1), ``states`` (B, K, S), ``actions`` (B, K, A) and ``timesteps`` (B, K), zeros in padding, and
     ``padding_mask`` (B, K), True = padding.

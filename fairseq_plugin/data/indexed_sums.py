@@ -1,7 +1,7 @@
-"""Checksums of fairseq's indexed data sets, ``SPLIT.bin`` and ``SPLIT.idx``, which have none of their own.
+"""Checksums for fairseq's indexed datasets, ``SPLIT.bin`` and ``SPLIT.idx``, which have no checksums themselves.
 
-``SPLIT.sha256`` is what ``sha256sum SPLIT.bin SPLIT.idx`` prints. Data sets without one, such as those
-of fairseq-preprocess, are read unchecked.
+``SPLIT.sha256`` is the output of ``sha256sum SPLIT.bin SPLIT.idx``. Datasets without it, such as those of
+fairseq-preprocess, are read unchecked.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ _READ_AT_ONCE = 2**22
 
 
 def write_sums(prefix: Path) -> None:
-    """Write the checksums of the data set ``prefix``."""
+    """Write the checksums of the dataset ``prefix``."""
     _sums_of(prefix).write_text(_sums(prefix), encoding="utf-8")
 
 
 def check_sums(prefix: Path, combine: bool = False) -> None:
-    """Raise ValueError unless the files of ``prefix`` are those that were written; O(their size).
+    """Raise ValueError unless the files of ``prefix`` match their checksums; O(their size).
 
-    With ``combine``, also those of ``prefix``1, ``prefix``2 and so on, which fairseq joins.
+    With ``combine``, also the files of ``prefix``1, ``prefix``2 and so on, which fairseq joins.
     """
     number = 0
     while number == 0 or (combine and Path(f"{prefix}{number}.idx").is_file()):
@@ -33,12 +33,12 @@ def check_sums(prefix: Path, combine: bool = False) -> None:
             for file in (sums, *(path.with_name(path.name + part) for part in _PARTS)):
                 check_file(file, "files as they were prepared")
             try:
-                same = sums.read_bytes() == _sums(path).encode()
+                matches = sums.read_bytes() == _sums(path).encode()
             except FileNotFoundError as error:
                 raise ValueError(f"{error.filename} does not exist; allowed: files as they were prepared") from error
             except OSError as error:
                 raise ValueError(f"{sums} cannot be compared: {error}; allowed: files as they were prepared") from error
-            if not same:
+            if not matches:
                 names = " or ".join(f"{path}{part}" for part in _PARTS)
                 raise ValueError(f"{names} is not what {sums} says of it; allowed: files as they were prepared")
         number += 1
@@ -47,15 +47,15 @@ def check_sums(prefix: Path, combine: bool = False) -> None:
 def load_tokens(
     prefix: Path, allowed: str, dictionary: Dictionary | None = None, combine: bool = False
 ) -> FairseqDataset:
-    """The data set ``prefix``, checked; tokens stay on disk until they are asked for.
+    """Load and check the dataset ``prefix``; tokens are read from disk on access.
 
     Raises:
-        ValueError: there is none, or it is damaged; the message ends with ``allowed``.
+        ValueError: it is missing or damaged; the message ends with ``allowed``.
     """
     check_sums(prefix, combine)
     try:
         dataset = data_utils.load_indexed_dataset(str(prefix), dictionary, combine=combine)
-    except Exception as error:  # fairseq's reader has assertions and what numpy raises
+    except Exception as error:  # fairseq's reader raises assertions and numpy's errors
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{prefix}.idx cannot be read: {reason}; {allowed}") from error
     if dataset is None:

@@ -1,8 +1,8 @@
-"""Images as sequences of symbols, on disk as fairseq's own indexed data sets.
+"""Images as sequences of symbols, stored as fairseq's indexed datasets.
 
 An image of H x W pixels with C channels is T = H W C tokens: row by row, pixel by pixel, channels innermost. One token
-is one subpixel's value, 0..255, and nothing marks the end of an image. Beside fairseq's ``dict.txt`` and
-``<split>.bin``, ``<split>.idx`` the folder holds the shape of the images.
+is one subpixel's value, 0..255, and nothing marks the end of an image. In addition to fairseq's ``dict.txt``,
+``<split>.bin`` and ``<split>.idx``, the folder holds the shape of the images.
 """
 
 import json
@@ -16,14 +16,14 @@ from common.json_files import read, signed
 from common.ops.shared.checks import shortened
 
 SHAPE_FILE = "image_shape.json"
-#: Values of a subpixel.
+#: The number of values of a subpixel.
 VALUES = 256
-#: The token of value 0; below it are fairseq's special symbols.
+#: The token of value 0; smaller tokens are fairseq's special symbols.
 FIRST_TOKEN = len(Dictionary())
 
 
 class ImageShape(NamedTuple):
-    """Height, width and channels of an image, needed to turn a sequence back into one."""
+    """Height, width and channels of an image, needed to convert a sequence back to an image."""
 
     height: int
     width: int
@@ -31,7 +31,7 @@ class ImageShape(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of an image."""
+        """The number of tokens of an image."""
         return self.height * self.width * self.channels
 
     def save(self, folder: Path) -> None:
@@ -43,7 +43,7 @@ class ImageShape(NamedTuple):
         """The shape of the images in a folder.
 
         Raises:
-            ValueError: the folder has no shape, or one that is none.
+            ValueError: the folder has no shape, or an invalid one.
         """
         path = folder / SHAPE_FILE
         fields = ", ".join(cls._fields)
@@ -76,7 +76,7 @@ def to_images(tokens: Tensor, shape: ImageShape) -> Tensor:
     """Tokens (B, T) as images (B, H, W, C) of values 0..255, int64.
 
     Raises:
-        ValueError: T is not the length of an image, or a token is no subpixel's.
+        ValueError: T is not the length of an image, or a token is not a subpixel.
     """
     if tokens.dim() != 2 or tokens.size(1) != shape.length:
         raise ValueError(f"tokens have shape {tuple(tokens.shape)}; allowed: (images, {shape.length}), as {shape} has")

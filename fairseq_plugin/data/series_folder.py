@@ -1,7 +1,7 @@
-"""Labelled time series on disk, and what training needs to know of them.
+"""Labelled time series on disk, with the description that training needs.
 
 A folder holds ``SPLIT.npz`` for each split and ``series.json``, which is written last. A series has T steps of C
-channels; the steps of all series of a split follow one another in one array.
+channels; the series of a split are concatenated in one array.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from common.ops.shared.checks import shortened
 from . import stored_arrays
 from .stored_arrays import TRAIN, ArrayFolder, check_integers, check_splits, finite_array
 
-#: Labels that come back from a file as they were.
+#: The types of labels, which files preserve.
 Label = str | int
 
 
@@ -31,11 +31,11 @@ class Split(NamedTuple):
 class Description(stored_arrays.Description):
     """Description of the series that a model was trained on: their labels, statistics and largest length.
 
-    ``mean`` and ``std`` are of each channel over all steps of the training series; every series is standardised with
-    them. A channel that is constant in them has a deviation of 1.
+    ``mean`` and ``std`` are over all steps of the training series, for each channel; series are standardised with them.
+    A channel that is constant in the training series has a deviation of 1.
 
     Raises:
-        ValueError: a field with another type or an impossible value.
+        ValueError: a field has a wrong type or an impossible value.
     """
 
     labels: list[Label]  # the classes, in the order of the scores
@@ -47,8 +47,8 @@ class Description(stored_arrays.Description):
 
     def __post_init__(self) -> None:
         if not self.labels or len({type(label) for label in self.labels}) > 1 or len({*self.labels}) < len(self.labels):
-            wrong = shortened(self.labels)
-            raise ValueError(f"labels is {wrong}; allowed: all strings, or all integers, each of them once")
+            shown = shortened(self.labels)
+            raise ValueError(f"labels is {shown}; allowed: all strings, or all integers, each of them once")
         self.check_statistics(above=0.0)
 
     @property
@@ -57,7 +57,7 @@ class Description(stored_arrays.Description):
         return len(self.mean)
 
     def class_of(self, label: Any, where: str) -> int:
-        """The class of a label; ValueError, which says ``where`` it was found, for one that was never seen."""
+        """The class of a label; ValueError that names ``where`` for a label that was not in the training series."""
         if label not in self.labels:
             raise ValueError(f"{where} has the label {label!r}; allowed: {', '.join(map(repr, self.labels))}")
         return self.labels.index(label)
@@ -76,7 +76,7 @@ read_description = _FOLDER.read_description
 def describe(train: Split) -> Description:
     """The description of training series."""
     steps = np.concatenate(train.series)  # (sum of T, C)
-    with np.errstate(over="ignore"):  # an infinite one is no description
+    with np.errstate(over="ignore"):  # Description refuses infinite values
         mean, std = steps.mean(axis=0), steps.std(axis=0, ddof=1) if len(steps) > 1 else np.zeros(steps.shape[1])
     return Description(
         labels=sorted(set(train.labels)),
@@ -87,11 +87,11 @@ def describe(train: Split) -> Description:
 
 
 def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequence[Label]]]) -> Description:
-    """Write splits, each series (T, C) and their labels, into an empty ``folder``; "train" is one of the splits.
+    """Write splits (series (T, C) and their labels), among them "train", into an empty ``folder``.
 
     Raises:
-        ValueError: a series that is none (see ``check_series``) or that has another number of channels, as many labels
-            as there are no series, or a label that no training series has.
+        ValueError: a series is invalid (see ``check_series``) or has another number of channels, the numbers of series
+        and labels differ, or a label does not occur in the training series.
     """
     check_splits(splits)
     checked = {TRAIN: _checked_split(TRAIN, *splits[TRAIN], channels=None)}
@@ -106,10 +106,10 @@ def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequenc
 
 
 def read_split(folder: Path, name: str) -> Split:
-    """A split of a folder.
+    """Read a split of a folder.
 
     Raises:
-        ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
+        ValueError: the split is missing or its file is damaged; the message names the file and the field.
     """
     description, arrays = _FOLDER.read_split(folder, name)
     path, classes, series = folder / f"{name}.npz", arrays["classes"], arrays["steps"]
@@ -123,17 +123,17 @@ def check_series(series: Any, where: str, channels: int | None = None) -> np.nda
     """``series`` as an array (T, C) in float64.
 
     Raises:
-        ValueError: it is not that, is empty, has another number of channels than ``channels``, or holds NaN or an
-            infinite value; the message says ``where``.
+        ValueError: it is no such array, is empty, does not have ``channels`` channels, or holds NaN or an infinite
+        value; the message names ``where``.
     """
     return finite_array(where, series, np.float64, (None, channels), " (fill_missing interpolates over NaN)")
 
 
 def fill_missing(series: np.ndarray) -> np.ndarray:
-    """Series (T, C) with each NaN interpolated linearly between its neighbours in time; at the ends the nearest value.
+    """Series (T, C) with NaN interpolated linearly over time, and replaced by the nearest value at the ends.
 
     Raises:
-        ValueError: a channel has nothing but NaN.
+        ValueError: a channel has only NaN.
     """
     filled = np.array(series, dtype=np.float64)
     steps = np.arange(len(filled))

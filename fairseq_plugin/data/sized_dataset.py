@@ -1,13 +1,13 @@
-"""A data set of fairseq whose items have known sizes, and a random order in every epoch."""
+"""A fairseq dataset whose items have known sizes, in a new random order in every epoch."""
 
 import numpy as np
 from fairseq.data import FairseqDataset
 
 
 class SizedDataset(FairseqDataset):
-    """fairseq's hooks that follow from ``sizes`` (N,), the tokens of each of N items, which a subclass sets.
+    """fairseq's hooks derived from ``sizes`` (N,), the number of tokens of each item, which a subclass sets.
 
-    Every epoch has batches of its own.
+    Every epoch has new batches.
     """
 
     can_reuse_epoch_itr_across_epochs = False

@@ -1,7 +1,7 @@
-"""Answers as texts: what subwords say, and the exact match and F1 of TriviaQA (Joshi et al., ACL 2017).
+"""Answers as texts: the texts of subwords, and the exact match and F1 of TriviaQA (Joshi et al., ACL 2017).
 
-Both are computed as the data set's own evaluation does, version 1.0: on normalised texts, and for the best of a
-question's gold answers.
+Both are computed as in the dataset's own evaluation, version 1.0: on normalised texts, for the best of a question's
+gold answers.
 """
 
 import re
@@ -12,28 +12,28 @@ from collections.abc import Sequence
 import numpy as np
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-#: What counts as space between the words of an answer.
+#: Characters that count as space between the words of an answer.
 PUNCTUATION = string.punctuation + "‘’´`"
 _SPACES = str.maketrans(dict.fromkeys(PUNCTUATION, " "))
-#: A byte that a sentencepiece model has no subword for, as ``<0xE2>``.
+#: A byte for which a sentencepiece model has no subword, such as ``<0xE2>``.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "▁"
 
 
 def normalise_answer(text: str) -> str:
-    """``text`` in small letters, without punctuation, quotes, underscores and articles, words one space apart."""
+    """``text`` in lower case without punctuation, quotes, underscores and articles, with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_SPACES)).split())
 
 
 def exact_match(answer: str, gold: Sequence[str]) -> float:
-    """1.0 if ``answer`` is one of ``gold`` once both are normalised, else 0.0; 0.0 where there is no gold."""
+    """1.0 if the normalised ``answer`` is among the normalised ``gold``, else 0.0."""
     return float(normalise_answer(answer) in map(normalise_answer, gold))
 
 
 def f1_score(answer: str, gold: Sequence[str]) -> float:
-    """The largest F1 of the words of ``answer`` and of one of ``gold``, normalised, each word as often as it is there.
+    """The largest F1 between the normalised words of ``answer`` and of each of ``gold``, counting repeated words.
 
-    0.0 where there is no gold, or no word in common.
+    0.0 if ``gold`` is empty or no words are shared.
     """
     words = Counter(normalise_answer(answer).split())
     return max((_f1(words, Counter(normalise_answer(text).split())) for text in gold), default=0.0)
@@ -45,9 +45,9 @@ def _f1(words: Counter, wanted: Counter) -> float:
 
 
 def spell(subwords: Sequence[str]) -> list[str]:
-    """The text that each of ``subwords`` of a sentencepiece model stands for, a space as a space.
+    """The text of each of the ``subwords`` of a sentencepiece model, with spaces.
 
-    The bytes of one character are several subwords: the first of a run of them has all of its text, the others none.
+    The bytes of one character are several subwords: the first of a run of bytes gets its whole text, the others "".
     """
     texts = [subword.replace(_SPACE, " ") for subword in subwords]
     bytes_at = [_BYTE.fullmatch(subword) for subword in subwords]
@@ -64,9 +64,9 @@ def spell(subwords: Sequence[str]) -> list[str]:
 
 
 def best_of_each(questions: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """For each of the different numbers in ``questions`` (N,) the place of its highest score, the first of equal ones.
+    """The index of the highest score of each distinct number in ``questions`` (N,); of equal scores, the first.
 
-    The places are in the order of the questions' numbers. O(N log N).
+    The indices are in the order of the questions' numbers. O(N log N).
     """
     order = np.lexsort((-scores, questions))  # stable
     first = np.flatnonzero(np.diff(questions[order], prepend=-1))

@@ -1,10 +1,10 @@
-"""Questions, the documents that answer them, and where: on disk, as ``recipes.triviaqa.prepare`` writes them.
+"""Questions, documents and the spans that answer them, on disk, as ``recipes.triviaqa.prepare`` writes them.
 
-A folder holds ``dict.txt``, and of each SPLIT
+A folder holds ``dict.txt``, and for each SPLIT
 
-* ``question/SPLIT`` and ``document/SPLIT``, subwords as data sets of fairseq, without an end of sentence;
-* ``SPLIT.json``, the ``questions`` in order: their names and their gold answers;
-* ``SPLIT.npz``, the pairs of a question and a document, and the spans of subwords that are gold in each.
+* ``question/SPLIT`` and ``document/SPLIT``, subwords as fairseq datasets, without an end of sentence;
+* ``SPLIT.json``, the ``questions`` in order: their names and gold answers;
+* ``SPLIT.npz``, the pairs of a question and a document, and the gold spans of subwords in each.
 """
 
 import json
@@ -29,28 +29,28 @@ _ALLOWED = "a folder that python -m recipes.triviaqa.prepare has written"
 
 
 class Question(NamedTuple):
-    """A question's name, under which its answer is written down, and its gold answers."""
+    """A question's name, the key of its answer, and its gold answers."""
 
     name: str
     answers: list[str]
 
 
 class SpanSplit(NamedTuple):
-    """A split; P pairs of a question and a document, S gold spans."""
+    """A split with P pairs of a question and a document and S gold spans."""
 
     questions: list[Question]
     question_tokens: FairseqDataset
     document_tokens: FairseqDataset
     pairs: np.ndarray  # (P, 2), numbers of question and document
-    spans: np.ndarray  # (S, 2), first and last subword, those of the first pair first
-    ends: np.ndarray  # (P + 1,), 0 and where the spans of each pair end
+    spans: np.ndarray  # (S, 2), first and last subword, in the order of the pairs
+    ends: np.ndarray  # (P + 1,), 0 and the end of each pair's spans
 
 
 def find_dictionary(folder: Path) -> Path:
-    """The dictionary of a folder.
+    """The path of the dictionary of a folder.
 
     Raises:
-        ValueError: there is none.
+        ValueError: it does not exist.
     """
     path = folder / DICTIONARY_FILE
     if not path.is_file():
@@ -59,10 +59,10 @@ def find_dictionary(folder: Path) -> Path:
 
 
 def read_span_split(folder: Path, name: str) -> SpanSplit:
-    """The split ``name`` of a folder; tokens stay on disk until they are asked for.
+    """The split ``name`` of a folder; tokens are read from disk on access.
 
     Raises:
-        ValueError: the folder lacks it, or a file of it is damaged; the message names the file and the field.
+        ValueError: the split is missing or one of its files is damaged; the message names the file and the field.
     """
     pairs, counts, spans = read_arrays(folder, name, ARRAYS, "a file of recipes.triviaqa.prepare")
     questions = _read_questions(folder / f"{name}.json")
@@ -86,7 +86,7 @@ def read_span_split(folder: Path, name: str) -> SpanSplit:
 
 
 def _check_rows(where: str, rows: np.ndarray, limits: np.ndarray) -> None:
-    """ValueError, which says ``where``, unless ``rows`` (N, 2) are integers of 0 to ``limits`` - 1, at least one."""
+    """ValueError that names ``where`` unless ``rows`` (N, 2), N > 0, are integers from 0 to ``limits`` - 1."""
     if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iu" or not len(rows):
         raise ValueError(f"{where} has shape {rows.shape} and type {rows.dtype}; allowed: integers (N, 2)")
     wrong = np.argwhere((rows < 0) | (rows >= limits))

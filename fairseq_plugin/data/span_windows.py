@@ -1,4 +1,4 @@
-"""Windows over documents, as a data set of fairseq: ``<s> question </s> piece of a document </s>``."""
+"""Windows over documents, as a fairseq dataset: ``<s> question </s> piece of a document </s>``."""
 
 from typing import Any, NamedTuple
 
@@ -9,24 +9,24 @@ from fairseq.data import Dictionary, data_utils
 from .sized_dataset import SizedDataset
 from .span_folder import SpanSplit
 
-#: <s> in front, </s> after the question, and </s> at the end.
+#: <s> at the beginning, </s> after the question, and </s> at the end.
 SPECIAL_TOKENS = 3
 
 
 class Layout(NamedTuple):
     """How windows are cut, in tokens."""
 
-    max_positions: int  # of a window, all of it
-    max_question_length: int  # of a question in it; a longer one is cut at its end
-    stride: int  # from the beginning of a window in its document to that of the next
+    max_positions: int  # of a whole window
+    max_question_length: int  # of a question; longer ones are cut at the end
+    stride: int  # from the beginning of a window in its document to the beginning of the next
 
     def rooms(self, questions: np.ndarray) -> np.ndarray:
-        """The tokens of a document that have room beside questions of the lengths ``questions`` (N,)."""
+        """The number of document tokens that fit in a window with questions of lengths ``questions`` (N,)."""
         return self.max_positions - SPECIAL_TOKENS - np.minimum(questions, self.max_question_length)
 
 
 class Windows(NamedTuple):
-    """N windows: the pair that each belongs to, and where it begins and ends in its document, all (N,)."""
+    """N windows: the pair of each, and its beginning and end in its document, all (N,)."""
 
     pair: np.ndarray
     begin: np.ndarray
@@ -34,10 +34,10 @@ class Windows(NamedTuple):
 
 
 def lay_windows(documents: np.ndarray, rooms: np.ndarray, stride: int) -> Windows:
-    """Windows over P documents of the lengths ``documents`` (P,), with room for ``rooms`` (P,) tokens of them.
+    """Windows over P documents of lengths ``documents`` (P,), with room for ``rooms`` (P,) document tokens.
 
-    Each begins ``stride`` tokens after the one before. The last one ends with the document, and may be shorter; every
-    token is in at least one where ``stride`` is at most the room. O(N) in the number of windows.
+    Each begins ``stride`` tokens after the previous one. The last one ends with the document and may be shorter. Every
+    token is in at least one window if ``stride`` is at most the room. O(N) in the number of windows.
     """
     counts = 1 + np.maximum(0, -(-(documents - rooms) // stride))
     pair = np.repeat(np.arange(len(documents)), counts)
@@ -47,16 +47,16 @@ def lay_windows(documents: np.ndarray, rooms: np.ndarray, stride: int) -> Window
 
 
 class SpanWindowDataset(SizedDataset):
-    """The windows of a split's questions, each with the gold spans that lie in it as a whole.
+    """The windows of a split's questions, each with the gold spans that it contains completely.
 
     A batch of B windows, the longest of T tokens, has
 
     * ``net_input``: ``src_tokens`` (B, T), padded on the right, and ``src_lengths`` (B,);
-    * ``document`` (B, T), bool, True where an answer may stand, and ``starts`` and ``ends`` (B, T), bool, True at the
-      first and the last tokens of gold spans; a window without any has both at its first token, ``<s>``;
-    * ``question`` (B,), the number of the question, and ``gold``, its gold answers as texts.
+    * ``document`` (B, T), bool, True where an answer may be, and ``starts`` and ``ends`` (B, T), bool, True at the
+    first and the last tokens of gold spans; a window without gold spans has both at its first token, ``<s>``;
+    * ``question`` (B,), the numbers of the questions, and ``gold``, their gold answers as texts.
 
-    Every epoch has batches of its own.
+    Every epoch has new batches.
     """
 
     def __init__(self, split: SpanSplit, layout: Layout, dictionary: Dictionary) -> None:
@@ -68,32 +68,32 @@ class SpanWindowDataset(SizedDataset):
         self.sizes = SPECIAL_TOKENS + questions[pair] + end - begin
 
     def gold_spans(self, index: int) -> np.ndarray:
-        """The first and last tokens, in their document, of the gold spans that lie in a window as a whole, (S, 2)."""
+        """The first and last document tokens (S, 2) of the gold spans that a window contains completely."""
         pair, begin, end = (field[index] for field in self.windows)
         spans = self.split.spans[self.split.ends[pair] : self.split.ends[pair + 1]].astype(np.int64)
         return spans[(spans[:, 0] >= begin) & (spans[:, 1] < end)]
 
     def lost_spans(self) -> int:
-        """How many gold spans lie in no window as a whole; O(S log N) for S spans and N windows."""
+        """The number of gold spans that no window contains completely; O(S log N) for S spans and N windows."""
         counts = np.diff(self.split.ends)
         pair = np.repeat(np.arange(len(counts)), counts)
         first, last = self.split.spans.astype(np.int64).T
-        # Of the windows that begin at or before a span, the latest one reaches farthest.
-        apart = int(self.split.document_tokens.sizes.max()) + 1
-        places = self.windows.pair * apart + self.windows.begin
-        wanted = np.searchsorted(places, pair * apart + first, side="right") - 1
-        return int((last >= self.windows.end[wanted]).sum())
+        # Of the windows that begin at or before a span, the last one extends farthest.
+        pair_distance = int(self.split.document_tokens.sizes.max()) + 1
+        window_keys = self.windows.pair * pair_distance + self.windows.begin
+        window = np.searchsorted(window_keys, pair * pair_distance + first, side="right") - 1
+        return int((last >= self.windows.end[window]).sum())
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pair, begin, end = (int(field[index]) for field in self.windows)
         question, document = (int(number) for number in self.split.pairs[pair])
-        asked = self.split.question_tokens[question][: self.layout.max_question_length]
+        subwords = self.split.question_tokens[question][: self.layout.max_question_length]
         piece = self.split.document_tokens[document][begin:end]
         bos, eos = (torch.tensor([token]) for token in (self.dictionary.bos(), self.dictionary.eos()))
-        first = len(asked) + 2
+        first = len(subwords) + 2
         return {
             "id": int(index),
-            "tokens": torch.cat([bos, asked.long(), eos, piece.long(), eos]),
+            "tokens": torch.cat([bos, subwords.long(), eos, piece.long(), eos]),
             "piece": (first, first + len(piece)),
             "spans": torch.from_numpy(self.gold_spans(index) - begin + first),
             "question": question,

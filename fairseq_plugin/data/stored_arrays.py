@@ -17,15 +17,15 @@ TRAIN = "train"
 
 
 class Description:
-    """Base of what is known of training items: a dataclass, with the ``mean`` and ``std`` of each number of a step."""
+    """Base of descriptions of training items: dataclasses with the ``mean`` and ``std`` of each number of a step."""
 
     mean: list[float]
     std: list[float]
     longest: int  # steps of the longest training item
-    epsilon: ClassVar[float]  # what is added to ``std``
+    epsilon: ClassVar[float]  # added to ``std``
 
     def check_statistics(self, **bounds: float) -> None:
-        """Raise ValueError for impossible values; ``bounds`` are of ``std``, as ``check_reals`` has them."""
+        """Raise ValueError for impossible values; ``bounds`` are arguments of ``check_reals`` for ``std``."""
         check_reals("mean", self.mean)
         check_reals("std", self.std, **bounds)
         check_reals("longest", [self.longest], least=1)
@@ -33,39 +33,39 @@ class Description:
             raise ValueError(f"std has {len(self.std)} numbers and mean {len(self.mean)}; allowed: as many")
 
     def standardise(self, steps: np.ndarray, where: str = "steps") -> np.ndarray:
-        """Steps (..., numbers) minus the mean, over the deviation, as float32.
+        """Steps (..., numbers) minus the mean, divided by the deviation, as float32.
 
         Raises:
-            ValueError: a value that is then infinite; the message says ``where``.
+            ValueError: a result is infinite; the message names ``where``.
         """
         with np.errstate(over="ignore"):
             standardised = (steps - np.asarray(self.mean)) / (np.asarray(self.std) + self.epsilon)
         return as_float32(where, standardised, steps)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON and checkpoints hold them."""
+        """Plain values for JSON and checkpoints."""
         return asdict(self)
 
 
 class ArrayFolder(NamedTuple):
     """A folder with a file ``SPLIT.npz`` for each split and a JSON description, which is written last.
 
-    An item of a split has several steps. The steps of all items follow one another in the arrays of ``step_fields``,
-    and the array ``lengths`` has the steps of each item.
+    An item of a split has several steps. The steps of all items are concatenated in the arrays of ``step_fields``,
+    and the array ``lengths`` has the number of steps of each item.
     """
 
     file: str
     description: type[Description]
     #: The commands that write such folders, for messages.
     writers: str
-    #: Arrays of steps, each with the attribute of the description that says how many numbers a step has there; None for
-    #: one number, which has no axis.
+    #: Arrays of steps, each with the attribute of the description that is the size of a step; None for a step of one
+    #: number, which has no axis.
     step_fields: Mapping[str, str | None]
-    #: Arrays of one value for each item.
+    #: Arrays with one value per item.
     item_fields: tuple[str, ...] = ()
 
     def write(self, folder: Path, description: Description, splits: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
-        """Write the description, and for each split the arrays of its items, by their fields."""
+        """Write the description, and for each split the arrays of its items, by field."""
         folder.mkdir(parents=True, exist_ok=True)
         for split, items in splits.items():
             arrays = {field: np.concatenate(items[field]) for field in self.step_fields}
@@ -76,10 +76,10 @@ class ArrayFolder(NamedTuple):
         (folder / self.file).write_text(text + "\n", encoding="utf-8")
 
     def read_description(self, folder: Path) -> Any:
-        """The description.
+        """Read the description.
 
         Raises:
-            ValueError: there is none, or it is damaged or another; the message names the file and the field.
+            ValueError: it is missing, damaged or of another kind; the message names the file and the field.
         """
         path, fields = folder / self.file, ", ".join(self.description.__dataclass_fields__)
         if not path.exists():
@@ -87,10 +87,10 @@ class ArrayFolder(NamedTuple):
         return described_by(self.description, read(path, f"JSON with {fields}"), str(path))
 
     def read_split(self, folder: Path, split: str) -> tuple[Any, dict[str, Any]]:
-        """The description, and by their fields the arrays of each item of ``split``, and the values of the items.
+        """The description, and by field the arrays of each item of ``split`` and the values of the items.
 
         Raises:
-            ValueError: the folder lacks it, or its file is damaged; the message names the file and the field.
+            ValueError: the split is missing or its file is damaged; the message names the file and the field.
         """
         description, path = self.read_description(folder), folder / f"{split}.npz"
         names = (*self.step_fields, *self.item_fields, "lengths")
@@ -105,17 +105,17 @@ class ArrayFolder(NamedTuple):
 
 
 def check_splits(splits: Mapping[str, Any]) -> None:
-    """Raise ValueError unless one of ``splits`` is for training."""
+    """Raise ValueError unless ``splits`` has one for training."""
     if TRAIN not in splits:
         raise ValueError(f"splits are {', '.join(splits) or 'none'}; allowed: {TRAIN!r} and others")
 
 
 def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) -> list[np.ndarray]:
-    """The arrays ``names`` of ``folder``/``split``.npz; nothing but arrays of plain values is read.
+    """The arrays ``names`` of ``folder``/``split``.npz; only arrays of plain values are read.
 
     Raises:
-        ValueError: no such split, a file that is damaged or too large for the memory, or one that lacks an array. The
-            message says what is ``allowed``.
+        ValueError: the split is missing, or its file is damaged, too large for the memory or lacks an array. The
+        message says what is ``allowed``.
     """
     path = folder / f"{split}.npz"
     if not path.exists():
@@ -140,7 +140,7 @@ def read_file(path: Path, names: Sequence[str], allowed: str) -> list[np.ndarray
 
 
 def check_integers(where: str, values: np.ndarray, least: int, most: float = math.inf) -> None:
-    """ValueError, which says ``where``, unless ``values`` are one or more integers (N,) from ``least`` to ``most``."""
+    """ValueError that names ``where`` unless ``values`` are one or more integers (N,) from ``least`` to ``most``."""
     bounds = f"{least} to {most}" if most < math.inf else f"at least {least}"
     if values.ndim != 1 or not len(values) or values.dtype.kind not in "iu":
         raise ValueError(f"{where} has shape {values.shape} and type {values.dtype}; allowed: integers (N,), {bounds}")
@@ -150,14 +150,14 @@ def check_integers(where: str, values: np.ndarray, least: int, most: float = mat
 
 
 def check_numbers(where: str, values: np.ndarray, shape: tuple[int, ...]) -> None:
-    """ValueError, which says ``where``, unless ``values`` are finite real numbers of ``shape``."""
+    """ValueError that names ``where`` unless ``values`` are finite real numbers of ``shape``."""
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{where} has type {values.dtype}; allowed: real numbers")
     finite_array(where, values, values.dtype, shape)
 
 
 def check_reals(name: str, values: Sequence[float], above: float = -math.inf, least: float = -math.inf) -> None:
-    """ValueError unless the field ``name`` is one or more finite numbers above ``above`` and of at least ``least``."""
+    """ValueError unless the field ``name`` is one or more finite numbers above ``above`` and at least ``least``."""
     wrong = [value for value in values if not above < value < math.inf or value < least]
     if wrong or not values:
         bound = f" above {above:g}" if above > -math.inf else f" of at least {least:g}" if least > -math.inf else ""
@@ -165,10 +165,10 @@ def check_reals(name: str, values: Sequence[float], above: float = -math.inf, le
 
 
 def finite_array(where: str, values: Any, dtype: type, shape: Sequence[int | None], hint: str = "") -> np.ndarray:
-    """``values`` as an array of finite numbers of ``shape``, in which None is any size of at least 1.
+    """``values`` as an array of finite numbers of ``shape``, where None is any size of at least 1.
 
     Raises:
-        ValueError: they are not that; the message says ``where``, and for a value that is not finite the ``hint``.
+        ValueError: they are no such array; the message names ``where``, and for a value that is not finite, ``hint``.
     """
     try:
         with np.errstate(over="ignore"):
@@ -179,35 +179,35 @@ def finite_array(where: str, values: Any, dtype: type, shape: Sequence[int | Non
     if array.ndim != len(shape) or not all(size and allowed in (None, size) for size, allowed in sizes):
         allowed = ", ".join("at least 1" if size is None else str(size) for size in shape)
         raise ValueError(f"{where} has shape {array.shape}; allowed: ({allowed})")
-    place = _not_finite(array)
-    if place is not None:
-        raise ValueError(f"{where} is {array[place]} at {place}; allowed: finite numbers in {array.dtype}{hint}")
+    index = _not_finite(array)
+    if index is not None:
+        raise ValueError(f"{where} is {array[index]} at {index}; allowed: finite numbers in {array.dtype}{hint}")
     return array
 
 
 def as_float32(where: str, values: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """``values`` as float32; what they were made of, ``source``, has their shape and stands in the message.
+    """``values`` as float32; the message shows the value of ``source`` from which a value was computed.
 
     Raises:
-        ValueError: one is finite no more in float32.
+        ValueError: a value overflows float32.
     """
     with np.errstate(over="ignore"):
         cast = values.astype(np.float32)
-    place = _not_finite(cast)
-    if place is not None:
-        at, largest = f" at {place}" if place else "", np.finfo(np.float32).max
+    index = _not_finite(cast)
+    if index is not None:
+        at, largest = f" at {index}" if index else "", np.finfo(np.float32).max
         raise ValueError(
-            f"{where} is {np.broadcast_to(source, cast.shape)[place]:g}{at}, which is {values[place]:g} for the model; "
+            f"{where} is {np.broadcast_to(source, cast.shape)[index]:g}{at}, which is {values[index]:g} for the model; "
             f"allowed: what is finite in float32, up to {largest:.2g}"
         )
     return cast
 
 
 def described_by(kind: type[Description], content: Any, where: str) -> Any:
-    """The description, of the dataclass ``kind``, whose fields are the dictionary ``content``.
+    """The description of the dataclass ``kind`` whose fields are in the dictionary ``content``.
 
     Raises:
-        ValueError: it is none; the message says ``where`` it was found.
+        ValueError: the content does not fit; the message names its source ``where``.
     """
     try:
         return typed(content, kind, "it")
@@ -217,6 +217,6 @@ def described_by(kind: type[Description], content: Any, where: str) -> Any:
 
 
 def _not_finite(values: np.ndarray) -> tuple[int, ...] | None:
-    """The index of the first value that is not finite; None where all are."""
-    places = np.argwhere(~np.isfinite(values))
-    return tuple(places[0].tolist()) if len(places) else None
+    """The index of the first value that is not finite; None if all are finite."""
+    indices = np.argwhere(~np.isfinite(values))
+    return tuple(indices[0].tolist()) if len(indices) else None

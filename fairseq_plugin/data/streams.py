@@ -1,7 +1,7 @@
-"""Batches in which each row is a stream of its own: the block of a row follows its block in the batch before.
+"""Batches in which each row is a stream: the block of a row follows its block in the previous batch.
 
-N blocks of a text lie in R rows: row r has consecutive blocks, one more in the first N mod R rows than in the others.
-Batch t has the block t of each row. So the rows of a batch are the first of those of the batch before.
+N blocks of a text are split into R rows of consecutive blocks; the first N mod R rows have one block more than others.
+Batch t has block t of each row. So the rows of a batch are the first rows of the previous batch.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ PLACE = "stream"
 
 @dataclass(frozen=True)
 class StreamRows:
-    """N = ``blocks`` of ``tokens`` tokens each, the last one may have fewer, in R = ``rows`` streams.
+    """N = ``blocks`` blocks of ``tokens`` tokens each (the last may have fewer), in R = ``rows`` streams.
 
     Raises:
-        ValueError: more rows than blocks.
+        ValueError: there are more rows than blocks.
     """
 
     blocks: int
@@ -37,28 +37,28 @@ class StreamRows:
 
     @property
     def steps(self) -> int:
-        """The batches in which all blocks are read, ceil(N / R)."""
+        """The number of batches, ceil(N / R)."""
         return -(-self.blocks // self.rows)
 
     def block(self, row: int, step: int) -> int | None:
-        """The number of the block of ``row`` in batch ``step``; None where the row has ended."""
+        """The number of the block of ``row`` in batch ``step``; None if the row has ended."""
         length, longer = divmod(self.blocks, self.rows)
         if step >= length + (row < longer):
             return None
         return row * length + min(row, longer) + step
 
     def batches(self, shards: int) -> list[list[int]]:
-        """Numbers of blocks, in batches for ``shards`` processes by turns; each process has its own rows. O(N)."""
-        own = self.rows // shards
+        """Batches of block numbers, for ``shards`` processes in turn; each process has its own rows. O(N)."""
+        own_rows = self.rows // shards
         batches = []
         for step in range(self.steps):
             for shard in range(shards):
-                numbers = (self.block(row, step) for row in range(shard * own, (shard + 1) * own))
+                numbers = (self.block(row, step) for row in range(shard * own_rows, (shard + 1) * own_rows))
                 batches.append([number for number in numbers if number is not None])
         return batches
 
     def place(self, block: int) -> tuple[int, int]:
-        """The row and the step of a block, by its number."""
+        """The row and the step of the block with number ``block``."""
         length, longer = divmod(self.blocks, self.rows)
         ends = longer * (length + 1)
         if block < ends:
@@ -69,7 +69,7 @@ class StreamRows:
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """Where a batch stands: number ``step`` of ``steps``, its first row is number ``row`` over all processes."""
+    """The position of a batch: ``step`` of ``steps``; its first row is number ``row`` over all processes."""
 
     step: int
     steps: int
@@ -77,19 +77,19 @@ class StreamPlace:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows."""
+        """Whether this is the last batch."""
         return self.step + 1 == self.steps
 
 
 @dataclass(frozen=True)
 class StreamCollater:
-    """The dataset's ``collater`` of the blocks of a batch, which also says where the batch stands."""
+    """The dataset's ``collater``, which also adds the ``StreamPlace`` of the batch."""
 
     collater: Callable[[list[dict[str, Any]]], dict[str, Any]]
     rows: StreamRows
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """fairseq's batch and its ``StreamPlace``; an empty one for a process whose rows have ended."""
+        """fairseq's batch with its ``StreamPlace``; an empty one for a process whose rows have ended."""
         if not samples:
             return {}
         row, step = self.rows.place(int(samples[0]["id"]))
@@ -97,11 +97,10 @@ class StreamCollater:
 
 
 class StreamBatchIterator(EpochBatchIterator):
-    """fairseq's iterator over the batches of ``StreamRows``, in their order; ``options`` are those of fairseq's.
+    """fairseq's iterator over the batches of ``StreamRows``, in order; ``options`` are those of fairseq's.
 
     Raises:
-        ValueError: when the state of a checkpoint is loaded that was saved in the middle of an epoch with other rows,
-            other blocks, or by another task.
+        ValueError: a loaded state was saved in the middle of an epoch with other rows or blocks, or by another task.
     """
 
     def __init__(self, dataset: FairseqDataset, rows: StreamRows, num_shards: int, **options: Any) -> None:
@@ -116,25 +115,25 @@ class StreamBatchIterator(EpochBatchIterator):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """fairseq's, and the rows."""
+        """As fairseq's, with the rows."""
         return {**super().state_dict(), "rows": asdict(self.rows)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """fairseq's, for the same rows unless an epoch begins."""
+        """As fairseq's; ValueError for other rows unless an epoch begins."""
         if state_dict.get("iterations_in_epoch", 0) > 0:
             self._check(state_dict.get("rows"))
         super().load_state_dict(state_dict)
 
     def _check(self, saved: dict[str, int] | None) -> None:
-        again = "; allowed in the middle of an epoch: the same, or --reset-dataloader to begin the epoch anew"
+        hint = "; allowed in the middle of an epoch: the same, or --reset-dataloader to begin the epoch anew"
         if saved is None:
-            raise ValueError(f"the checkpoint is of another --task than streaming_language_modeling{again}")
+            raise ValueError(f"the checkpoint is of another --task than streaming_language_modeling{hint}")
         names = {
             "tokens": "--tokens-per-sample",
             "rows": "--batch-size times the processes",
             "blocks": "the number of blocks in the data",
         }
-        for name, what in names.items():
+        for name, label in names.items():
             if saved.get(name) != getattr(self.rows, name):
-                own = getattr(self.rows, name)
-                raise ValueError(f"{what} is {own}, and was {saved.get(name)} in the checkpoint{again}")
+                current = getattr(self.rows, name)
+                raise ValueError(f"{label} is {current}, and was {saved.get(name)} in the checkpoint{hint}")

@@ -1,4 +1,4 @@
-"""Time series as a data set of fairseq."""
+"""Time series as a fairseq dataset."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from .sized_dataset import SizedDataset
 
 
 class TimeSeriesDataset(SizedDataset):
-    """Labelled series: ``series`` (T, C) each, float, already standardised, and the class of each.
+    """Labelled series: ``series`` (T, C), float, already standardised, and the class of each.
 
     A batch has ``net_input`` with ``source`` (B, T, C), padded with zeros at the end, and ``padding_mask`` (B, T),
-    True = padding, and ``target`` (B,). Every epoch has batches of its own.
+    True = padding, and ``target`` (B,). Every epoch has new batches.
     """
 
     def __init__(self, series: Sequence[Tensor], classes: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class TimeSeriesDataset(SizedDataset):
 
 
 def collate(series: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Series (T, C) as ``source`` (B, T, C) and ``padding_mask`` (B, T), True = padding."""
+    """Collate series (T, C) to ``source`` (B, T, C) and ``padding_mask`` (B, T), True = padding."""
     source = pad_sequence(list(series), batch_first=True)
     lengths = torch.tensor([len(values) for values in series])
     return {"source": source, "padding_mask": torch.arange(source.shape[1]) >= lengths[:, None]}

@@ -1,6 +1,6 @@
-"""Attention transfer: a converted attention learns to give what softmax attention gives for the same inputs.
+"""Attention transfer: a converted attention learns to reproduce softmax attention on the same inputs.
 
-The layers of the teacher run, and at each of its attentions the student's is computed beside it, of the same inputs.
+The teacher's layers run, and at each of its attentions the student's attention is computed from the same inputs.
 The losses are those of ``common.imitation``.
 
 Legend: B batch, T queries, S keys, C width.
@@ -24,7 +24,7 @@ from ..modules.converted import Converted, converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
 from ..modules.multihead_attention import InnerMultiheadAttention, project_heads
 
-#: What modules of one name must have alike beside their weights.
+#: Attributes, in addition to weights, that must be equal in modules of the same name.
 _ALIKE = ("num_heads", "normalize_before", "activation_fn", "embed_scale")
 
 
@@ -42,14 +42,14 @@ class AttentionLoss(NamedTuple):
     """The loss of one attention, summed over the real queries of a batch."""
 
     total: Tensor
-    queries: Tensor  # how many; never a number, since fairseq reduces numbers and tensors of a log apart
+    queries: Tensor  # their number, as a tensor: fairseq reduces numbers and tensors of a log separately
 
 
 def check_pair(student: nn.Module, teacher: nn.Module, path: str) -> None:
-    """Raise ValueError unless ``student`` is ``teacher``, the model of the file ``path``, but for its attention.
+    """Raise ValueError unless ``student`` and ``teacher``, loaded from ``path``, only differ in their attention.
 
-    What both have is compared, with parameters that learn left out, and that the teacher's attention is softmax
-    attention where the student's is converted.
+    Compares everything that both have except parameters that learn, and checks that the teacher has softmax attention
+    where the student's is converted.
     """
     if _resets_at_eos(student) != _resets_at_eos(teacher):
         which = "is given" if _resets_at_eos(student) else "is not given"
@@ -62,11 +62,11 @@ def check_pair(student: nn.Module, teacher: nn.Module, path: str) -> None:
 
 
 def share_memory(student: nn.Module, teacher: nn.Module) -> None:
-    """Let ``teacher`` have the memory of what does not learn in ``student`` and is the same in both."""
-    own = _parameters(student)
+    """Let ``teacher`` share the memory of parameters of ``student`` that do not learn."""
+    student_parameters = _parameters(student)
     for name, parameter in teacher.named_parameters(remove_duplicate=False):
-        if not own[name].requires_grad:
-            parameter.data = own[name].data
+        if not student_parameters[name].requires_grad:
+            parameter.data = student_parameters[name].data
 
 
 def transfer(
@@ -77,11 +77,11 @@ def transfer(
     loss: str,
     part: str | None = None,
 ) -> dict[str, AttentionLoss]:
-    """The loss of each converted attention of ``student``, by its name, in one pass of ``teacher``.
+    """The loss of each converted attention of ``student``, by name, in one pass of ``teacher``.
 
-    Gradients are those of the student's attentions alone; what they read was computed by the teacher. ``loss`` is a
-    name of ``IMITATION_LOSSES``, ``part`` the part of LoLCATs that is computed, as in ``common.attention.only_part``;
-    None changes nothing. One layer's maps are there at a time.
+    Gradients only reach the student's attentions, since the teacher computed their inputs. ``loss`` is a name in
+    ``IMITATION_LOSSES``, ``part`` the part of LoLCATs that is computed, as in ``common.attention.only_part``; None
+    computes all of it. Memory holds the maps of one layer at a time.
     """
     losses: dict[str, AttentionLoss] = {}
     has_gradient = torch.is_grad_enabled()
@@ -91,11 +91,11 @@ def transfer(
         call = _call(attention, module, inputs, None if targets is None else targets.eq(padding_idx))
         with torch.set_grad_enabled(has_gradient):
             arguments = (loss, attention, module, call, part)
-            if has_gradient and loss == "weights":  # formed again in the backward pass, layer by layer
-                each = checkpoint(_loss_of_queries, *arguments, use_reentrant=False)
+            if has_gradient and loss == "weights":  # recomputed in the backward pass, layer by layer
+                query_losses = checkpoint(_loss_of_queries, *arguments, use_reentrant=False)
             else:
-                each = _loss_of_queries(*arguments)
-            losses[name] = _sum_of_real(each, call.query_padding_mask)
+                query_losses = _loss_of_queries(*arguments)
+            losses[name] = _sum_of_real(query_losses, call.query_padding_mask)
 
     modules = dict(teacher.named_modules())
     hooks = [
@@ -104,7 +104,7 @@ def transfer(
     ]
     for layer in modules.values():
         if hasattr(layer, "need_attn"):
-            layer.need_attn = False  # weights of cross-attention, which decoders give in evaluation
+            layer.need_attn = False  # weights of cross-attention, which decoders return in evaluation
     try:
         with torch.no_grad():
             teacher(**net_input, features_only=True, return_all_hiddens=False)
@@ -115,33 +115,35 @@ def transfer(
 
 
 def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
-    """Describe how the parameters differ, if they do: present in one model alone, other shapes, other values."""
+    """Describe differences of the parameters: present in one model only, other shapes, other values."""
     new = tuple(f"{name}.inner." for name in converted_attentions(student))
-    own, stored = _parameters(student), _parameters(teacher)
-    of_one = [name for name in sorted(own.keys() ^ stored.keys()) if not name.startswith(new)]
-    both = sorted(own.keys() & stored.keys())
-    shapes = [name for name in both if own[name].shape != stored[name].shape]
-    still = [name for name in both if name not in shapes and not own[name].requires_grad]
-    values = [name for name in still if not torch.equal(own[name], stored[name])]
-    kinds = {"of other shapes": shapes, "in one of the two alone": of_one, "of other values": values}
+    student_parameters, teacher_parameters = _parameters(student), _parameters(teacher)
+    in_one = [
+        name for name in sorted(student_parameters.keys() ^ teacher_parameters.keys()) if not name.startswith(new)
+    ]
+    both = sorted(student_parameters.keys() & teacher_parameters.keys())
+    shapes = [name for name in both if student_parameters[name].shape != teacher_parameters[name].shape]
+    frozen = [name for name in both if name not in shapes and not student_parameters[name].requires_grad]
+    values = [name for name in frozen if not torch.equal(student_parameters[name], teacher_parameters[name])]
+    kinds = {"of other shapes": shapes, "in one of the two alone": in_one, "of other values": values}
     yield from (f"{len(names)} parameters are {what}{listed(names)}" for what, names in kinds.items() if names)
 
 
 def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
-    """Describe how the teacher's modules differ: no softmax attention to convert, or other ``_ALIKE`` attributes."""
-    theirs = dict(teacher.named_modules())
-    other = [name for name in converted_attentions(student) if not _is_softmax(theirs.get(name))]
-    if other:
-        yield f"{len(other)} attentions are no softmax attention there{listed(other)}"
+    """Describe differences of the teacher's modules: no softmax attention, or other ``_ALIKE`` attributes."""
+    teacher_modules = dict(teacher.named_modules())
+    not_softmax = [name for name in converted_attentions(student) if not _is_softmax(teacher_modules.get(name))]
+    if not_softmax:
+        yield f"{len(not_softmax)} attentions are no softmax attention there{listed(not_softmax)}"
     for name, module in student.named_modules():
-        for attribute in _ALIKE if name in theirs else ():
-            ours, there = (_described(getattr(x, attribute, None)) for x in (module, theirs[name]))
-            if ours != there:
-                yield f"{name}.{attribute} is {there}, and {ours} in the student"
+        for attribute in _ALIKE if name in teacher_modules else ():
+            value, teacher_value = (_described(getattr(x, attribute, None)) for x in (module, teacher_modules[name]))
+            if value != teacher_value:
+                yield f"{name}.{attribute} is {teacher_value}, and {value} in the student"
 
 
 def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], target_mask: Tensor | None) -> Call:
-    """The inputs with which fairseq's layer called ``module``, the teacher's attention; ``attention`` gets the same."""
+    """The inputs with which fairseq's layer called ``module``, the teacher's attention, for ``attention``."""
     query, key, mask = (inputs[name] for name in ("query", "key", "key_padding_mask"))
     if isinstance(attention, InnerCrossAttention):
         return Call(query, key, mask, target_mask, None)
@@ -152,32 +154,32 @@ def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], targe
 def _loss_of_queries(
     loss: str, student: Converted, teacher: MultiheadAttention, call: Call, part: str | None
 ) -> Tensor:
-    """Loss (B, T) of each query: the student's inner attention compared with softmax attention."""
+    """The loss (B, T) of each query: the student's inner attention compared with softmax attention."""
     method = IMITATION_LOSSES[loss].method
     is_cross = isinstance(student, InnerCrossAttention)
     softmax = SoftmaxAttention(causal=student.inner.causal)
-    # Self-attention may read the source in front of the target: then queries of the source are computed, and left out.
+    # Self-attention may read the source before the target: then queries of the source are computed and left out.
     query = call.query if is_cross else call.key
     masks = _masks(call, is_cross)
     masks |= {} if call.segment_ids is None else {"segment_ids": call.segment_ids}
     with torch.no_grad():
-        wanted = getattr(softmax, method)(*project_heads(teacher, query, call.key), **masks)
-    further = student.further_inputs(call.key)
+        target = getattr(softmax, method)(*project_heads(teacher, query, call.key), **masks)
+    extra_inputs = student.further_inputs(call.key)
     in_part = part is not None and isinstance(student.inner, LolcatsAttention)
     with only_part(student, part) if in_part else nullcontext():
-        given = getattr(student.inner, method)(*project_heads(student, query, call.key), **masks, **further)
-    return IMITATION_LOSSES[loss].of(*(x[:, :, -len(call.query) :] for x in (given, wanted)))
+        result = getattr(student.inner, method)(*project_heads(student, query, call.key), **masks, **extra_inputs)
+    return IMITATION_LOSSES[loss].of(*(x[:, :, -len(call.query) :] for x in (result, target)))
 
 
 def _masks(call: Call, is_cross: bool) -> dict[str, Tensor | None]:
-    """The masks of keys and queries, both or none."""
-    of_keys = call.key_padding_mask
+    """The masks of keys and queries; if only one is given, the other has no padding."""
+    key_mask = call.key_padding_mask
     if not is_cross:
-        return {"key_padding_mask": of_keys, "query_padding_mask": of_keys}
-    of_queries = call.query_padding_mask
+        return {"key_padding_mask": key_mask, "query_padding_mask": key_mask}
+    query_mask = call.query_padding_mask
     batch, device = call.key.shape[1], call.key.device
-    none = [torch.zeros(batch, len(x), dtype=torch.bool, device=device) for x in (call.key, call.query)]
-    both = [other if mask is None else mask for mask, other in zip((of_keys, of_queries), none)]
+    no_padding = [torch.zeros(batch, len(x), dtype=torch.bool, device=device) for x in (call.key, call.query)]
+    both = [default if mask is None else mask for mask, default in zip((key_mask, query_mask), no_padding)]
     return dict(zip(("key_padding_mask", "query_padding_mask"), both))
 
 
@@ -188,7 +190,7 @@ def _sum_of_real(losses: Tensor, padding_mask: Tensor | None) -> AttentionLoss:
 
 
 def _is_softmax(attention: nn.Module | None) -> bool:
-    """Whether it is fairseq's own attention as it is by default, or softmax attention of ours."""
+    """Whether ``attention`` is fairseq's own with default options, or our softmax attention."""
     if isinstance(attention, InnerMultiheadAttention):
         return isinstance(attention.inner, SoftmaxAttention) and attention.gate_proj is None
     special = ("inner", "bias_k", "add_zero_attn", "use_xformers")
@@ -198,7 +200,7 @@ def _is_softmax(attention: nn.Module | None) -> bool:
 
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name, with all names of shared ones."""
+    """Parameters by name; shared parameters appear under all of their names."""
     return dict(model.named_parameters(remove_duplicate=False))
 
 

@@ -1,4 +1,4 @@
-"""A trained model of which another one learns: read once, for criteria that have an option ``--teacher``."""
+"""A trained model from which another one learns: loaded once, for criteria with an option ``--teacher``."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration, fa
 from ..loading.checkpoints import hint, stored_architecture
 from ..loading.known_options import option_field
 
-#: Of a stored configuration: what a teacher, which computes no gradients, has no use for.
+#: Overrides of the stored configuration: options that a teacher does not need, since it computes no gradients.
 _NOT_TAKEN = {"checkpoint_activations": False, "offload_activations": False}
 
 
@@ -40,13 +40,13 @@ class TeacherConfig(FairseqDataclass):
 
 
 class Teacher:
-    """The model of the checkpoint ``path`` as a teacher for ``task``, read when it is first needed.
+    """The model of the checkpoint ``path`` as a teacher for ``task``, loaded when it is first needed.
 
-    Deliberately not an ``nn.Module``, or fairseq would save, cast and train it with the criterion and hand it to data
-    parallelism.
+    Deliberately not an ``nn.Module``: otherwise fairseq would save, cast and train it with the criterion and pass it to
+    data parallelism.
 
     Raises:
-        ValueError: no ``path``, a task that reads texts in parts, or sharded parameters.
+        ValueError: ``path`` is None, the task reads texts in parts, or parameters are sharded.
     """
 
     def __init__(self, path: str | None, task: FairseqTask, ddp_backend: str) -> None:
@@ -60,22 +60,22 @@ class Teacher:
         self._model: nn.Module | None = None
 
     def check_file(self) -> None:
-        """Raise ValueError unless there is a file."""
+        """Raise ValueError unless the file exists."""
         if not Path(self.path).is_file():
             raise ValueError(
                 f"--teacher is {self.path!r}, which is no file; allowed: the checkpoint of a trained model"
             )
 
     def read(self) -> nn.Module:
-        """The model, in evaluation mode, on the device and in the precision it was last moved to.
+        """The model in evaluation mode, on its current device and in its current precision.
 
         Raises:
-            ValueError: a file that cannot be read, of a model for another task, or of another dictionary.
+            ValueError: the file cannot be read, or its model is for another task or another dictionary.
         """
         if self._model is None:
             self.check_file()
             devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-            with torch.random.fork_rng(devices):  # what weights begin with is drawn, and training goes on as it would
+            with torch.random.fork_rng(devices):  # the model's initial weights are random; training is not affected
                 self._model = _load(self.path, self.task)
             self._model.eval().requires_grad_(False)
         return self._model
@@ -87,15 +87,15 @@ class Teacher:
 
 
 class UnfitPairError(ValueError, RuntimeError):
-    """A ValueError about a student and its teacher, raised in the first update, before anything of it is computed.
+    """A ValueError about a student and its teacher, raised at the beginning of the first update.
 
-    fairseq's trainer keeps the weights in ``crash.pt`` for whatever is no RuntimeError; there is nothing to keep here.
+    It is a RuntimeError too, since for other errors fairseq's trainer saves weights in ``crash.pt``, needlessly here.
     """
 
 
 @contextmanager
 def check_of_pair() -> Iterator[None]:
-    """Inside, a ValueError is an ``UnfitPairError``."""
+    """Inside, a ValueError becomes an ``UnfitPairError``."""
     try:
         yield
     except ValueError as error:
@@ -103,20 +103,20 @@ def check_of_pair() -> Iterator[None]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """``model`` without what fairseq wraps it in for data parallelism."""
+    """``model`` without fairseq's wrappers for data parallelism."""
     while hasattr(model, "module"):
         model = model.module
     return model
 
 
 def _name(task: FairseqTask) -> str:
-    """As ``--task`` has it; fairseq's older tasks have their options as ``args``."""
+    """The name of ``task`` in ``--task``; fairseq's older tasks have their options in ``args``."""
     names = [getattr(getattr(task, options, None), "_name", None) for options in ("cfg", "args")]
     return names[0] or names[1] or type(task).__name__
 
 
 def _family(task: FairseqTask) -> tuple[type, str]:
-    """The class of models for ``task``, and a name of fairseq's own."""
+    """The base class of models for ``task``, and the name of fairseq's own model."""
     if isinstance(task, LanguageModelingTask):
         return FairseqLanguageModel, "transformer_lm"
     if isinstance(task, MaskedLMTask):
@@ -136,7 +136,7 @@ def _load(path: str, task: FairseqTask) -> nn.Module:
     with faults_of(path):
         state = load_checkpoint_to_cpu(path, {**dict.fromkeys(EMBEDDING_FILES), **_NOT_TAKEN})
         config = state["cfg"].model
-        # By fairseq's function: the task's own may keep the model, as translation does for --eval-bleu.
+        # By fairseq's function, since the task's own may keep the model, as translation does for --eval-bleu.
         model = build_model(config, task, from_checkpoint=True)
     _load_weights(model, state["model"], config, path)
     return model

@@ -1,6 +1,6 @@
-"""One decoding step of a language model as a module whose state comes in and goes out, for ``torch.export``.
+"""One decoding step of a language model as a module with the state as input and output, for ``torch.export``.
 
-``python -m fairseq_plugin.export_step`` writes it to a file; this is the same in Python.
+``python -m fairseq_plugin.export_step`` writes it to a file; this is the Python interface.
 """
 
 import copy
@@ -25,32 +25,33 @@ from .onnx_operators import DECOMPOSITIONS
 
 
 class Entry(NamedTuple):
-    """One tensor of the decoding state, of one row."""
+    """One tensor of the decoding state, for one row."""
 
-    name: str  # LAYER.ENTRY, or decoder.count, how many real tokens the row had
-    shape: tuple[int, ...]  # after the batch
+    name: str  # LAYER.ENTRY, or decoder.count, the number of real tokens of the row so far
+    shape: tuple[int, ...]  # without the batch dimension
     dtype: torch.dtype
-    fill: float | int | bool  # every number of it before the first token
+    fill: float | int | bool  # the value of all its elements before the first token
 
 
 class DecodingStep(nn.Module):
-    """``step(tokens, order, *past) -> (logits, *present)``, for a language model whose decoding state is constant.
+    """``step(tokens, order, *past) -> (logits, *present)``, for language models with a decoding state of constant size.
 
     A state with a largest size counts as constant: here it has that size from the beginning.
-    tokens (B, n) are the next ones of B sequences; one or many, with padding anywhere, which changes no state. order
-    (B,) says which row of ``past`` each goes on from, so that beams, and samples of one prompt, need no other call.
-    logits (B, V) are of what follows each row's last real token (a row that is all padding has none that mean
-    anything); log-probabilities where the softmax is adaptive. ``past`` and ``present`` are the tensors of ``entries``,
-    batch first; ``initial_state`` is the past of a sequence that begins.
+    tokens (B, n) are the next tokens of B sequences, one or many, with padding anywhere, which changes no state. order
+    (B,) is the row of ``past`` from which each sequence continues, so beams, and samples of one prompt, need no other
+    call. logits (B, V) predict the token after each row's last real token (they are meaningless for a row of padding);
+    with an adaptive softmax they are log-probabilities. ``past`` and ``present`` are the tensors of ``entries``, batch
+    first; ``initial_state`` is the past at the beginning of a sequence.
 
-    A model that was trained with ``--lineartime-reset-at-eos`` begins anew at each eos: the state before it, and the
-    tokens before it in the same call, are not looked at.
+    A model that was trained with ``--lineartime-reset-at-eos`` restarts at each eos: the earlier state, and earlier
+    tokens of the same call, are ignored.
 
-    Nothing in it depends on values, so that it can be exported; nothing checks ``max_tokens`` either, which is that of
-    a document where they begin anew. The weights are a copy. Cost and memory are those of the mechanism for n tokens.
+    Control flow does not depend on values, so it can be exported. Therefore ``max_tokens`` is not checked; with
+    restarts, it is the limit of a document. The weights are copied. Cost and memory are those of the mechanism for n
+    tokens.
 
     Raises:
-        ValueError: a model of another kind, whose decoding state grows, or whose embeddings are not of tokens alone.
+        ValueError: the model is of another kind, its decoding state grows, or it embeds more than single tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,16 +60,16 @@ class DecodingStep(nn.Module):
         if not isinstance(decoder, LinearTimeDecoder) or hasattr(model, "encoder"):
             raise ValueError(f"the model is a {type(model).__name__}; allowed: language models of this plugin")
         if not isinstance(decoder.embed_tokens, nn.Embedding):
-            given = "--character-embeddings" if _has(decoder, CharacterTokenEmbedder) else "--adaptive-input"
-            raise ValueError(f"the model has {given}; allowed: a vector for each token, without that option")
+            option = "--character-embeddings" if _has(decoder, CharacterTokenEmbedder) else "--adaptive-input"
+            raise ValueError(f"the model has {option}; allowed: a vector for each token, without that option")
         self.decoder = copy.deepcopy(decoder).requires_grad_(False)
         self._resets = decoder.resets_at_eos
         if self._resets:
-            self.decoder.documents.resets = False  # its documents get rows of their own, as many as values say
-        #: The most tokens of a sequence for which the model has weights; None for any number.
+            self.decoder.documents.resets = False  # it makes a row per document, so shapes depend on values
+        #: The longest sequence for which the model has weights; None for any length.
         self.max_tokens = decoder.max_tokens
-        self.decoder.max_tokens = None  # a limit would look at the counts
-        # Otherwise fairseq looks whether there is padding; with this, layers always have a mask.
+        self.decoder.max_tokens = None  # checking a limit would depend on values
+        # Otherwise fairseq checks whether there is padding; with this, layers always get a mask.
         self.decoder.cross_self_attention = True
         if isinstance(self.decoder.embed_positions, SinusoidalPositions):
             self.decoder.embed_positions = ComputedSinusoids(self.decoder.embed_positions)
@@ -92,9 +93,9 @@ class DecodingStep(nn.Module):
     def _from_last_eos(
         self, tokens: Tensor, order: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """Arguments of ``forward`` in which padding and an empty state replace what is before each row's last eos."""
+        """Arguments of ``forward`` with padding and an empty state in place of all before each row's last eos."""
         ends = tokens.eq(self.decoder.dictionary.eos())
-        begins, later = ends.any(1), ends.flip(1).cumsum(1).flip(1) - ends.long()  # eos after each token
+        begins, later = ends.any(1), ends.flip(1).cumsum(1).flip(1) - ends.long()  # the number of eos after each token
         fresh = [
             torch.where(begins.view(-1, *[1] * len(entry.shape)), entry.fill, x.index_select(0, order))
             for entry, x in zip(self.entries, past, strict=True)
@@ -103,7 +104,7 @@ class DecodingStep(nn.Module):
         return tokens, torch.arange(tokens.shape[0], device=tokens.device), fresh
 
     def initial_state(self, rows: int = 1) -> list[Tensor]:
-        """The past of ``rows`` sequences that begin."""
+        """The past of ``rows`` new sequences."""
         return [torch.full((rows, *entry.shape), entry.fill, dtype=entry.dtype) for entry in self.entries]
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ class DecodingStep(nn.Module):
 
     @torch.no_grad()
     def _find_entries(self) -> list[Entry]:
-        """Entries of the state before the first token, in its largest size; reading one padded token gives it."""
+        """The entries of the state before the first token, in its largest size, found by reading one padding token."""
         for module in self.decoder.modules():
             if isinstance(module, (InnerAttention, GatedAttentionUnit)) and module.state_tokens() is None:
                 name = getattr(module, "name", "") or type(module).__name__
@@ -131,18 +132,18 @@ class DecodingStep(nn.Module):
         ]
 
     def _taken(self, state: IncrementalState) -> dict[str, Tensor]:
-        """The tensors of ``state`` by their names here."""
+        """The tensors of ``state`` by entry name."""
         return {_flat(name): x for name, x in named_state(self.decoder, state).items()}
 
 
 def export_program(step: DecodingStep, tokens: int = 1) -> ExportedProgram:
-    """``torch.export`` of ``step`` for so many tokens in a call, and any number of rows before and after it.
+    """``torch.export`` of ``step`` for ``tokens`` tokens per call and any numbers of rows before and after it.
 
     Raises:
         ValueError: ``tokens`` is less than 1.
     """
     check_positive_int("--prompt-tokens", tokens)
-    rows, before = 3, 2  # torch takes an example of one row for a step of one row
+    rows, before = 3, 2  # with an example of one row, torch would fix the number of rows
     example = torch.full((rows, tokens), step.decoder.dictionary.unk())
     past = tuple(step.initial_state(before))
     sizes = {0: Dim("rows", min=1, max=1 << 20)}
@@ -156,14 +157,14 @@ def export_program(step: DecodingStep, tokens: int = 1) -> ExportedProgram:
 
 
 def _flat(name: str) -> str:
-    """The name here of a tensor that ``named_state`` calls layers.LAYER.MODULE.KEY.ENTRY, or .KEY.ENTRY."""
-    first, _, rest = name.partition(".")
-    layer = rest.partition(".")[0] if first == "layers" else "decoder"
+    """The entry name of a tensor that ``named_state`` calls layers.LAYER.MODULE.KEY.ENTRY, or .KEY.ENTRY."""
+    first, _, remaining = name.partition(".")
+    layer = remaining.partition(".")[0] if first == "layers" else "decoder"
     return f"{layer}.{name.rpartition('.')[2]}"
 
 
 def _place(named: tuple[str, Tensor]) -> tuple[int, str]:
-    """Sort key of a named tensor: the decoder's own come first, then those of each layer in turn."""
+    """The sort key of a named tensor: the decoder's own first, then layer by layer."""
     layer, _, entry = named[0].partition(".")
     return (int(layer) if layer.isdigit() else -1), entry
 
@@ -173,7 +174,7 @@ def _has(module: nn.Module, kind: type) -> bool:
 
 
 def _fill(name: str, x: Tensor) -> float | int | bool:
-    """The number that all of ``x`` are."""
+    """The value that all elements of ``x`` have."""
     values = x.unique()
     if len(values) != 1:
         raise ValueError(f"{name} of the model's decoding state begins with several numbers; allowed: one")

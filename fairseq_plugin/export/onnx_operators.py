@@ -1,6 +1,6 @@
-"""Operators of torch that ONNX has not, or not as exact, made of those that it has.
+"""Operators of torch that ONNX lacks, or has with less precision, composed of operators that it has.
 
-Sizes are known when a graph is made.
+Sizes are known when a graph is built.
 """
 
 from collections.abc import Callable
@@ -8,31 +8,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-#: Rows of a triangular matrix that are inverted by powers; more powers would cancel.
+#: The most rows of a triangular matrix that are inverted by powers; with more, cancellation would lose precision.
 _ROWS = 8
 
 
 def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """``torch.cummax`` by doubling: running maxima, and the last index of each; O(n log n)."""
+    """``torch.cummax`` by doubling: running maxima and the last index of each; O(n log n)."""
     values = _running_max(x, dim)
-    places = torch.arange(x.shape[dim], device=x.device).view([-1 if i == dim % x.dim() else 1 for i in range(x.dim())])
-    return values, _running_max(torch.where(x == values, places, -1), dim)
+    indices = torch.arange(x.shape[dim], device=x.device).view(
+        [-1 if i == dim % x.dim() else 1 for i in range(x.dim())]
+    )
+    return values, _running_max(torch.where(x == values, indices, -1), dim)
 
 
 def _running_max(x: Tensor, dim: int) -> Tensor:
     length, shift = x.shape[dim], 1
     while shift < length:
-        kept, later = x.narrow(dim, 0, shift), x.narrow(dim, shift, length - shift)
-        x = torch.cat([kept, torch.maximum(later, x.narrow(dim, 0, length - shift))], dim)
+        head, tail = x.narrow(dim, 0, shift), x.narrow(dim, shift, length - shift)
+        x = torch.cat([head, torch.maximum(tail, x.narrow(dim, 0, length - shift))], dim)
         shift *= 2
     return x
 
 
 def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """``torch.linalg.solve_triangular`` of a (..., n, n), lower with a diagonal of ones, and b (..., n, m); by halves.
+    """``torch.linalg.solve_triangular`` for a (..., n, n), lower with a unit diagonal, and b (..., n, m), by halves.
 
     Raises:
-        ValueError: another kind of matrix, which no mechanism has.
+        ValueError: another kind of matrix, which no mechanism needs.
     """
     if upper or not left or not unitriangular:
         raise ValueError("upper, left or unitriangular is given otherwise; allowed: False, True, True")
@@ -54,10 +56,10 @@ def _solved(a: Tensor, b: Tensor) -> Tensor:
 
 
 def in_double(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """``operator`` of float32 by way of float64.
+    """``operator`` for float32, computed in float64.
 
-    onnxruntime's exp of float32 errs to one side. A state that is a logarithm goes through it at every step, and after
-    3,000 of them Flow-Attention's logits were off by 1.6e-4 (2026-11-24).
+    onnxruntime's exp is biased in float32. A state that is a logarithm passes through it at every step: after 3,000
+    steps, Flow-Attention's logits had an error of 1.6e-4 (2026-11-24).
     """
 
     def exactly(x: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ def in_double(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
     return exactly
 
 
-#: What ``torch.export`` replaces.
+#: The operators that are replaced in programs of ``torch.export``.
 DECOMPOSITIONS = {
     torch.ops.aten.exp.default: in_double(torch.exp),
     torch.ops.aten.log.default: in_double(torch.log),

@@ -1,1 +1,1 @@
-"""Generation from prompts and streams: generators, prompt states and the memory of streams."""
+"""Generation from prompts and streams: generators, prompt states and the states of streams."""

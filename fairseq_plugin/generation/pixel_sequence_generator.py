@@ -1,4 +1,4 @@
-"""fairseq's generator for images: as many subpixels as an image has, no other symbol among them, then the end."""
+"""fairseq's generator for images: exactly the subpixels of one image, no other symbols, then the end."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from ..data.pixels import FIRST_TOKEN
 
-# A given subpixel may be so improbable that its probability is 0 in float32, and of a row of zeros nothing can be
-# drawn. A probability of e^-80 changes no other draw.
+# A given subpixel may be so improbable that its probability is 0 in float32, and nothing can be sampled from a row of
+# zeros. A probability of e^-80 does not affect other samples.
 _LEAST_SCORE = -80.0
 
 
 class PixelEnsemble(EnsembleModel):
-    """fairseq's ensemble, which says one of the 256 values ``length`` times and then the end.
+    """fairseq's ensemble, restricted to ``length`` times one of the 256 values and then the end.
 
-    The model is not asked for the end: an image that is whole would be one token longer than the model's positions.
+    The end is not computed by the model: a whole image would be one token longer than the model's positions.
     """
 
     def __init__(self, models: Sequence[nn.Module], dictionary: Dictionary, length: int) -> None:
@@ -27,7 +27,7 @@ class PixelEnsemble(EnsembleModel):
         self.length = length
 
     def forward_decoder(self, tokens: Tensor, encoder_outs, incremental_states, temperature: float = 1.0):
-        """Log-probabilities (rows, symbols) of what follows tokens (rows, 1 + subpixels so far), and no attention."""
+        """Log-probabilities (rows, symbols) of the token after ``tokens`` (rows, 1 + subpixels so far), and None."""
         if tokens.size(1) > self.length:
             scores = torch.full((tokens.size(0), len(self.dictionary)), -math.inf, device=tokens.device)
             scores[:, self.dictionary.eos()] = 0.0
@@ -45,6 +45,6 @@ def build_pixel_generator(
     generator_class: type[SequenceGenerator] = SequenceGenerator,
     **options,
 ) -> SequenceGenerator:
-    """fairseq's generator of images of ``length`` subpixels; ``options`` are the generator's, but for its lengths."""
+    """fairseq's generator for images of ``length`` subpixels; ``options`` are its options other than lengths."""
     options.update(max_len_a=0, max_len_b=length, max_len=length + 1)  # fairseq counts the end in max_len
     return generator_class(PixelEnsemble(models, dictionary, length), dictionary, **options)

@@ -1,4 +1,4 @@
-"""Many tokens of a prompt at once through the decoder of a language model, ours or fairseq's ``transformer_lm``."""
+"""Reads many tokens of a prompt at once with the decoder of our language models or of ``transformer_lm``."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ..modules.reading_on import layers_after
 
 
 def check_readable(model: nn.Module) -> None:
-    """Raise ValueError unless ``model`` is a language model over fairseq's Transformer decoder or ours."""
+    """Raise ValueError unless ``model`` is a language model with fairseq's Transformer decoder or ours."""
     if hasattr(model, "encoder") or not isinstance(getattr(model, "decoder", None), TransformerDecoderBase):
         raise ValueError(
             f"the model is a {type(model).__name__}; allowed with prompts that are read in one pass: language models "
@@ -22,17 +22,17 @@ def check_readable(model: nn.Module) -> None:
 
 
 def counts_tokens(decoder: nn.Module) -> bool:
-    """Whether ``decoder`` counts the tokens it read; fairseq's takes the number of columns of what it is given."""
+    """Whether ``decoder`` counts the tokens that it has read; fairseq's uses the number of columns of its input."""
     return isinstance(decoder, LinearTimeDecoder)
 
 
 def read_block(
     decoder: TransformerDecoderBase, tokens: Tensor, begin: int, end: int, incremental_state: IncrementalState
 ) -> Tensor:
-    """Features (B, end - begin, C) of ``tokens[:, begin:end]``, after those before, whose state this is.
+    """Features (B, end - begin, C) of ``tokens[:, begin:end]``, given the state after the earlier tokens.
 
-    ``tokens`` (B, n) are real ones. The state goes on. O(end - begin) where the mechanism is linear, and the scores of
-    so many queries and ``end`` keys for fairseq's own attention.
+    ``tokens`` (B, n) have no padding. The state is updated in place. O(end - begin) if the mechanism is linear;
+    (end - begin) x ``end`` scores for fairseq's own attention.
     """
     if counts_tokens(decoder):
         return decoder.extend_features(tokens[:, begin:end], incremental_state)[0]
@@ -46,7 +46,7 @@ def read_block(
 
 @contextmanager
 def _positions_within(embed_positions: nn.Module | None, tokens: Tensor, begin: int) -> Iterator[None]:
-    """Inside, fairseq's ``embed_positions`` embeds ``tokens`` and gives those from ``begin`` on: it cannot go on."""
+    """Inside, fairseq's ``embed_positions``, which has no offset, embeds ``tokens`` and returns ``[:, begin:]``."""
     if embed_positions is None:
         yield
         return

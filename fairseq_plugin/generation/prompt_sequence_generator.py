@@ -1,8 +1,8 @@
-"""fairseq's generator for language models, which reads a prompt in one forward pass before it decodes.
+"""fairseq's generator for language models, with a prompt that is read in one forward pass before decoding.
 
-fairseq's own takes a step for each token of a prompt, in which it can choose nothing. Its loop stays as it is: here the
-prompt is read first, and the loop goes on from the state after it, as if it began there. The prompt's tokens and
-scores are put before what it gives.
+fairseq's own needs one step for each token of a prompt, although there is nothing to choose. Its loop is not changed:
+here the prompt is read first, and the loop starts from the state after it. The prompt's tokens and scores are put
+before the loop's results.
 """
 
 import math
@@ -25,25 +25,25 @@ from ..modules.named_states import named_state
 from .prompt_reading import check_readable, counts_tokens, read_block
 from .prompt_state import PromptState, maker_of
 
-#: Tokens that a model reads at once, where nothing else is asked for.
+#: The default number of tokens that a model reads at once.
 BLOCK_SIZE = 1024
-# Prompts of a batch that differ by at most so many tokens stay together: the shortest is read, and the loop takes the
-# rest of the others step by step, as fairseq's does. Others are generated from after one another.
+# Prompts of a batch whose lengths differ by at most this many tokens are one group: as many tokens as the shortest has
+# are read at once, and the loop reads the remaining ones step by step, as fairseq's does. Groups follow one another.
 _MOST_STEPS = 64
-# Probabilities of all words that are computed at once, for the scores of a prompt.
+# The most probabilities that are computed at once for the scores of a prompt.
 _PROBABILITIES = 2**24
 
-#: Of a model: "state", which its decoder goes on from; "prompt" (B, 1 + m); "rows", the prompt of each row.
+#: For one model: "state", from which its decoder continues; "prompt" (B, 1 + m); "rows", the prompt of each row.
 Read = dict[str, Any]
 
 
 class PromptEnsemble(EnsembleModel):
-    """fairseq's ensemble, of language models that go on from prompts that they have read.
+    """fairseq's ensemble, for language models that continue prompts which they have read.
 
-    To fairseq's generator a read prompt is what an encoder gives: it makes the beams of it and reorders it.
+    To fairseq's generator, a read prompt is an encoder's output, which the generator repeats for beams and reorders.
 
     Raises:
-        ValueError: a model that is none of ours nor ``transformer_lm``, or ``block_size`` below 1.
+        ValueError: a model is neither ours nor ``transformer_lm``, or ``block_size`` is below 1.
     """
 
     def __init__(self, models: Sequence[nn.Module], block_size: int) -> None:
@@ -52,31 +52,31 @@ class PromptEnsemble(EnsembleModel):
         self.block_size = block_size
         for model in models:
             check_readable(model)
-        self._read: Read | None = None  # by which the last step went on
+        self._read: Read | None = None  # the prompts of the last step
 
     def read(self, prompt: Tensor, temperature: float, after: PromptState | None = None) -> tuple[list[Read], Tensor]:
-        """Read all of ``prompt`` (B, 1 + m) but its last token: what to go on from, and scores (B, m) of the m tokens.
+        """Read all but the last token of ``prompt`` (B, 1 + m): the ``Read`` of each model, and scores (B, m).
 
-        In blocks of ``block_size`` tokens, so that memory grows by what the models remember alone. O(m) where the
-        mechanism is linear. ``after`` is the state of tokens with which each prompt begins, and which are not read.
+        Reads blocks of ``block_size`` tokens, so memory only grows by the state of the models. O(m) if the mechanism is
+        linear. ``after`` is the state after the first tokens of each prompt, which are not read again.
         """
         reads, scores = [], []
-        known = 0 if after is None else len(after)
+        num_known = 0 if after is None else len(after)
         rows = torch.arange(len(prompt), device=prompt.device)
         for i, model in enumerate(self.models):
             state = {} if after is None else after.incremental_state(i, model, len(prompt))
             parts = [torch.zeros(len(prompt), 0, device=prompt.device)]
-            for begin in range(known, prompt.size(1) - 1, self.block_size):
+            for begin in range(num_known, prompt.size(1) - 1, self.block_size):
                 end = min(begin + self.block_size, prompt.size(1) - 1)
                 features = read_block(model.decoder, prompt, begin, end, state)
                 parts.append(_scores(model, features, prompt[:, begin + 1 : end + 1], temperature))
             reads.append({"state": state, "prompt": prompt, "rows": rows})
             scores.append(torch.cat(parts, dim=1))
-        found = torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
-        return reads, found if after is None else torch.cat([after.scores.expand(len(prompt), -1), found], dim=1)
+        scored = torch.logsumexp(torch.stack(scores), dim=0) - math.log(self.models_size)
+        return reads, scored if after is None else torch.cat([after.scores.expand(len(prompt), -1), scored], dim=1)
 
     def whole(self, tokens: Tensor) -> Tensor:
-        """The prompts of the last step, and ``tokens`` (rows, 1 + n) but their first after them: (rows, 1 + m + n)."""
+        """The prompts of the last step followed by ``tokens`` (rows, 1 + n) without the first: (rows, 1 + m + n)."""
         if self._read is None:
             return tokens
         return torch.cat([self._read["prompt"][self._read["rows"]], tokens[:, 1:]], dim=1)
@@ -86,21 +86,21 @@ class PromptEnsemble(EnsembleModel):
         return net_input["read"]
 
     def reorder_encoder_out(self, encoder_outs: list[Read], new_order: Tensor) -> list[Read]:
-        """Row i goes on from what was row ``new_order[i]``; a state that decoding has taken up is reordered there."""
-        for model, read in zip(self.models, encoder_outs):
-            read["rows"] = read["rows"].index_select(0, new_order)
-            if "state" in read:
-                model.decoder.reorder_incremental_state_scripting(read["state"], new_order)
+        """Row i continues from row ``new_order[i]``; after the first step, the decoder reorders the state."""
+        for model, entry in zip(self.models, encoder_outs):
+            entry["rows"] = entry["rows"].index_select(0, new_order)
+            if "state" in entry:
+                model.decoder.reorder_incremental_state_scripting(entry["state"], new_order)
         return encoder_outs
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: list[Read], incremental_states: list[dict], temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities (rows, words) of what follows the prompts and tokens (rows, 1 + n), and no attention."""
+        """Log-probabilities (rows, words) of the token after prompts and ``tokens`` (rows, 1 + n), and no attention."""
         self._read = encoder_outs[0] if encoder_outs else None
-        for state, read in zip(incremental_states, encoder_outs):
-            state.update(read.pop("state", {}))
-        if not all(counts_tokens(model.decoder) for model in self.models):  # positions are the number of columns
+        for state, entry in zip(incremental_states, encoder_outs):
+            state.update(entry.pop("state", {}))
+        if not all(counts_tokens(model.decoder) for model in self.models):  # its positions are column numbers
             tokens = self.whole(tokens)
         elif self._read is not None and tokens.size(1) == 1:
             tokens = self._read["prompt"][self._read["rows"], -1:]
@@ -108,20 +108,20 @@ class PromptEnsemble(EnsembleModel):
 
 
 class PromptGenerator(SequenceGenerator):
-    """fairseq's generator of language models, with ``PromptEnsemble``; tokens and scores are those of fairseq's own.
+    """fairseq's generator for language models, with ``PromptEnsemble``; tokens and scores are those of fairseq's own.
 
     ``block_size`` is the number of tokens read at once. A prompt counts in ``min_len``, ``max_len_a``, ``max_len_b``
-    and in normalised scores, as in fairseq's own. Two things differ on purpose: n-grams that may not be repeated are
-    those of the prompt too, on a CPU as on a GPU, and the penalties of ``diverse_beam_groups`` and ``diversity_rate``
-    begin after the prompt, in which there is no choice.
+    and in normalised scores, as in fairseq's own. Two differences are intended: n-grams of the prompt may not be
+    repeated either, on a CPU as on a GPU, and the penalties of ``diverse_beam_groups`` and ``diversity_rate`` begin
+    after the prompt, in which there is no choice.
 
-    ``after`` is the state of a text that stands before every prompt, as if it were a part of it. ``save_to`` is a new
-    file, which takes the state after the one prompt that is generated from.
+    ``after`` is the state after a text that precedes every prompt, as if it were a part of it. ``save_to`` is a new
+    file for the state after the prompt, of which there must be exactly one.
 
     Raises:
-        ValueError: see ``PromptEnsemble``; ``after`` is of other models, of another dictionary or temperature; there is
-            something at ``save_to``. When called, a prompt longer than what may be generated, or with padding before
-            the end of its sentence; with ``save_to``, a second prompt, or one with padding or an end of sentence.
+        ValueError: see ``PromptEnsemble``; ``after`` has other models, another dictionary or another temperature;
+        ``save_to`` exists. When called: a prompt is longer than the longest generation, or has padding before its
+        end of sentence; with ``save_to``, there is a second prompt, or one with padding or an end of sentence.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class PromptGenerator(SequenceGenerator):
             self._maker = maker_of(models, tgt_dict)
         if self.repeat_ngram_blocker is not None:
             self.repeat_ngram_blocker = _BlockedInAll(self.repeat_ngram_blocker, self.model.whole)
-        self._prompts: dict[int, Tensor] = {}  # by the number of the sentence, from the beginning of sentence on
+        self._prompts: dict[int, Tensor] = {}  # by sentence number, with the beginning of sentence
         if isinstance(self.search, PrefixConstrainedBeamSearch):
             allowed = self.search.prefix_allowed_tokens_fn
             self.search.prefix_allowed_tokens_fn = lambda sentence, tokens: allowed(
@@ -161,53 +161,53 @@ class PromptGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """fairseq's, for prompts ``prefix_tokens`` (B, n); in place of padding it chooses a word."""
+        """fairseq's, for prompts ``prefix_tokens`` (B, n); padding in a prompt is replaced by a chosen word."""
         if constraints is not None:
             raise ValueError("constraints are given; allowed with prompts that are read in one pass: none")
         source = sample["net_input"]["src_tokens"]
         if prefix_tokens is None:
             prefix_tokens = source.new_empty(len(source), 0)
-        known = 0 if self.after is None else len(self.after)
-        longest = self._longest(known + source.size(1))
-        lengths = self._readable(prefix_tokens, longest, known)
+        num_known = 0 if self.after is None else len(self.after)
+        longest = self._longest(num_known + source.size(1))
+        lengths = self._readable(prefix_tokens, longest, num_known)
         if self.save_to is not None:
-            self._check_one(prefix_tokens, lengths, known)
+            self._check_one(prefix_tokens, lengths, num_known)
         hypotheses: dict[int, list[dict[str, Tensor]]] = {}
         for rows in _together(lengths.tolist()):
             index = torch.tensor(rows, device=source.device)
-            read = int(lengths[index].min())
+            num_read = int(lengths[index].min())
             bos = self.eos if bos_token is None else bos_token
-            found = self._go_on(_rows_of(sample, index), prefix_tokens[index], read, longest, bos)
-            hypotheses.update(zip(rows, found, strict=True))
+            group_hypotheses = self._go_on(_rows_of(sample, index), prefix_tokens[index], num_read, longest, bos)
+            hypotheses.update(zip(rows, group_hypotheses, strict=True))
         return [hypotheses[row] for row in range(len(source))]
 
     def _longest(self, source_length: int) -> int:
-        """The most tokens that a sentence may have, its prompt included and without the end, as fairseq's loop says."""
+        """The most tokens of a sentence, with its prompt and without the end, as in fairseq's loop."""
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
     def _readable(self, prefix_tokens: Tensor, longest: int, known: int) -> Tensor:
-        """The number (B,) of tokens of each prompt that can be read before the loop begins, after ``known`` ones.
+        """The number (B,) of tokens of each prompt, after ``known`` tokens, that can be read before the loop begins.
 
-        They are the tokens before the first padding, in whose place fairseq's loop chooses a word, whether padding
-        fills up a batch or was typed. A prompt that ends its sentence leaves one to the loop, which ends none at its
-        first step.
+        These are the tokens before the first padding, which fairseq's loop replaces by a chosen word, whether it fills
+        up a batch or was typed. If a prompt ends its sentence, one token is left to the loop, which cannot end a
+        sentence at its first step.
         """
         padding, ends = prefix_tokens.eq(self.pad), prefix_tokens.eq(self.eos)
-        ended, chosen = ends.cumsum(1).ne(0), padding.cumsum(1).ne(0)
-        if bool((chosen & ends & ends.cumsum(1).eq(1)).any()):
+        after_eos, after_padding = ends.cumsum(1).ne(0), padding.cumsum(1).ne(0)
+        if bool((after_padding & ends & ends.cumsum(1).eq(1)).any()):
             raise ValueError("a prompt has <pad>, for which a word is chosen, before </s>; allowed: after it alone")
-        sizes = torch.arange(1, prefix_tokens.size(1) + 1, device=ended.device) * ~(ended | padding)
+        sizes = torch.arange(1, prefix_tokens.size(1) + 1, device=after_eos.device) * ~(after_eos | padding)
         if sizes.numel() and (most := known + int(sizes.max())) > longest:
-            of_them = f", {known} of them by --load-state" if known else ""
+            detail = f", {known} of them by --load-state" if known else ""
             raise ValueError(
-                f"a prompt has {most} tokens{of_them}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
+                f"a prompt has {most} tokens{detail}; allowed: {longest}, by --max-len-a and --max-len-b, which count "
                 f"the prompt, and by the model's positions, {self.max_len}"
             )
-        before = (~(ended | chosen)).sum(1)
-        return (before - (ended & ~chosen).any(1).long()).clamp(min=0)
+        before = (~(after_eos | after_padding)).sum(1)
+        return (before - (after_eos & ~after_padding).any(1).long()).clamp(min=0)
 
     def _check_one(self, prompts: Tensor, lengths: Tensor, known: int) -> None:
-        """Raise ValueError unless ``prompts`` (B, n), ``lengths`` of them read, are one that a state can be kept of."""
+        """Raise ValueError unless ``prompts`` (B, n) are one prompt whose state, after ``lengths``, can be saved."""
         if len(prompts) != 1 or self._has_saved:
             raise ValueError("more than one prompt is given; allowed with --save-state: one")
         if bool(prompts.eq(self.pad).any()):
@@ -218,7 +218,7 @@ class PromptGenerator(SequenceGenerator):
             raise ValueError("the prompt has no tokens; allowed with --save-state: at least one")
 
     def _save(self, begun: Tensor, reads: list[Read], scores: Tensor) -> None:
-        """Keep the state after the one prompt ``begun`` (1, 1 + m) with its ``scores`` (1, m)."""
+        """Save the state after the one prompt ``begun`` (1, 1 + m) with its ``scores`` (1, m)."""
         states = [named_state(model, read["state"]) for model, read in zip(self.model.models, reads)]
         PromptState(begun[0], scores[0], self.temperature, states, self._maker).save(self.save_to, "--save-state")
         self._has_saved = True
@@ -226,25 +226,25 @@ class PromptGenerator(SequenceGenerator):
     def _go_on(
         self, sample: dict[str, Any], prompts: Tensor, length: int, longest: int, bos: int
     ) -> list[list[dict[str, Tensor]]]:
-        """Hypotheses of the rows of ``sample``; the first ``length`` tokens of ``prompts`` (B, n) are read."""
-        begun = torch.cat([self._begin(bos).to(prompts).expand(len(prompts), -1), prompts[:, :length]], dim=1)
-        self._prompts = dict(zip(sample["id"].tolist(), begun))
+        """Hypotheses for the rows of ``sample``; the first ``length`` tokens of ``prompts`` (B, n) are read at once."""
+        beginnings = torch.cat([self._begin(bos).to(prompts).expand(len(prompts), -1), prompts[:, :length]], dim=1)
+        self._prompts = dict(zip(sample["id"].tolist(), beginnings))
         reads, scores = [], None
-        if begun.size(1) > 1:
-            reads, scores = self.model.read(begun, self.temperature, self.after)
+        if beginnings.size(1) > 1:
+            reads, scores = self.model.read(beginnings, self.temperature, self.after)
             if self.save_to is not None:
-                self._save(begun, reads, scores)
-            scores = scores - self.unk_penalty * begun[:, 1:].eq(self.unk)
+                self._save(beginnings, reads, scores)
+            scores = scores - self.unk_penalty * beginnings[:, 1:].eq(self.unk)
         sample["net_input"]["read"] = reads
-        rest = prompts[:, length:]  # with all padding, as fairseq's loop counts it where --min-len begins
-        with self._shorter_by(begun.size(1) - 1, longest):
-            found = super()._generate(sample, rest if rest.size(1) else None, bos_token=bos)
+        remaining = prompts[:, length:]  # with padding, which fairseq's loop counts for --min-len
+        with self._shorter_by(beginnings.size(1) - 1, longest):
+            hypotheses = super()._generate(sample, remaining if remaining.size(1) else None, bos_token=bos)
         if scores is None:
-            return found
-        return [self._joined(*row) for row in zip(begun[:, 1:], scores, found)]
+            return hypotheses
+        return [self._joined(*row) for row in zip(beginnings[:, 1:], scores, hypotheses)]
 
     def _begin(self, bos: int) -> Tensor:
-        """First tokens of every prompt: ``bos`` or, with ``after``, its tokens, the first of which is ``bos``."""
+        """The first tokens of every prompt: ``bos``, or the tokens of ``after``, which begin with ``bos``."""
         if self.after is None:
             return torch.tensor([bos])
         if int(self.after.tokens[0]) != bos:
@@ -257,16 +257,16 @@ class PromptGenerator(SequenceGenerator):
 
     @contextmanager
     def _shorter_by(self, length: int, longest: int) -> Iterator[None]:
-        """Inside, the loop's lengths are those after a prompt of ``length`` tokens."""
-        kept = self.min_len, self.max_len_a, self.max_len_b
+        """Inside, the loop's length limits are reduced by a prompt of ``length`` tokens."""
+        limits = self.min_len, self.max_len_a, self.max_len_b
         self.min_len, self.max_len_a, self.max_len_b = self.min_len - length, 0, longest - length
         try:
             yield
         finally:
-            self.min_len, self.max_len_a, self.max_len_b = kept
+            self.min_len, self.max_len_a, self.max_len_b = limits
 
     def _joined(self, prompt: Tensor, scores: Tensor, found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """The hypotheses ``found`` after ``prompt`` (m,) with its ``scores`` (m,), the best first."""
+        """Prepend ``prompt`` (m,) with its ``scores`` (m,) to the hypotheses ``found``; the best first."""
         joined = []
         for hypothesis in found:
             positional = torch.cat([scores.to(hypothesis["positional_scores"]), hypothesis["positional_scores"]])
@@ -285,14 +285,13 @@ def read_prompt(
     replace_newline_with_eos: bool = False,
     block_size: int = BLOCK_SIZE,
 ) -> PromptState:
-    """Read ``text`` with the models of ``hub``, what ``from_pretrained`` of a language model gives.
+    """Read ``text`` with the models of ``hub``, the result of a language model's ``from_pretrained``.
 
-    O(tokens) where the mechanism is linear. ``temperature`` is that of the generation to come. With
-    ``replace_newline_with_eos`` each line ends a sentence, as in the files of ``fairseq-preprocess``, the last one only
-    if it ends with a newline.
+    O(tokens) if the mechanism is linear. ``temperature`` is that of the later generation. With
+    ``replace_newline_with_eos`` each newline ends a sentence, as in the files of ``fairseq-preprocess``.
 
     Raises:
-        ValueError: models of another kind; a text without tokens, or with ``<pad>``; ``block_size`` below 1.
+        ValueError: unsupported models; a text without tokens, or with ``<pad>``; ``block_size`` below 1.
     """
     task = hub.task
     lines = text.splitlines(keepends=True) if replace_newline_with_eos else [text]
@@ -314,9 +313,9 @@ def read_prompt(
 
 
 class _BlockedInAll(nn.Module):
-    """fairseq's ``blocker`` of n-grams that repeat, over prompts and all that was generated.
+    """fairseq's ``blocker`` of repeated n-grams, applied to prompts and generated tokens.
 
-    A row with no other word left, as one that still takes its prompt, stays as it was.
+    A row is not changed if no word would be left, as while it still reads its prompt.
     """
 
     def __init__(self, blocker: nn.Module, whole: Callable[[Tensor], Tensor]) -> None:
@@ -324,7 +323,7 @@ class _BlockedInAll(nn.Module):
         self.blocker, self.whole = blocker, whole
 
     def forward(self, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
-        """Log-probabilities (rows, words) with -inf for words that would repeat an n-gram."""
+        """Log-probabilities (rows, words), -inf for words that would repeat an n-gram."""
         tokens = self.whole(tokens[:, : step + 1])
         blocked = self.blocker(tokens, lprobs.clone(), bsz, beam_size, tokens.size(1) - 1)
         nothing_left = blocked.eq(-math.inf).all(dim=1, keepdim=True)
@@ -335,15 +334,15 @@ def _scores(model: nn.Module, features: Tensor, words: Tensor, temperature: floa
     """Log-probabilities (B, n) of ``words`` (B, n) after features (B, n, C), in slices of bounded memory."""
     size = max(1, _PROBABILITIES // (len(words) * len(model.decoder.dictionary)))
     scores = []
-    for part, wanted in zip(features.split(size, dim=1), words.split(size, dim=1)):
+    for part, targets in zip(features.split(size, dim=1), words.split(size, dim=1)):
         logits = model.decoder.output_layer(part) / temperature
         probabilities = model.get_normalized_probs((logits, None), log_probs=True, sample=None)
-        scores.append(probabilities.gather(-1, wanted[..., None])[..., 0])
+        scores.append(probabilities.gather(-1, targets[..., None])[..., 0])
     return torch.cat(scores, dim=1)
 
 
 def _together(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows whose ``lengths`` differ by at most ``_MOST_STEPS``, group by group."""
+    """Groups of rows whose ``lengths`` differ by at most ``_MOST_STEPS``."""
     groups: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not groups or lengths[row] > lengths[groups[-1][0]] + _MOST_STEPS:
@@ -353,7 +352,7 @@ def _together(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _rows_of(sample: dict[str, Any], index: Tensor) -> dict[str, Any]:
-    """The fields of the batch ``sample`` that the generator reads, "id" and the source, for the rows ``index``."""
+    """The rows ``index`` of the fields of ``sample`` that the generator reads: "id" and the source."""
     numbers = sample.get("id")
     numbers = index if numbers is None else numbers.to(index.device)[index]
     source = {name: sample["net_input"][name][index] for name in ("src_tokens", "src_lengths")}

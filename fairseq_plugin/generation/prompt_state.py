@@ -1,7 +1,7 @@
-"""The state of language models after a prompt, in memory and in files: a long text is read once, continued often.
+"""The state of language models after a prompt, in memory and in files: read a long text once, continue it often.
 
-A file is of safetensors, so nothing that is read runs code. It says which models, options, weights and dictionary it
-belongs to, and others refuse it; it holds a digest of its content, without which it is refused.
+A file is in the safetensors format, so reading it never runs code. It records the models, options, weights and
+dictionary that it belongs to, and is refused with others. It is also refused if the digest of its content is wrong.
 """
 
 import hashlib
@@ -21,25 +21,25 @@ from common.tensor_files import digest, read_safetensors, save_safetensors
 from ..modules.multihead_attention import IncrementalState
 from ..modules.named_states import check_named_state, state_of
 
-#: The name of the format in the metadata of a file.
+#: The format name in the metadata of a file.
 _FORMAT = "lineartime prompt state 1"
-#: The files that messages say are allowed.
+#: The allowed files, for messages.
 _ALLOWED = "a file that --save-state or PromptState.save of this version wrote, as it wrote it"
-#: Options of fairseq's decoder that change what it computes and that neither weights nor their records show.
+#: Options of fairseq's decoder that affect its results but are not visible in weights or records of options.
 _OPTIONS = ("activation_fn", "no_scale_embedding", "no_token_positional_embeddings")
 _DECODER_OPTIONS = ("attention_heads", "normalize_before")
 
-#: By which models and dictionary a state was made.
+#: Identifies the models and the dictionary of a state.
 Maker = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PromptState:
-    """Language models after a prompt of m tokens, from the beginning of the sentence on.
+    """The state of language models after a prompt of m tokens.
 
-    ``tokens`` (1 + m,) are those of the prompt after what begins a sentence, of which the models have read all but the
-    last; ``scores`` (m,) their log-probabilities, at ``temperature``. ``states`` has for each model of an ensemble its
-    decoding state of one row, by the names of the modules. ``read_prompt`` makes one.
+    ``tokens`` (1 + m,) are the beginning of sentence and the prompt; the models have read all but the last.
+    ``scores`` (m,) are their log-probabilities at ``temperature``. ``states`` has the decoding state of one row, by
+    module name, for each model of an ensemble. ``read_prompt`` makes a ``PromptState``.
     """
 
     tokens: Tensor
@@ -49,52 +49,52 @@ class PromptState:
     maker: Maker
 
     def __len__(self) -> int:
-        """The tokens of the prompt, m."""
+        """The number of tokens of the prompt, m."""
         return len(self.tokens) - 1
 
     def save(self, path: str | Path, argument: str = "path") -> None:
-        """Write a new file, whole or not at all. Its size is that of the states, and eight bytes for each token.
+        """Write a new file atomically. Its size is that of the states plus eight bytes per token.
 
         Raises:
-            ValueError: there is something at ``path``, which is called ``argument``.
+            ValueError: ``path``, called ``argument`` in the message, exists.
         """
         tensors = {f"states.{i}.{name}": x for i, state in enumerate(self.states) for name, x in state.items()}
         tensors |= {"tokens": self.tokens.int(), "scores": self.scores.float()}
-        about = {"format": _FORMAT, "temperature": json.dumps(self.temperature), "maker": json.dumps(self.maker)}
+        metadata = {"format": _FORMAT, "temperature": json.dumps(self.temperature), "maker": json.dumps(self.maker)}
         with new_path(Path(path), argument) as new:
-            save_safetensors(tensors, new, about)
+            save_safetensors(tensors, new, metadata)
 
     @classmethod
     def load(
         cls, path: str | Path, models: Sequence[nn.Module], dictionary: Dictionary, argument: str = "path"
     ) -> "PromptState":
-        """Read a file of ``save`` for the same ``models`` and ``dictionary``, those of a hub interface for example.
+        """Read a file of ``save`` for the same ``models`` and ``dictionary``, for example those of a hub interface.
 
         Raises:
-            ValueError: no such file, half a file, a damaged one or another's; one of other models, options, weights or
-                another dictionary. ``argument`` is what ``path`` is called.
+            ValueError: the file is missing, incomplete, damaged or of another format, or belongs to other models,
+            options, weights or another dictionary. ``argument`` is the name of ``path`` in messages.
         """
         what = f"{argument} is {path}"
         try:
-            tensors, about = read_safetensors(Path(path))
-            if about.get("format") != _FORMAT:
-                raise ValueError(f"its format is {about.get('format')!r}")
-            maker, temperature = json.loads(about["maker"]), float(json.loads(about["temperature"]))
+            tensors, metadata = read_safetensors(Path(path))
+            if metadata.get("format") != _FORMAT:
+                raise ValueError(f"its format is {metadata.get('format')!r}")
+            maker, temperature = json.loads(metadata["maker"]), float(json.loads(metadata["temperature"]))
             tokens, scores = tensors.pop("tokens").long(), tensors.pop("scores")
             states: list[dict[str, Tensor]] = [{} for _ in maker["models"]]
             for name, tensor in tensors.items():
-                _, number, rest = name.split(".", 2)
-                states[int(number)][rest] = tensor
+                _, number, entry = name.split(".", 2)
+                states[int(number)][entry] = tensor
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{what}, which is no state of a prompt ({error}); allowed: {_ALLOWED}") from error
         device = next(models[0].parameters()).device
-        moved = [{name: x.to(device) for name, x in state.items()} for state in states]
-        state = cls(tokens.to(device), scores.to(device), temperature, moved, maker)
+        device_states = [{name: x.to(device) for name, x in state.items()} for state in states]
+        state = cls(tokens.to(device), scores.to(device), temperature, device_states, maker)
         state.check(models, dictionary, what)
         return state
 
     def check(self, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
-        """Raise ValueError unless this is a state of ``models`` and ``dictionary``; ``what`` begins the message."""
+        """Raise ValueError unless this is a state of ``models`` and ``dictionary``; messages begin with ``what``."""
         check_maker(self.maker, models, dictionary, what)
         try:
             _check_words(self.tokens, self.scores, len(dictionary))
@@ -104,41 +104,41 @@ class PromptState:
             raise ValueError(f"{what}, which is no state of a prompt ({error}); allowed: {_ALLOWED}") from error
 
     def incremental_state(self, number: int, model: nn.Module, rows: int) -> IncrementalState:
-        """The decoding state of ``model``, the one of this ``number`` in the ensemble, for so many equal rows."""
+        """The decoding state of ``model``, number ``number`` of the ensemble, repeated for ``rows`` rows."""
         return state_of(model, self.states[number], torch.zeros(rows, dtype=torch.long, device=self.tokens.device))
 
 
 def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
-    """Identify ``models`` and ``dictionary``, to compare with those that another state is of; O(their size)."""
+    """A fingerprint of ``models`` and ``dictionary``, to compare with that of another state; O(their size)."""
     words = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
     return {"models": [_model(model) for model in models], "dictionary": words}
 
 
 def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
-    """Raise ValueError unless ``maker`` are these ``models`` and this ``dictionary``; ``what`` begins the message."""
-    here = maker_of(models, dictionary)
-    if not _is_maker(maker, here):
+    """Raise ValueError unless ``maker`` is that of ``models`` and ``dictionary``; messages begin with ``what``."""
+    current = maker_of(models, dictionary)
+    if not _is_maker(maker, current):
         raise ValueError(f"{what}, which does not say of which models it is; allowed: {_ALLOWED}")
     if len(maker["models"]) != len(models):
         raise ValueError(f"{what}, a state of {len(maker['models'])} models; allowed: of {len(models)}")
-    for name, there, own in _differences(maker, here):
-        raise ValueError(f"{what}, a state of another {name} ({there}); allowed: {own}, that of the model here")
+    for name, stored, expected in _differences(maker, current):
+        raise ValueError(f"{what}, a state of another {name} ({stored}); allowed: {expected}, that of the model here")
 
 
 def _differences(there: Maker, here: Maker) -> Iterator[tuple[str, Any, Any]]:
-    """Names and values of what is not the same, what says most first."""
+    """Names and values of differences, the most informative first."""
     if there["dictionary"] != here["dictionary"]:
         yield "dictionary", f"SHA-256 {there['dictionary']}", here["dictionary"]
-    for stored, own in zip(there["models"], here["models"]):
-        for name, value in own["options"].items():
+    for stored, current in zip(there["models"], here["models"]):
+        for name, value in current["options"].items():
             if stored["options"].get(name) != value:
                 yield name, stored["options"].get(name), value
-        if stored["weights"] != own["weights"]:
-            yield "model, or of other options of its attention", f"SHA-256 {stored['weights']}", own["weights"]
+        if stored["weights"] != current["weights"]:
+            yield "model, or of other options of its attention", f"SHA-256 {stored['weights']}", current["weights"]
 
 
 def _model(model: nn.Module) -> dict[str, Any]:
-    """Identify what a model computes: its class and options, and a digest of weights and records of options."""
+    """A fingerprint of a model: its class and options, and a digest of weights and records of options."""
     cfg = model.decoder.cfg
     options = {"architecture": type(model).__name__, "precision": str(next(model.parameters()).dtype)}
     options |= {name: _plain(getattr(cfg, name, None)) for name in _OPTIONS}
@@ -147,7 +147,7 @@ def _model(model: nn.Module) -> dict[str, Any]:
 
 
 def _is_maker(maker: Any, here: Maker) -> bool:
-    """Whether ``maker`` has the fields that ``here`` has."""
+    """Whether ``maker`` has the same fields as ``here``."""
     if not isinstance(maker, dict) or maker.keys() != here.keys() or not isinstance(maker["models"], list):
         return False
     parts = [maker, *maker["models"]]
@@ -157,7 +157,7 @@ def _is_maker(maker: Any, here: Maker) -> bool:
 
 
 def _check_words(tokens: Tensor, scores: Tensor, words: int) -> None:
-    """Raise ValueError unless ``tokens`` (1 + m,) are numbers of ``words`` words, with finite ``scores`` (m,)."""
+    """Raise ValueError unless ``tokens`` (1 + m,) are below ``words`` and ``scores`` (m,) are finite."""
     if tokens.dim() != 1 or len(tokens) < 2 or scores.shape != (len(tokens) - 1,):
         shapes = f"{tuple(tokens.shape)} and {tuple(scores.shape)}"
         raise ValueError(f"tokens and scores have shapes {shapes}, not (1 + m,) and (m,)")
@@ -168,5 +168,5 @@ def _check_words(tokens: Tensor, scores: Tensor, words: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Without fairseq's enumerations."""
+    """The plain value of an option, which may be one of fairseq's enumerations."""
     return getattr(value, "value", value)

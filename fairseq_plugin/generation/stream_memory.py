@@ -1,4 +1,4 @@
-"""The memory of streams from one batch to the next, and the part of it that a checkpoint keeps."""
+"""The decoding states of streams from one batch to the next, and the part that a checkpoint stores."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from ..modules.named_states import check_named_state, named_state, rows_of, stat
 
 logger = logging.getLogger(__name__)
 
-#: What a checkpoint keeps: "step" after which it was saved, "row" of the first, "state" by the names of modules.
+#: The entry of a checkpoint: "step", the last batch; "row", the first row; "state" by module name.
 SavedStreams = dict[str, Any]
 _ALLOWED = (
     "what --task streaming_language_modeling of this version wrote, or --reset-dataloader to begin the epoch anew"
@@ -27,10 +27,10 @@ _ALLOWED = (
 
 
 class StreamMemory:
-    """The states after the last batches of streams, each row's for its next block.
+    """The states of streams after their last batches, from which each row continues with its next block.
 
-    A trainer may repeat the batches of an update, as after an overflow: the state before the first of them is kept
-    until the next update. Memory: the states of the batches of an update, and one more.
+    A trainer may repeat the batches of an update, for example after an overflow, so the state before the first of them
+    is kept until the next update. Memory: the states of the batches of an update, and one more.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class StreamMemory:
         self._last = -1
         self._update: int | None = None
         self._saved: SavedStreams | None = None
-        self._where = ""  # where ``_saved`` was found, for messages
+        self._where = ""  # the source of ``_saved``, for messages
 
     def attach(
         self, sample: dict[str, Any], update: int, model: nn.Module | None = None
     ) -> tuple[dict[str, Any], CarriedState]:
-        """A new batch with the state that it goes on from, and that state, which will have the one after it.
+        """A new batch with the state from which it continues, and that ``CarriedState``, for ``keep`` afterwards.
 
-        ``update`` is a number that changes when earlier batches will not be repeated. ``model`` is needed to go on from
-        a checkpoint.
+        ``update`` is a number that changes when earlier batches will not be repeated. ``model`` is needed to resume
+        from a checkpoint.
         """
         place: StreamPlace = sample[PLACE]
         if update != self._update:
@@ -59,7 +59,7 @@ class StreamMemory:
         return with_state(sample, carried), carried
 
     def keep(self, place: StreamPlace, carried: CarriedState) -> None:
-        """Remember the state after a batch."""
+        """Store the state after a batch."""
         self._after[place.step], self._last = carried.after, place.step
 
     def _before(self, place: StreamPlace, rows: int) -> IncrementalState | None:
@@ -72,8 +72,8 @@ class StreamMemory:
         return rows_of(state, rows)
 
     def saved(self, model: nn.Module, place: StreamPlace | None) -> SavedStreams | None:
-        """States of this process's rows after the last batch ``place``, for a checkpoint; None if no stream goes on."""
-        if self._saved is not None:  # nothing was read since it was loaded
+        """States of this process's rows after the last batch ``place``, for a checkpoint; None if all streams ended."""
+        if self._saved is not None:  # no batch was read since it was loaded
             return self._saved
         if place is None or place.is_last or place.step not in self._after:
             return None
@@ -81,7 +81,7 @@ class StreamMemory:
         return {"step": place.step, "row": place.row, "state": named}
 
     def restore(self, saved: SavedStreams, where: str) -> None:
-        """Go on from what a checkpoint kept, when the next batch says which rows are its own; see ``unsealed``."""
+        """Resume from the entry ``saved`` of a checkpoint at the next batch, which says its rows; see ``unsealed``."""
         self._saved, self._where = unsealed(saved, where), where
 
     def _restore(self, place: StreamPlace, rows: int, device: torch.device, model: nn.Module) -> None:
@@ -93,21 +93,21 @@ class StreamMemory:
                 f"{self._where}, whose streams are of another model ({error}); allowed: {_ALLOWED}"
             ) from error
         numbers = torch.arange(place.row - saved["row"], place.row - saved["row"] + rows, device=device)
-        there = min(len(x) for x in saved["state"].values())
-        if saved["step"] == place.step - 1 and int(numbers[0]) >= 0 and int(numbers[-1]) < there:
+        num_saved = min(len(x) for x in saved["state"].values())
+        if saved["step"] == place.step - 1 and int(numbers[0]) >= 0 and int(numbers[-1]) < num_saved:
             self._after, self._last = {saved["step"]: state_of(model, saved["state"], numbers)}, saved["step"]
 
 
 def sealed(saved: SavedStreams) -> SavedStreams:
-    """``saved`` with a digest of it, for a checkpoint."""
+    """``saved`` with its digest, for a checkpoint."""
     return {**saved, DIGEST: _digest(saved)}
 
 
 def unsealed(saved: Any, where: str) -> SavedStreams:
-    """``saved`` without the digest of ``sealed``; a message begins with ``where`` it was found.
+    """``saved`` without the digest of ``sealed``; messages begin with its source ``where``.
 
     Raises:
-        ValueError: ``saved`` is something else, or damaged.
+        ValueError: ``saved`` has another format, or is damaged.
     """
     names = {"step": int, "row": int, "state": dict, DIGEST: str}
     fits = isinstance(saved, dict) and saved.keys() == names.keys()
@@ -128,9 +128,9 @@ def _digest(saved: SavedStreams) -> str:
 
 
 class StreamingBatches:
-    """The batches of ``iterator``, each with the state after the one before, for whoever calls a model with them.
+    """The batches of ``iterator``, each with the state after the previous batch.
 
-    It can be iterated once, and has the length of ``iterator``, as fairseq's progress bars want it.
+    It can be iterated once, and has the length of ``iterator``, as fairseq's progress bars require.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -153,14 +153,14 @@ class StreamingBatches:
 
 
 def with_state(sample: dict[str, Any], carried: CarriedState) -> dict[str, Any]:
-    """A new batch: ``sample`` whose forward pass goes on from ``carried``."""
+    """A new batch: ``sample`` with a forward pass that continues from ``carried``."""
     return {**sample, "net_input": {**sample["net_input"], "incremental_state": carried}}
 
 
 def gathered(own: SavedStreams | None) -> SavedStreams | None:
-    """Gather the states that the training processes saved into one, in the first process; None in the others.
+    """Join the saved states of all training processes in the first process; None in the others.
 
-    Also None where the processes are not at the same batch, as at the end of an epoch. All of them must call it.
+    Also None if the processes are not at the same batch, as at the end of an epoch. All processes must call it.
     """
     group = distributed_utils.get_data_parallel_group()
     count, rank = distributed_utils.get_world_size(group), distributed_utils.get_rank(group)

@@ -1,8 +1,8 @@
-"""The configuration in a checkpoint is data: a text of which fairseq could run, resolve or follow is refused.
+"""Checks that the configuration in a checkpoint is only data: no text that fairseq would run, resolve or open.
 
-fairseq stores the options of a training in its checkpoints, and reads them again to build task and model. It evaluates
-the texts of some as Python, resolves interpolations, those of the environment too, and opens files and addresses. Which
-options it evaluates is not asked here: no text may be code, whatever the name of its option.
+fairseq stores the options of a training in its checkpoints, and reads them to build task and model. It evaluates some
+texts as Python, resolves interpolations, even of environment variables, and opens files and addresses. The check does
+not depend on which options it evaluates: no text may be code, whatever the name of its option.
 """
 
 import ast
@@ -30,23 +30,23 @@ from common.ops.shared.checks import ArgumentError
 
 from .known_options import ConfigurationError, model_options
 
-#: Words, numbers, paths and symbols as </s>. An expression of them alone calls nothing: it has no brackets and no
-#: quotes. Powers and shifts could take all memory.
+#: Words, numbers, paths and symbols such as </s>. Such an expression calls nothing, since it has no brackets and no
+#: quotes. Powers and shifts are excluded, since they could use up all memory.
 _WORDS = re.compile(r"(?:[\w ?.,:;/@+=~|%#!&^-]|<(?!<)|>(?!>))*")
-#: Options of pretrained embeddings, which a model whose weights are loaded has no use for.
+#: Options of pretrained embeddings, which are not needed if weights are loaded.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
-#: Options that are texts of any kind: places of a training, and a pattern that is parsed here. None is evaluated.
+#: Options that may be any text, since none is evaluated: paths of a training, and a pattern that this plugin parses.
 FREE_TEXTS = frozenset(
     """
     aim_repo data finetune_from_model lineartime_layers log_file path restore_file results_path save_dir
     tensorboard_logdir user_dir wandb_project
     """.split()
 ).union(EMBEDDING_FILES)
-#: Options of tasks and of generation that name a file even where their value has no separator, and options of
-#: fairseq's tokenizers that name none.
+#: Options of tasks and of generation that name a file even if their value has no separator, and options of
+#: fairseq's tokenizers that do not name a file.
 _FILES = {"fixed_dictionary", "load_state", "replace_unk", "save_state", "source_dict", "target_dict"}
 _NO_FILES = {"bpe_separator", "source_lang", "target_lang", "_name"}
-#: Files in the folder of a checkpoint that fairseq's hub takes in place of the option.
+#: Files in the folder of a checkpoint with which fairseq's hub replaces an option.
 _HUB_FILES = {
     "code": "bpe_codes",
     "bpecodes": "bpe_codes",
@@ -54,9 +54,9 @@ _HUB_FILES = {
     "merges.txt": "bpe_merges",
     "vocab.json": "bpe_vocab",
 }
-#: Groups of options whose values nothing reads where a model is loaded.
+#: Groups of options that are not read when a model is loaded.
 _NOT_READ = ("criterion", "optimizer", "lr_scheduler", "scoring", "simul_type", "job_logging_cfg")
-#: What is raised for options of other kinds.
+#: Errors raised for options of wrong types.
 _FAULTS = (
     OmegaConfBaseException,
     HydraException,
@@ -72,8 +72,8 @@ _FAULTS = (
 )
 #: An interpolation that refers to another option of the same configuration.
 _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
-#: Most values in a configuration, and in a list that a reference names. fairseq's own have about a thousand and ten;
-#: lists in lists, and references to lists of references, would take all memory.
+#: The most values in a configuration, and in a list that a reference names. fairseq's own have about a thousand and
+#: ten; nested lists, and references to lists of references, could use up all memory.
 _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 
 
@@ -81,33 +81,33 @@ _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Turn any error from reading a malformed configuration inside the ``with`` block into one ValueError.
 
-    ``path`` is the checkpoint that holds it, and ``overrides`` are options that a user gave in place of stored ones.
+    ``path`` is the checkpoint of the configuration, and ``overrides`` are the user's options that replace stored ones.
     """
     try:
         yield
     except _FAULTS as error:
-        place = f"the checkpoint {path!r}" + (f" with `model_overrides` {overrides!r}" if overrides else "")
+        source = f"the checkpoint {path!r}" + (f" with `model_overrides` {overrides!r}" if overrides else "")
         if isinstance(error, ConfigurationError):
-            raise ArgumentError(f"{place} has a configuration that cannot be read: {error}") from error
+            raise ArgumentError(f"{source} has a configuration that cannot be read: {error}") from error
         foreign = isinstance(error, OmegaConfBaseException) or not isinstance(error, ValueError)
-        if not foreign and "allowed" in str(error):  # it says all that there is to say
+        if not foreign and "allowed" in str(error):  # the message is complete
             raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ArgumentError(
-            f"{place} has a configuration that cannot be read ({reason}); allowed: what "
+            f"{source} has a configuration that cannot be read ({reason}); allowed: what "
             "fairseq-train writes, and options of the kinds that the model declares"
         ) from error
 
 
 def check_configuration(state: Mapping[str, Any], path: str) -> None:
-    """Refuse texts in the configuration of the checkpoint ``state`` that fairseq could run or take from elsewhere.
+    """Refuse texts in the configuration of the checkpoint ``state`` that fairseq could run or resolve.
 
     O(number of options). ``path`` is for messages.
 
     Raises:
-        ValueError: a text that is neither words nor a literal, of an option that is none of ``FREE_TEXTS``; an
-            interpolation of anything but another option; a configuration that is none. The message names the file, the
-            option and its value.
+        ValueError: a text is neither words nor a literal, and its option is not in ``FREE_TEXTS``; an interpolation
+        refers to anything but another option; or the configuration is malformed. The message names the file, the
+        option and its value.
     """
     for name, value in _stored_options(state, path, leave_out=("job_logging_cfg",)):
         if name not in FREE_TEXTS and not _is_data(value):
@@ -115,12 +115,12 @@ def check_configuration(state: Mapping[str, Any], path: str) -> None:
 
 
 def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any]) -> None:
-    """Refuse files and addresses in the configuration of ``state`` that loading would follow, and unknown tasks.
+    """Refuse files and addresses in the configuration of ``state`` that loading would open, and unknown tasks.
 
-    The ``options`` of the user, and files of fairseq's hub in the folder of ``path``, stand in their place.
+    The user's ``options``, and files of fairseq's hub in the folder of ``path``, replace stored values.
 
     Raises:
-        ValueError: it has one; the message names the file, the option and its value.
+        ValueError: there is one; the message names the file, the option and its value.
     """
     folder = os.path.dirname(path)
     replaced = {"data", *EMBEDDING_FILES, *options}
@@ -143,7 +143,7 @@ def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any])
 def check_texts(model: type, args: Any) -> None:
     """Refuse texts in the options ``args`` of a fairseq ``model`` that fairseq could run.
 
-    So a checkpoint runs nothing where fairseq's own commands build a model of ours from it either.
+    So a checkpoint cannot run code when fairseq's own commands build one of our models from it, either.
 
     Raises:
         ValueError: there is one; the message names the option and its value.
@@ -158,7 +158,7 @@ def check_texts(model: type, args: Any) -> None:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether ``value`` is no text, or a text of words, or a literal of Python or JSON: evaluating it calls nothing."""
+    """Whether evaluating ``value`` calls nothing: it is no text, or words, or a literal of Python or JSON."""
     if not isinstance(value, (str, bytes)):
         return True
     if isinstance(value, str) and _WORDS.fullmatch(value):
@@ -177,9 +177,9 @@ def _no_data(name: str, value: Any) -> str:
 
 
 def _stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Names and values of all options of a checkpoint, at any depth; interpolations are resolved where they may be.
+    """Names and values of all options of a checkpoint, at any depth, with allowed interpolations resolved.
 
-    ``leave_out`` are groups of a configuration in groups.
+    ``leave_out`` are groups to skip in a nested configuration.
     """
     arguments, config = state.get("args"), state.get("cfg")
     if arguments is not None:
@@ -191,7 +191,7 @@ def _stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, .
 
 
 def _check_references(config: Any, path: str) -> None:
-    """ValueError for an interpolation in ``config`` that is no reference to a value, or to a few plain values."""
+    """ValueError for an interpolation in ``config`` that does not refer to a value or to a few plain values."""
     for name, value in _leaves(config, path):
         if "${" not in str(value):
             continue
@@ -201,7 +201,7 @@ def _check_references(config: Any, path: str) -> None:
 
 
 def _named(config: Any, parts: list[str]) -> Any:
-    """Value in ``config`` at the path ``parts``, from the outermost name inwards; None where there is nothing."""
+    """The value in ``config`` at the path ``parts``, outermost name first; None if there is none."""
     for part in parts:
         config = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
         config = vars(config) if isinstance(config, Namespace) else config
@@ -210,7 +210,7 @@ def _named(config: Any, parts: list[str]) -> Any:
 
 
 def _is_small(named: Any, path: str) -> bool:
-    """Whether it is one value, or a few that refer to no others."""
+    """Whether ``named`` is one value, or a few values without references."""
     if isinstance(named, (str, bytes, int, float, bool)) or named is None:
         return True
     leaves = _leaves(named, path)
@@ -218,7 +218,7 @@ def _is_small(named: Any, path: str) -> bool:
 
 
 def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of ``options``, in which an interpolation would be resolved by another configuration."""
+    """The leaves of ``options``; ValueError for an interpolation, which another configuration would resolve."""
     for name, value in _leaves(options, path):
         if "${" in str(value):
             raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: no interpolation")
@@ -226,7 +226,7 @@ def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]
 
 
 def _resolved(config: Any, path: str) -> dict[str, Any]:
-    """A configuration in groups as plain values."""
+    """A nested configuration as plain values."""
     with faults_of(path):
         groups = OmegaConf.to_container(OmegaConf.create(config, flags={"allow_objects": True}), resolve=True)
         if not isinstance(groups, dict):
@@ -235,7 +235,7 @@ def _resolved(config: Any, path: str) -> dict[str, Any]:
 
 
 def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
-    """All values in nested containers, each with the name that is nearest to it; nothing is resolved."""
+    """All values in nested containers, each with the name of its nearest key; nothing is resolved."""
     with faults_of(path):
         leaves = list(islice(_walk("cfg", options), _MOST_VALUES + 1))
     if len(leaves) > _MOST_VALUES:
@@ -250,7 +250,7 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         value = OmegaConf.to_container(value, resolve=False)
     elif isinstance(value, Namespace):
         value = vars(value)
-    if isinstance(value, Mapping) and value:  # an empty container is a value: there may be any number of them
+    if isinstance(value, Mapping) and value:  # an empty container counts as a value, since their number is limited too
         for key, item in value.items():
             yield from _walk(str(key), item)
     elif isinstance(value, (list, tuple, set, frozenset)) and value:
@@ -261,23 +261,23 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _not_followed() -> set[str]:
-    """Names of options of commands, optimizers and criteria, which nothing reads where a model is loaded."""
+    """Names of options of commands, optimizers and criteria, which are not read when a model is loaded."""
     groups = [group for name, group in vars(FairseqConfig()).items() if is_dataclass(group) and name != "generation"]
     groups += [x for name in _NOT_READ if name in REGISTRIES for x in REGISTRIES[name]["dataclass_registry"].values()]
     return {name for group in groups for name in group.__dataclass_fields__} - {"_name"}
 
 
 def _tokenizer_options() -> Iterator[Any]:
-    """The fields of the options of fairseq's tokenizers: files, and addresses as their defaults."""
+    """The option fields of fairseq's tokenizers, which name files and have addresses as defaults."""
     for name in ("bpe", "tokenizer"):
         for options in filter(is_dataclass, REGISTRIES[name]["dataclass_registry"].values()):
             yield from fields(options)
 
 
 def _check_task(state: Mapping[str, Any], path: str) -> None:
-    """ValueError for a task that nobody has registered."""
+    """ValueError for a task that is not registered."""
     if state.get("args") is not None:
-        name = safe_getattr(state["args"], "task", "translation")  # fairseq's own default for its oldest files
+        name = safe_getattr(state["args"], "task", "translation")  # fairseq's default for its oldest checkpoints
     else:
         task = state["cfg"].get("task")
         name = (task.get("_name") or task.get("task")) if hasattr(task, "get") else safe_getattr(task, "_name")

@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq: checked as a whole before anything is loaded, and stock ones under a name of ours."""
+"""Checkpoints of fairseq: checked completely before anything is loaded; stock ones can be loaded as our models."""
 
 import logging
 import os
@@ -24,36 +24,36 @@ from .weight_options import attention_hints, option_hints
 
 logger = logging.getLogger(__name__)
 
-#: Entries that fairseq reads besides configuration and weights, in current and in the oldest checkpoint formats.
+#: Entries that fairseq reads in addition to configuration and weights, in current and in the oldest formats.
 _BOOKKEEPING = ({"optimizer_history", "extra_state"}, {"best_loss", "optimizer", "epoch"})
-#: Options with which all parameters may learn, also those of a checkpoint of a training in which some did not.
+#: Options that let all parameters learn, even if some did not in the training of the checkpoint.
 _LEARNING = {"lineartime_trained_parameters": "all"}
-#: Where is said how weights of softmax attention become those of another attention.
+#: A hint where to read how weights of softmax attention are transferred to another attention.
 HOW_TO_TRANSFER = "fairseq_plugin/README.md has how to train it to do what softmax attention did, in four commands"
-#: How the names of fairseq's buffers end that hold the version of a state dict.
+#: The suffix of fairseq's buffers that hold the version of a state dict.
 _VERSION = ".version"
 
 
 class CheckedLoading:
-    """In front of a fairseq model: ``load_state_dict`` and ``from_pretrained`` say in one ValueError what is wrong.
+    """Mixin before a fairseq model: ``load_state_dict`` and ``from_pretrained`` report all faults in one ValueError.
 
-    No tensor is loaded then.
+    In that case no tensor is loaded.
     """
 
-    #: fairseq's own model whose weights have the names and shapes of this one's, None if there is none.
+    #: fairseq's model whose weights have the same names and shapes as this model's; None if there is none.
     stock_model: type | None = None
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:
-        """No downloads: the stock ones hold softmax attention."""
+        """No downloads, since the stock models have softmax attention."""
         return {}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any | None = None, args: Any = None
     ) -> Any:
-        """As fairseq's; ValueError unless all of ``state_dict`` fits, or what has a place if not ``strict``.
+        """As fairseq's; ValueError unless all of ``state_dict`` fits, or, if not ``strict``, all entries that are used.
 
-        What was left out or is new is a warning. ``state_dict`` itself stays as it is.
+        Logs a warning for entries that are left out or new. ``state_dict`` itself is not changed.
         """
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
@@ -61,14 +61,14 @@ class CheckedLoading:
         transfer = transfer_of(state_dict, fitted, self)
         if transfer.left_out or transfer.new:
             logger.warning(f"{type(self).__name__}: {transfer.summary()}")
-        elif strict:  # fairseq's averaged weights (--store-ema) are loaded without, at every update
+        elif strict:  # not for averaged weights (--store-ema), which fairseq loads without strict at every update
             logger.info(f"{type(self).__name__}: {transfer.summary()}")
         return super().load_state_dict(fitted, strict)
 
     def fitted_state_dict(
         self, state_dict: dict[str, Any], model_cfg: Any | None = None, strict: bool = True
     ) -> dict[str, Any]:
-        """``state_dict`` in today's names and without layers that ``model_cfg`` does not keep; nothing is loaded.
+        """``state_dict`` with current names and without layers that ``model_cfg`` does not keep; nothing is loaded.
 
         Raises:
             ValueError: it does not fit.
@@ -85,7 +85,7 @@ class CheckedLoading:
         return fitted
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """fairseq's hook. One without versions would be taken for one of 2018, and the final norm be dropped for it."""
+        """fairseq's hook. Adds versions: without them fairseq assumes a model of 2018 and drops the final norm."""
         for name, tensor in self.state_dict().items():
             if name.endswith(_VERSION):
                 state_dict.setdefault(name, tensor.clone())
@@ -95,12 +95,12 @@ class CheckedLoading:
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
     ) -> Any:
-        """As fairseq's, from a file of this architecture or, where its weights fit, of fairseq's ``transformer_lm``.
+        """As fairseq's, from a file of this architecture or, if its weights fit, of fairseq's ``transformer_lm``.
 
         Raises:
-            ValueError: a folder or file that cannot be read, a file that would run code, whose configuration fairseq
-                would evaluate or follow (see ``checkpoint_config``), or that holds another architecture or other
-                weights; an option that does not exist.
+            ValueError: a folder or file cannot be read; a file would run code, has a configuration that is not only
+            data (see ``checkpoint_config``), or holds another architecture or other weights; an option does not
+            exist.
         """
         folder = find_folder("model_name_or_path", model_name_or_path)
         data = os.path.join(folder, data_name_or_path) if data_name_or_path.startswith(".") else data_name_or_path
@@ -118,12 +118,12 @@ class CheckedLoading:
 
     @classmethod
     def _overrides(cls, state: dict[str, Any], path: str, options: dict[str, Any]) -> dict[str, Any]:
-        """``options`` that make fairseq build this model from what ``state`` holds."""
+        """``options`` with those that make fairseq build this model from the checkpoint ``state``."""
         stored = stored_architecture(state, path)
         model = ARCH_MODEL_REGISTRY.get(stored)
         is_ours = model is not None and issubclass(model, cls)
-        built = model if is_ours else cls
-        check_names("from_pretrained", options, checkpoint_options(built, state), model_options(built))
+        target = model if is_ours else cls
+        check_names("from_pretrained", options, checkpoint_options(target, state), model_options(target))
         if is_ours:
             return options
         if model is TransformerLanguageModel and cls.stock_model is model:
@@ -142,13 +142,13 @@ class CheckedLoading:
 
 
 def stored_architecture(state: dict[str, Any], path: str) -> str:
-    """The name of the model in a checkpoint of fairseq, of either of its configuration systems.
+    """The architecture name in a checkpoint of fairseq, from either of its configuration systems.
 
     Raises:
-        ValueError: it is none of fairseq's.
+        ValueError: it is not a checkpoint of fairseq.
     """
     name = None
-    if state.get("args") is not None:  # fairseq's own order
+    if state.get("args") is not None:  # checked first, as in fairseq
         name = safe_getattr(state["args"], "arch")
     elif hasattr(state.get("cfg"), "get"):
         model = state["cfg"].get("model")
@@ -164,72 +164,80 @@ def stored_architecture(state: dict[str, Any], path: str) -> str:
 
 
 def registered_names(model: type) -> list[str]:
-    """The names under which ``model`` and classes built on it are registered as models."""
+    """The names under which ``model`` and its subclasses are registered as models."""
     return [name for name, registered in MODEL_REGISTRY.items() if issubclass(registered, model)]
 
 
 def stock_name(model: type) -> str:
-    """The name of fairseq's own model whose weights fit ``model``."""
+    """The name of fairseq's model whose weights fit ``model``."""
     return next(name for name, registered in MODEL_REGISTRY.items() if registered is model.stock_model)
 
 
 def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Overrides by which fairseq builds ``model`` from a checkpoint of its stock model, and ``options``."""
+    """Overrides with which fairseq builds ``model`` from a checkpoint of its stock model, and ``options``."""
     name = registered_names(model)[0]
     if model.stock_model is RobertaModel:
         learned, norm = (_stored_option(state, x, True) for x in ("encoder_learned_pos", "layernorm_embedding"))
         post_norm = not _stored_option(state, "encoder_normalize_before", False)
-        own = {"encoder_learned_pos": learned, "layernorm_embedding": norm, "lineartime_post_norm": post_norm}
-        return {"arch": name, **own, **options}
+        roberta_options = {
+            "encoder_learned_pos": learned,
+            "layernorm_embedding": norm,
+            "lineartime_post_norm": post_norm,
+        }
+        return {"arch": name, **roberta_options, **options}
     if model.stock_model is not TransformerLanguageModel:
         return {"arch": name, **options}
     post_norm = not _stored_option(state, "decoder_normalize_before", False)
     if state.get("args") is not None:
         return {"arch": name, "lineartime_post_norm": post_norm, **options}
-    # Where fairseq is given overrides for the model alone, it does not look for more of them among the others.
+    # If fairseq gets overrides in a "model" group, it does not look for others outside of it.
     fields = MODEL_DATACLASS_REGISTRY[name].__dataclass_fields__
-    of_model = {key: value for key, value in options.items() if key in fields}
+    overrides = {key: value for key, value in options.items() if key in fields}
     nested = options.get("model", {})
-    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **of_model, **nested}}
+    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **overrides, **nested}}
 
 
 def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:
-    """An option of the model in a checkpoint of fairseq, of either of its configuration systems."""
+    """A model option in a checkpoint of fairseq, from either of its configuration systems."""
     stored = state["args"] if state.get("args") is not None else state["cfg"]["model"]
     return stored.get(name, default) if isinstance(stored, Mapping) else safe_getattr(stored, name, default)
 
 
 def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> Transfer:
-    """Return which tensors ``model`` takes from ``state_dict`` by loading ``fitted``, which are left out and which new.
+    """Which tensors ``model`` gets from ``state_dict`` by loading ``fitted``, which are left out and which are new.
 
-    ``fitted`` is ``state_dict`` after upgrading and pruning. fairseq's version numbers and records of options are no
+    ``fitted`` is ``state_dict`` after upgrading and pruning. fairseq's version numbers and records of options are not
     weights and are not listed.
     """
-    # By memory: upgrading renames tensors, cuts some in pieces, and fills in weights of the model's own.
-    own, stored = model.state_dict(), {_memory(x) for x in state_dict.values()}
-    taken = [name for name in fitted if name in own and not is_record(name) and _memory(fitted[name]) in stored]
-    used = {_memory(fitted[name]) for name in taken}
+    # Compared by memory: upgrading renames tensors, splits some, and adds weights of the model itself.
+    model_state, stored_memory = model.state_dict(), {_memory(x) for x in state_dict.values()}
+    loaded = [
+        name
+        for name in fitted
+        if name in model_state and not is_record(name) and _memory(fitted[name]) in stored_memory
+    ]
+    used = {_memory(fitted[name]) for name in loaded}
     left_out = [name for name, x in state_dict.items() if _memory(x) not in used]
-    new = [name for name in own if name not in taken and not name.endswith(_VERSION)]
-    # Records of options, and tensors that only files of earlier versions have, are neither.
+    new = [name for name in model_state if name not in loaded and not name.endswith(_VERSION)]
+    # Records of options, and tensors that only files of earlier versions have, count as neither.
     left_out, new = ([x for x in names if not is_record(x) and not is_read(x, model)] for names in (left_out, new))
-    return Transfer(taken, left_out, new)
+    return Transfer(loaded, left_out, new)
 
 
 def _memory(tensor: Any) -> Any:
-    """An identifier of the memory of ``tensor``: that of its storage, or of the object if it is no tensor."""
+    """An identifier of the memory of ``tensor``: of its storage, or of the object if it is not a tensor."""
     return tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else id(tensor)
 
 
 def hint(state_dict: dict[str, Any], model: nn.Module, model_cfg: Any | None = None) -> str:
-    """Command-line options that would explain why ``state_dict`` does not fit ``model``; "" where none does.
+    """Command-line options that would explain why ``state_dict`` does not fit ``model``; "" if none does.
 
     ``model_cfg`` is the configuration of ``model``, for the values of its options.
     """
-    own = model.state_dict()
-    certain = [*_dictionary_hints(state_dict, own), *attention_hints(state_dict, own, model_cfg)]
-    hints = [*_norm_hints(state_dict, own), *certain, *_relative_bias_hints(state_dict, own)]
-    hints += _new_parameter_hints(state_dict, own)
+    model_state = model.state_dict()
+    certain = [*_dictionary_hints(state_dict, model_state), *attention_hints(state_dict, model_state, model_cfg)]
+    hints = [*_norm_hints(state_dict, model_state), *certain, *_relative_bias_hints(state_dict, model_state)]
+    hints += _new_parameter_hints(state_dict, model_state)
     hints += [] if certain else option_hints(model, model_cfg)
     return "".join(f" ({hint})" for hint in hints)
 
@@ -258,7 +266,7 @@ def _new_parameter_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> 
 
 
 def _relative_bias_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
-    """For FLASH's bias by distance: one weight per distance (toeplitz) or two vectors (rotary), ``auto`` by length."""
+    """Hints on FLASH's relative bias: one weight per distance (toeplitz) or two vectors (rotary)."""
     for name, tensor in state_dict.items():
         module, _, weight = name.rpartition(".")
         if not module.endswith(".bias") or not isinstance(tensor, Tensor):

@@ -1,4 +1,4 @@
-"""The folder that a user names: a folder, an archive of one, or the URL of an archive."""
+"""Folders given by the user: a path, an archive, or the URL of an archive."""
 
 import atexit
 import os
@@ -14,11 +14,11 @@ def find_folder(argument: str, path: str) -> str:
     """The folder at ``path``, the value of ``argument``.
 
     An archive (.tar, .tar.gz, .tar.bz2, .tar.xz), local or at a URL, is extracted into a temporary folder, which is
-    deleted when the process ends; the archive itself stays.
+    deleted when the process ends; a local archive is kept.
 
     Raises:
-        ValueError: there is neither a folder nor an archive at ``path``; an archive with members outside of its own
-            folder, or other than files, folders and links inside of it.
+        ValueError: ``path`` is neither a folder nor an archive, or the archive has members outside its folder, or
+        members other than files, folders and links inside it.
     """
     if os.path.isdir(path):
         return path
@@ -39,7 +39,7 @@ def find_folder(argument: str, path: str) -> str:
 
 
 def _extract(archive: str, target: str) -> str:
-    """Extract ``archive`` into the new folder ``target``; the only folder in it, or ``target`` if it holds more."""
+    """Extract ``archive`` into the new folder ``target``; returns the only folder in it, otherwise ``target``."""
     if not hasattr(tarfile, "data_filter"):
         raise ValueError("this Python cannot extract archives safely; 3.10.12, 3.11.4 and newer ones can")
     with tarfile.open(archive) as members:

@@ -1,4 +1,4 @@
-"""The options of models: a field that declares one, those that may be given with a checkpoint, and errors."""
+"""The options of models: declaring a field, listing the options allowed with a checkpoint, and errors."""
 
 import argparse
 import difflib
@@ -16,38 +16,38 @@ def option_field(default: Any, help: str) -> Any:
 
 
 class ConfigurationError(ValueError):
-    """A key or a value that a model does not have; the message says what is allowed, but not in which file."""
+    """A key or value that a model does not have; the message says what is allowed, but does not name the file."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that remembers the options it was given."""
+    """A parser that records its options."""
 
     def __init__(self) -> None:
         self.declared: dict[str, argparse.Action] = {}
         super().__init__(allow_abbrev=False, add_help=False)
 
     def add_argument(self, *flags: Any, **description: Any) -> argparse.Action:
-        """argparse's, which also keeps the option in ``declared``."""
+        """As argparse's; also records the option in ``declared``."""
         action = super().add_argument(*flags, **description)
         return self.declared.setdefault(action.dest, action)
 
 
 def declared_options(model: type) -> dict[str, argparse.Action]:
-    """The options of a fairseq model, by their names, as its command line declares them."""
+    """The command-line options of a fairseq model, by name."""
     parser = _Parser()
     model.add_args(parser)
     return parser.declared
 
 
 def model_options(model: type) -> set[str]:
-    """Names of the options of a fairseq model."""
+    """The names of the options of a fairseq model."""
     return set(declared_options(model))
 
 
 def checkpoint_options(model: type, state: dict[str, Any]) -> set[str]:
-    """Names of the options that ``model`` can be loaded with from the checkpoint ``state``.
+    """The names of the options with which ``model`` can be loaded from the checkpoint ``state``.
 
-    They are those of fairseq's groups, the stored ones, and those of the model, which may be newer than the file.
+    These are fairseq's groups of options, the stored options, and those of the model, which may be newer than the file.
     """
     names = {"generation_args", *model_options(model)}
     for group, options in vars(FairseqConfig()).items():
@@ -62,7 +62,7 @@ def checkpoint_options(model: type, state: dict[str, Any]) -> set[str]:
 
 
 def check_names(what: str, names: Iterable[Any], known: set[str], listed: set[str]) -> None:
-    """ValueError for the first of ``names`` that is not ``known``; it says what is near, or else what is ``listed``."""
+    """ValueError for the first of ``names`` not in ``known``; suggests similar names, otherwise those in ``listed``."""
     for name in map(str, names):
         if name not in known:
             near = difflib.get_close_matches(name, known)

@@ -1,4 +1,4 @@
-"""Hints on weights that do not fit: the attentions of checkpoint and model, and the options that decide weights."""
+"""Hints on weights that do not fit: differing attentions, and options that affect weights."""
 
 import re
 from collections.abc import Iterator
@@ -13,28 +13,28 @@ from common.modules.remembered_options import is_record, read_record
 
 from .known_options import model_options
 
-#: The option of stacks of several attentions.
+#: The option of models with different attentions.
 _LAYERS = "lineartime_layers"
 #: Options of this plugin that change no weight's name or shape.
 _WITHOUT_WEIGHTS = ("lineartime_trained_parameters", "lineartime_reset_at_eos", "checkpoint_", "offload_")
 
 
 def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cfg: Any) -> Iterator[str]:
-    """A hint for each place where the attentions of a checkpoint differ from those of ``own``, a model's state dict.
+    """A hint for each module where the attentions of a checkpoint differ from those of ``own``, a model's state dict.
 
-    There is none for files whose weights do not name their attention, such as those of stock models.
+    There are no hints for files without records of attentions, such as those of stock models.
     """
-    stored, here = _attentions(state_dict), _attentions(own)
-    for place in sorted(stored.keys() | here.keys()) if stored else ():
-        if stored.get(place) != here.get(place):
-            there, own_pattern = (_pattern(x.get(place, ["not of lineartime"])) for x in (stored, here))
+    stored, current = _attentions(state_dict), _attentions(own)
+    for path in sorted(stored.keys() | current.keys()) if stored else ():
+        if stored.get(path) != current.get(path):
+            saved, expected = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, current))
             pattern = safe_getattr(model_cfg, _LAYERS)
             option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
-            yield f"attention of {place} is {there} in the checkpoint and {own_pattern} here: {option} must be the same"
+            yield f"attention of {path} is {saved} in the checkpoint and {expected} here: {option} must be the same"
 
 
 def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
-    """A hint with the values of the options of ``model``, beyond fairseq's, that may decide its weights."""
+    """A hint with the values of the options of ``model``, other than fairseq's, that may affect its weights."""
     base = next(kind for kind in type(model).__mro__ if kind.__module__.startswith("fairseq.models"))
     present = {module.name for module in model.modules() if isinstance(module, InnerAttention)}
     values = []
@@ -49,23 +49,23 @@ def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
 
 
 def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
-    """The names of attentions in the order of the layers, by their place with ``*`` for the number of the layer."""
+    """The names of attentions in layer order, by module path with ``*`` in place of the layer number."""
     attentions: dict[str, dict[str, str]] = {}
     for name in filter(is_record, state_dict):
         record = read_record(state_dict[name])
         attention = (record or {"options": {}})["options"].get("attention")
         if attention is not None:
-            module = re.sub(r"(\.inner)*\.[^.]+$", "", name)  # of several in one another the innermost comes last
+            module = re.sub(r"(\.inner)*\.[^.]+$", "", name)  # of nested ones the innermost comes last
             attentions.setdefault(re.sub(r"\.\d+\.", ".*.", module), {})[module] = attention
-    return {place: list(by_layer.values()) for place, by_layer in attentions.items()}
+    return {path: list(by_layer.values()) for path, by_layer in attentions.items()}
 
 
 def _pattern(names: list[str]) -> str:
-    """Names as ``--lineartime-layers`` has them: ``flow*3,softmax``."""
+    """Names in the format of ``--lineartime-layers``: ``flow*3,softmax``."""
     runs = [(name, len(list(run))) for name, run in groupby(names)]
     return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
 
 
 def _mechanism(option: str) -> str | None:
-    """The mechanism that ``option`` belongs to by its name; None for an option of the model."""
+    """The mechanism to which ``option`` belongs, by its prefix; None for an option of the model."""
     return max((name for name in ATTENTIONS if option.startswith(f"{name}_")), key=len, default=None)

@@ -50,10 +50,10 @@ class FeatureEncoder(LinearTimeRobertaEncoder):
 
 
 class ClassifierHubInterface(RobertaHubInterface):
-    """RoBERTa's interface, whose predictions are of what the classifier pools."""
+    """RoBERTa's interface, with predictions from the features that the classifier pools."""
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
-        """Tokens (T) or (B, T) -> log-probabilities (B, classes), or scores; RoBERTa's reads the first token alone."""
+        """Tokens (T) or (B, T) -> log-probabilities (B, classes), or scores; RoBERTa's uses the first token only."""
         tokens = torch.atleast_2d(tokens).to(self.device)
         features = self.extract_features(tokens)
         scores = self.model.classification_heads[head](self.model.pool(features, tokens)[:, None])
@@ -63,15 +63,15 @@ class ClassifierHubInterface(RobertaHubInterface):
 class LinearTimeClassifier(LinearTimeMaskedModel):
     """An encoder, a pooling of its features, and classification heads; subclasses build the layers.
 
-    The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
-    influence. Two sequences, where a task has them, go through one encoder, and the head gets both poolings.
+    The task registers a head (``register_classification_head``), and the criterion selects it by name. Padding on any
+    side has no influence. If a task has two sequences, one encoder reads both, and the head gets both pooled vectors.
     """
 
     encoder_class = FeatureEncoder
     reads_documents = False
     task_names = "sentence_prediction"
     other_tasks = {"language_modeling": LanguageModelingTask, "masked_lm": MaskedLMTask}
-    #: Sequences of an example, and the labels, which the task says.
+    #: The number of sequences per example, and the labels; both come from the task.
     sequences = 1
     labels: list[str] | None = None
 
@@ -94,7 +94,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
 
     @classmethod
     def build_model(cls, args, task):
-        """As for masked models; the task says how many sequences an example has, and which labels."""
+        """As for masked models; the task defines how many sequences an example has, and the labels."""
         model = super().build_model(args, task)
         model.sequences = getattr(task, "sequences", 1)
         dictionary = getattr(task, "label_dictionary", None)
@@ -105,10 +105,10 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
     def register_classification_head(
         self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **unused: Any
     ) -> None:
-        """fairseq's hook: add the head ``name``, of the style that was asked for.
+        """fairseq's hook: add the head ``name`` in the chosen style.
 
         Raises:
-            ValueError: a width of the head that is no integer of at least 1, or two sequences with RoBERTa's head.
+            ValueError: the width of the head is not an integer of at least 1, or RoBERTa's head gets two sequences.
         """
         inner_dim = inner_dim or option(self.args, ClassifierOptions, "classifier_dim")
         if inner_dim is not None:
@@ -129,7 +129,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
         self.mark_decay(self.args)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """fairseq's hook. RoBERTa's fills in what heads lack; what a file's head was trained with is left unsaid."""
+        """fairseq's hook. RoBERTa's adds missing entries of heads; records it added to a stored head are removed."""
         stored = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)
         for head in self.classification_heads:
@@ -148,22 +148,22 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
         src_tokens2: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """src_tokens (B, T) -> scores of the head's classes (B, classes), or features (B, T, C) without a head.
+        """src_tokens (B, T) -> class scores of the head (B, classes), or features (B, T, C) without a head.
 
-        ``src_tokens2`` (B, T2) is the second sequence of each example, for a head that takes two.
+        ``src_tokens2`` (B, T2) is the second sequence of each example, for a head for two sequences.
         """
         features, extra = super().forward(src_tokens, True, return_all_hiddens)
         if classification_head_name is None:
             return features, extra
         pooled = self.pool(features, src_tokens)
         if src_tokens2 is not None:
-            second, _ = super().forward(src_tokens2, True, return_all_hiddens)
-            pooled = torch.cat([pooled, self.pool(second, src_tokens2)], 1)  # (B, 2 C)
-        # RoBERTa's heads take the first of several tokens.
+            second_features, _ = super().forward(src_tokens2, True, return_all_hiddens)
+            pooled = torch.cat([pooled, self.pool(second_features, src_tokens2)], 1)  # (B, 2 C)
+        # RoBERTa's heads use the first of several tokens.
         return self.classification_heads[classification_head_name](pooled[:, None]), extra
 
     def pool(self, features: Tensor, src_tokens: Tensor) -> Tensor:
-        """One vector (B, C) of the features (B, T, C) of src_tokens (B, T); 0 for a row of padding alone."""
+        """Pool the features (B, T, C) of src_tokens (B, T) to one vector per row (B, C); 0 for a row of padding."""
         real = src_tokens.ne(self.encoder.dictionary.pad())  # (B, T)
         if option(self.args, ClassifierOptions, "pooling") == "mean":
             weights = real / real.sum(1, keepdim=True).clamp(min=1)

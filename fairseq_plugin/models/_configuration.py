@@ -1,8 +1,8 @@
 """Configurations of models from hydra, YAML files and overrides: each key is read or refused.
 
 A configuration is flat, as a command line is (``encoder_embed_dim``), or has fairseq's groups (``encoder: {embed_dim:
-...}``). fairseq hands that of a model without a dataclass to the named architecture, and merges that of a model with
-one into the dataclass. Both ways lead here.
+...}``). fairseq passes the configuration to the named architecture if the model has no dataclass, and otherwise merges
+it into the dataclass. Both cases are handled here.
 """
 
 import difflib
@@ -26,23 +26,23 @@ from ..loading.known_options import ConfigurationError, declared_options
 
 logger = logging.getLogger(__name__)
 
-#: The groups of fairseq's nested form, in which ``encoder_layers`` is ``layers`` of ``encoder``.
+#: The groups of fairseq's nested configurations, where ``encoder_layers`` is ``layers`` of ``encoder``.
 GROUPS: dict[str, type] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
-#: Keys that say which model is meant.
+#: Keys that name the model.
 _NAMES = ("_name", "arch")
-#: How values of a type are checked, and what a message calls them.
+#: For each type, the node that checks its values, and its name in messages.
 _TYPES = {
     int: (IntegerNode, "an integer"),
     float: (FloatNode, "a number"),
     bool: (BooleanNode, "true, false"),
     str: (StringNode, "a text"),
 }
-#: fairseq's defaults, which a configuration that was printed whole has for options that nobody chose.
+#: fairseq's defaults, which a fully printed configuration has for options that nobody chose.
 _STOCK_DEFAULTS = {**vars(TransformerConfig()), **vars(TransformerLanguageModelConfig())}
 
 
 class Key(NamedTuple):
-    """A key of a configuration: the option that it sets, how it was typed, and its value."""
+    """A key of a configuration: the option that it sets, the key as it was typed, and its value."""
 
     option: str
     typed: str
@@ -52,13 +52,13 @@ class Key(NamedTuple):
 class Known(NamedTuple):
     """The options that an architecture reads, and how it reads them."""
 
-    #: Its options, with what a command line takes for them where it takes them.
+    #: Its options, each with its command-line action, or None if the command line lacks it.
     options: dict[str, Action | None]
-    #: Values of options that are left open.
+    #: Default values of options.
     defaults: dict[str, Any]
-    #: The types of values that they allow, as far as they are known.
+    #: The types that each option allows, as far as they are known.
     types: dict[str, tuple[Any, ...]]
-    #: Whether it has a dataclass; null is a value then, and is otherwise an option left open.
+    #: Whether it has a dataclass; then null is a value, otherwise null leaves an option open.
     typed: bool
     #: Whether it reads groups as fairseq's ``transformer`` does.
     reads_groups: bool
@@ -80,14 +80,14 @@ def read_configuration(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             read[key.option] = key
     options = {option: _checked(name, key, known) for option, key in read.items() if not _is_unused(name, key, known)}
     flat = {option: value for option, value in options.items() if read[option].typed == option}
-    rest = _filled(name, flat) if known.reads_groups and len(flat) < len(options) else {}
-    return {**rest, **_rest_of_groups(given, options, known), **options}
+    filled = _filled(name, flat) if known.reads_groups and len(flat) < len(options) else {}
+    return {**filled, **_rest_of_groups(given, options, known), **options}
 
 
 def read_stored(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options in the configuration ``given`` that a checkpoint of the architecture ``name`` has.
 
-    Earlier versions stored keys that nothing read, groups among them; they are left out.
+    Keys that nothing reads, which earlier versions stored, groups among them, are left out.
     """
     known = _known(name)
     shared = {field.name for config in GROUPS.values() for field in fields(config)} if known.reads_groups else set()
@@ -95,9 +95,9 @@ def read_stored(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_stock(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that fairseq's own model read in ``given``, as far as the architecture ``name`` has them, flat.
+    """The options that fairseq's own model reads from ``given`` and the architecture ``name`` has, flat.
 
-    Where a group is given, fairseq does not read the flat options of that group.
+    If a group is given, fairseq does not read the flat options of that group.
     """
     known = _known(name)
     unread = tuple(f"{group}_" for group in GROUPS if known.reads_groups and _is_group(given.get(group)))
@@ -116,10 +116,10 @@ def register_architecture(model: str, name: str) -> Callable[[Callable[[Any], No
 
 
 def readable(options: type[FairseqDataclass], name: str) -> FairseqDataclass:
-    """An instance of ``options`` for fairseq's registry of dataclasses, the entry of the model ``name``.
+    """An instance of ``options`` as the entry of the model ``name`` in fairseq's registry of dataclasses.
 
-    Called, it gives an instance, as the class does. omegaconf copies what it merges a configuration into: the copy is a
-    configuration that checks the other one.
+    Calling it gives an instance, as calling the class does. omegaconf copies the object into which it merges a
+    configuration: the copy is a ``_CheckedConfig``, which checks that configuration.
     """
     members = {
         "__call__": lambda self, **values: options(**values) if values else self,
@@ -133,12 +133,18 @@ class _CheckedConfig(DictConfig):
     """The configuration of a model that has a dataclass."""
 
     def merge_with(self, *others: Any) -> None:
-        """omegaconf's, after the options are checked and those that a named size sets are added."""
+        """omegaconf's, after options are checked and options of the named size are added."""
         for other in others:
-            given = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
-            given.update({x: OmegaConf.to_container(other[x], resolve=True) for x in GROUPS if _is_group(given.get(x))})
-            name = given.get("_name") or self._name
-            options = _sized(name, read_configuration(name, given))
+            values = OmegaConf.to_container(other, resolve=False, enum_to_str=True)
+            values.update(
+                {
+                    group: OmegaConf.to_container(other[group], resolve=True)
+                    for group in GROUPS
+                    if _is_group(values.get(group))
+                }
+            )
+            name = values.get("_name") or self._name
+            options = _sized(name, read_configuration(name, values))
             try:
                 super().merge_with({"_name": name, **options})
             except OmegaConfBaseException as error:
@@ -147,32 +153,36 @@ class _CheckedConfig(DictConfig):
 
 
 def _filled(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` and those that the architecture ``name`` fills in."""
-    filled = Namespace(**options)
-    ARCH_CONFIG_REGISTRY[name](filled)
-    return vars(filled)
+    """``options`` and the options that the architecture ``name`` fills in."""
+    args = Namespace(**options)
+    ARCH_CONFIG_REGISTRY[name](args)
+    return vars(args)
 
 
 def _sized(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` of a model with a dataclass, and those that the named architecture ``name`` sets."""
+    """``options`` of a model with a dataclass, and the options that the named architecture ``name`` sets."""
     known = _known(name)
     if name in MODEL_REGISTRY or not known.options.keys() - options.keys():
         return options
-    of_other_groups = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
-    filled = _filled(name, {**of_other_groups, **options})
+    interpolations = {key: value for key, value in known.defaults.items() if _is_interpolation(value)}
+    filled = _filled(name, {**interpolations, **options})
     integers = {key for key, action in known.options.items() if action and action.type is int}
-    # fairseq's base_lm_architecture gives a number as False.
-    return {key: int(x) if x is False and key in integers else x for key, x in filled.items() if key in known.options}
+    # fairseq's base_lm_architecture sets a number to False.
+    return {
+        key: int(value) if value is False and key in integers else value
+        for key, value in filled.items()
+        if key in known.options
+    }
 
 
 def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
-    """Make ``args`` flat if it is a configuration; then ``complete`` the options that it leaves open."""
+    """Flatten ``args`` in place if it is a configuration; then ``complete`` the options that it leaves open."""
     if OmegaConf.is_config(args):
-        given = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-        # fairseq reads a checkpoint's with this flag; hydra's has none.
-        read = read_stored if args._get_flag("allow_objects") else read_configuration
-        options = read(next(given[key] for key in _NAMES if given.get(key)), given)
-        for key in given.keys() - {*_NAMES}:
+        values = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+        # fairseq sets this flag on configurations of checkpoints; those of hydra lack it.
+        reader = read_stored if args._get_flag("allow_objects") else read_configuration
+        options = reader(next(values[key] for key in _NAMES if values.get(key)), values)
+        for key in values.keys() - {*_NAMES}:
             del args[key]
         args.update(options)
     complete(args)
@@ -180,7 +190,7 @@ def _read_and_complete(complete: Callable[[Any], None], args: Any) -> None:
 
 @cache
 def _known(name: str) -> Known:
-    """The options of the architecture ``name``; see ``Known``."""
+    """How the architecture ``name`` reads its options; see ``Known``."""
     model = ARCH_MODEL_REGISTRY[name]
     declared, config = declared_options(model), getattr(model, "__dataclass", None)
     values = _filled(name, {}) if config is None else vars(config())
@@ -191,7 +201,7 @@ def _known(name: str) -> Known:
 
 
 def _types(config: type | None, option: str, action: Action | None, default: Any) -> tuple[Any, ...]:
-    """The types of values of ``option``: those of the dataclass ``config``, else what a command line makes of it."""
+    """The types of ``option``: those declared in the dataclass ``config``, otherwise those of the command line."""
     if config is not None:
         declared = config.__dataclass_fields__[option].type
         return get_args(declared) or (declared,)
@@ -201,42 +211,48 @@ def _types(config: type | None, option: str, action: Action | None, default: Any
 
 
 def _keys(given: Mapping[str, Any], known: Known) -> Iterator[Key]:
-    """The keys of ``given``; of two keys for one option, the one that ``transformer`` takes comes last."""
-    last: list[Key] = []
+    """The keys of ``given``; of two keys for one option, the one that ``transformer`` uses comes last."""
+    later_keys: list[Key] = []
     for key, value in given.items():
-        fitting = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
+        groups = [group for group, config in GROUPS.items() if key in config.__dataclass_fields__]
         if key in GROUPS and _is_group(value):
-            last += [Key(f"{key}_{name}", f"{key}.{name}", x) for name, x in value.items() if name not in _NAMES]
-        elif known.reads_groups and fitting and key not in (*known.options, *_NAMES):
-            last += [Key(f"{group}_{key}", key, value) for group in fitting if not _is_group(given.get(group))]
+            later_keys += [Key(f"{key}_{name}", f"{key}.{name}", x) for name, x in value.items() if name not in _NAMES]
+        elif known.reads_groups and groups and key not in (*known.options, *_NAMES):
+            later_keys += [Key(f"{group}_{key}", key, value) for group in groups if not _is_group(given.get(group))]
         elif key not in _NAMES:
             yield Key(key, key, value)
-    yield from last
+    yield from later_keys
 
 
 def _rest_of_groups(given: Mapping[str, Any], options: dict[str, Any], known: Known) -> dict[str, Any]:
-    """Values of fairseq for options that a given group leaves open: all of them for ``transformer``.
+    """fairseq's values for options that a given group leaves open: for ``transformer``, all options of the group.
 
-    For other models only those that follow from the group: a decoder's input and output are as wide as ``embed_dim``.
+    For other models, only options that follow from the group: the decoder's input and output width is ``embed_dim``.
     """
-    rest: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for group, config in GROUPS.items():
         if not _is_group(given.get(group)):
             continue
-        declared = {x: field for x, field in config.__dataclass_fields__.items() if x not in _NAMES}
-        own = {x: options[f"{group}_{x}"] for x in declared if options.get(f"{group}_{x}") is not None}
-        whole = vars(config(**own))
-        follows = {x for x, field in declared.items() if _is_interpolation(field.default) and "embed_dim" in own}
-        for x in declared if known.reads_groups else follows:
-            if whole[x] is not None and f"{group}_{x}" in known.options:
-                rest[f"{group}_{x}"] = whole[x]
-    return rest
+        declared = {name: field for name, field in config.__dataclass_fields__.items() if name not in _NAMES}
+        group_options = {
+            name: options[f"{group}_{name}"] for name in declared if options.get(f"{group}_{name}") is not None
+        }
+        completed = vars(config(**group_options))
+        follows = {
+            name
+            for name, field in declared.items()
+            if _is_interpolation(field.default) and "embed_dim" in group_options
+        }
+        for name in declared if known.reads_groups else follows:
+            if completed[name] is not None and f"{group}_{name}" in known.options:
+                values[f"{group}_{name}"] = completed[name]
+    return values
 
 
 def _check_twice(name: str, one: Key, other: Key, known: Known) -> None:
-    """Raise ConfigurationError for an option with two values, unless the one that is not read is its default.
+    """Raise ConfigurationError for an option with two values, unless the value that is not read is the default.
 
-    fairseq writes all defaults, flat, beside the groups of a configuration that it stores.
+    fairseq stores all defaults, flat, in addition to the groups of a configuration.
     """
     if one.value == other.value:
         return
@@ -247,7 +263,7 @@ def _check_twice(name: str, one: Key, other: Key, known: Known) -> None:
 
 
 def _check_unread(name: str, key: Key, known: Known) -> None:
-    """Raise ConfigurationError for a key that nothing reads, unless it is null and one of fairseq's ``transformer``."""
+    """Raise ConfigurationError for a key that nothing reads, unless it is null and fairseq's ``transformer`` has it."""
     group, _, nested = key.typed.partition(".")
     if key.value is None and (nested in GROUPS[group].__dataclass_fields__ if nested else group in _STOCK_DEFAULTS):
         return
@@ -263,7 +279,7 @@ def _check_unread(name: str, key: Key, known: Known) -> None:
 
 
 def _is_unused(name: str, key: Key, known: Known) -> bool:
-    """Whether the value is not allowed but is fairseq's default, which nobody has chosen."""
+    """Whether the value is not allowed but is fairseq's default, which nobody chose."""
     action = known.options[key.option]
     if not action or not action.choices or key.value in action.choices:
         return False
@@ -277,7 +293,7 @@ def _is_unused(name: str, key: Key, known: Known) -> bool:
 
 
 def _checked(name: str, key: Key, known: Known) -> Any:
-    """The value of ``key``, of the type of its option.
+    """The value of ``key``, converted to the type of its option.
 
     Raises:
         ConfigurationError: it is not allowed.
@@ -290,7 +306,9 @@ def _checked(name: str, key: Key, known: Known) -> Any:
         if value not in action.choices:
             raise ConfigurationError(f"{refused} {', '.join(map(str, action.choices))}")
         return value
-    if key.option.endswith("_layers_to_keep"):  # fairseq declares a list of an encoder-decoder's, and splits a text
+    if key.option.endswith(
+        "_layers_to_keep"
+    ):  # an encoder-decoder's is declared as a list, but fairseq splits a string
         value = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if not all(x.strip().isdigit() for x in value.split(",")):
             raise ConfigurationError(f"{refused} numbers of layers, as 0,2")

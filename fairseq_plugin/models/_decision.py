@@ -1,9 +1,9 @@
 """The base of all Decision Transformers, for the task ``offline_rl``.
 
 The model of the Flowformer paper's Table 7, as its authors released it: Chen et al., *Decision Transformer* (NeurIPS
-2021), with another attention. A step is three tokens, the return that is wanted, the state and the action; each is a
-linear embedding plus one that is learned for the number of the step. A LayerNorm, pre-norm layers with ReLU, a final
-LayerNorm; the action is read at the token of the state, through tanh.
+2021), with another attention. A step is three tokens: the wanted return, the state and the action. Each token is a
+linear embedding plus a learned embedding of the step number. Then follow a LayerNorm, pre-norm layers with ReLU and a
+final LayerNorm; the action is predicted from the token of the state, through tanh.
 """
 
 from argparse import Namespace
@@ -64,22 +64,21 @@ class DecisionConfig(DecayOptions):
 
 
 class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFairseqModel):
-    """Whatever acts in the task ``offline_rl``: from returns, states and actions of steps to the action of each.
+    """The base of all models for the task ``offline_rl``: returns, states and actions -> the action at each step.
 
-    ``DecisionModel.from_pretrained`` loads every one of them, as a ``DecisionHubInterface``; the folder of the data is
-    not needed for that.
+    ``DecisionModel.from_pretrained`` loads every subclass as a ``DecisionHubInterface``, without the data folder.
     """
 
     hub_interface = DecisionHubInterface
     #: The dataclass of all options.
     options_class: type
-    #: What the options of its attention begin with.
+    #: The prefix of the options of its attention.
     option_prefix: str
-    #: Options that are sizes.
+    #: Options that must be positive integers.
     sizes = ("decoder_layers", "decoder_embed_dim")
     #: The criterion that trains it.
     criterion = "action_mse"
-    #: The longest input that it has parameters for, in tokens; None for any length.
+    #: The longest input that the model has parameters for, in tokens; None for any length.
     max_tokens: int | None = None
 
     def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
@@ -91,7 +90,7 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
         """Build the model for the states, the actions and the context of ``task``.
 
         Raises:
-            ValueError: an option that the layers do not allow, or another task.
+            ValueError: an option has a value that the layers do not allow, or the task is not supported.
         """
         if not hasattr(task, "max_episode_length"):
             raise ValueError(f"--task is {type(task).__name__}; allowed with {cls.__name__}: offline_rl")
@@ -111,15 +110,15 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
         """Fill in options that follow from others."""
 
     def check_window(self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor) -> None:
-        """Raise ValueError for shapes other than (B, K, 1), (B, K, S), (B, K, A), (B, K), or too late steps."""
+        """Raise ValueError unless shapes are (B, K, 1), (B, K, S), (B, K, A), (B, K), and steps are not too late."""
         sizes = {"returns": 1, "states": self.state_size, "actions": self.action_size}
-        given = {"returns": returns, "states": states, "actions": actions}
+        inputs = {"returns": returns, "states": states, "actions": actions}
         for name, size in sizes.items():
-            if given[name].shape != (*timesteps.shape, size) or timesteps.dim() != 2:
-                shape, steps = tuple(given[name].shape), tuple(timesteps.shape)
+            if inputs[name].shape != (*timesteps.shape, size) or timesteps.dim() != 2:
+                shape, steps = tuple(inputs[name].shape), tuple(timesteps.shape)
                 raise ValueError(f"{name} has shape {shape}; allowed: (batch, steps, {size}), timesteps having {steps}")
         limit = self.args.max_episode_length
-        if may_be_exported() or not timesteps.numel():  # there are no numbers to look at
+        if may_be_exported() or not timesteps.numel():  # values cannot be checked
             return
         if not 0 <= int(timesteps.min()) <= int(timesteps.max()) < limit:
             raise ValueError(
@@ -129,10 +128,10 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
 
 
 class DecisionTransformer(DecisionModel):
-    """Returns, states and actions of steps -> the action of each; causal; subclasses build the layers.
+    """A causal Transformer: returns, states and actions -> the action at each step; subclasses build the layers.
 
-    Padding on any side has no influence on real steps. ``DecisionTransformer.from_pretrained`` loads every one of them,
-    as a ``DecisionHubInterface``; the folder of the data is not needed for that.
+    Padding on any side does not affect real steps. ``DecisionTransformer.from_pretrained`` loads every subclass as a
+    ``DecisionHubInterface``, without the data folder.
     """
 
     sizes = ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads")
@@ -155,7 +154,7 @@ class DecisionTransformer(DecisionModel):
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
-        """The width of feed-forward blocks, and what the layers of the authors' model are."""
+        """Fill in the width of feed-forward blocks, and make layers pre-norm as in the authors' model."""
         args.decoder_ffn_embed_dim = args.decoder_ffn_embed_dim or 4 * args.decoder_embed_dim
         complete_checkpointing(args)
         args.decoder_normalize_before = True
@@ -168,17 +167,17 @@ class DecisionTransformer(DecisionModel):
     def forward(
         self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """The action at each step, from what comes up to its state: (B, K, A), -1 to 1.
+        """The action at each step, from all inputs up to the state of that step: (B, K, A), -1 to 1.
 
         Args:
-            returns: what is to come, over ``--return-scale``, (B, K, 1).
+            returns: returns to go, divided by ``--return-scale``, (B, K, 1).
             states: standardised, (B, K, S).
             actions: scaled to -1 to 1, (B, K, A).
             timesteps: the number of each step in its episode, from 0, (B, K).
             padding_mask: (B, K), True = padding.
 
         Raises:
-            ValueError: other shapes, a step beyond the embeddings of steps, or more steps than an attention takes.
+            ValueError: wrong shapes, a step without an embedding, or more steps than an attention accepts.
         """
         self.check_window(returns, states, actions, timesteps)
         embedded = (self.embed_return(returns), self.embed_state(states), self.embed_action(actions))
@@ -197,11 +196,11 @@ class DecisionTransformer(DecisionModel):
         timesteps: Tensor,
         last_actions: Tensor | None,
     ) -> Tensor:
-        """The action (B, A) at the next step of episodes that ``state`` remembers; the same as ``forward``'s.
+        """The action (B, A) at the next step of the episodes in ``state``; the same result as ``forward``.
 
-        returns (B, 1), states (B, S), timesteps (B,), and the actions (B, A) of the step before, None at the first.
-        ``state`` is a dictionary, empty before the first step, which this fills: fairseq's incremental state. Constant
-        cost per step where the attention's state is constant.
+        returns (B, 1), states (B, S), timesteps (B,), and the actions (B, A) of the previous step, None at the first.
+        ``state`` is fairseq's incremental state, a dictionary that is empty before the first step and updated in place.
+        The cost per step is constant if the attention's state has constant size.
         """
         steps = self.embed_timestep(timesteps)[:, None]  # (B, 1, D)
         tokens = [self.embed_return(returns)[:, None] + steps, self.embed_state(states)[:, None] + steps]
@@ -219,9 +218,9 @@ class DecisionTransformer(DecisionModel):
 
 
 def _init_as_gpt2(layers: nn.Module) -> nn.Module:
-    """``layers`` with matrices from N(0, 0.02) and biases of 0; what an attention itself holds stays as it drew it.
+    """``layers`` with matrices from N(0, 0.02) and biases of 0; parameters inside an attention are not changed.
 
-    Biases of gates say how long is remembered at first: 0 would be two tokens.
+    Biases of gates set how long tokens are remembered at initialisation: 0 would be two tokens.
     """
-    own = {id(x) for module in layers.modules() if isinstance(module, InnerAttention) for x in module.modules()}
-    return layers.apply(lambda module: module if id(module) in own else init_bert_params(module))
+    inner_ids = {id(x) for module in layers.modules() if isinstance(module, InnerAttention) for x in module.modules()}
+    return layers.apply(lambda module: module if id(module) in inner_ids else init_bert_params(module))

@@ -1,4 +1,4 @@
-"""fairseq's Transformer decoder over layers of ours."""
+"""fairseq's Transformer decoder with our layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,23 +19,23 @@ from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 from ..modules.reading_on import layers_after, positions_after
 
-# NormFormer options of transformer_lm that fairseq's own TransformerConfig does not carry on to the layers.
+# NormFormer options of transformer_lm that fairseq's TransformerConfig does not pass to the layers.
 _NORMFORMER = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 
 #: The options that set the longest input.
 _LENGTH_OPTIONS = "--max-target-positions or --tokens-per-sample"
-#: The entry of a decoding state with the real tokens of each row so far.
+#: The entry of a decoding state with the number of real tokens of each row so far.
 _SEEN = "seen"
 
 BuildLayer = Callable[[TransformerConfig, bool], nn.Module]
 
 
 class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
-    """fairseq's ``TransformerDecoder`` over the layers that ``build_layer(cfg, no_encoder_attn)`` makes.
+    """fairseq's ``TransformerDecoder`` with the layers that ``build_layer(cfg, no_encoder_attn)`` returns.
 
-    ``build_positions`` turns fairseq's position embedding into the one that is used, which counts real tokens in every
-    mode; ``norm`` names the final normalisation. Nothing of size T x T is allocated. With
-    ``args.lineartime_reset_at_eos`` a document begins at each eos, and sees nothing of those before.
+    ``build_positions`` converts fairseq's position embedding to the one that is used, which counts real tokens in every
+    mode; ``norm`` names the final normalisation. No tensor of size T x T is allocated. With
+    ``args.lineartime_reset_at_eos`` a document begins at each eos, and does not see earlier documents.
 
     Raises:
         ValueError: when called with more tokens than a part of the model has parameters for, or with
@@ -43,7 +43,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
     """
 
     __jit_unused_properties__ = ("resets_at_eos",)
-    #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
+    #: The ``Context`` of a part of a sequence, inside ``common.parallel.context_parallel``; otherwise None.
     context: Any = None
 
     def __init__(
@@ -56,11 +56,11 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
         norm: str = "layernorm",
         **host_options,
     ) -> None:
-        self.build_layer = build_layer  # a plain attribute, read by build_decoder_layer inside of __init__
-        if OmegaConf.is_config(args):  # kept without the enums of fairseq's options, which cannot be pickled
+        self.build_layer = build_layer  # a plain attribute, read by build_decoder_layer inside __init__
+        if OmegaConf.is_config(args):  # without the enums of fairseq's options, which cannot be pickled
             args = OmegaConf.create(OmegaConf.to_container(args, resolve=True, enum_to_str=True))
         super().__init__(args, dictionary, embed_tokens, **host_options)
-        del self.build_layer  # it keeps the enums too
+        del self.build_layer  # it refers to the enums too
         if self.embed_positions is not None:
             self.embed_positions = build_positions(self.embed_positions)
         if self.layer_norm is not None and norm != "layernorm":
@@ -85,7 +85,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
         *alignment,
         **further,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """fairseq's, for inputs that the model can honour; with a ``CarriedState`` they are a block of a stream."""
+        """As fairseq's, after checks; with a ``CarriedState`` the tokens are the next block of a stream."""
         if full_context_alignment:
             raise ValueError("full_context_alignment is True; allowed: False, attention is causal by construction")
         if isinstance(incremental_state, CarriedState):
@@ -102,15 +102,15 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
         check_not_exported(self)
         check_length(prev_output_tokens, self.padding_idx, self.max_tokens, _LENGTH_OPTIONS)
         if encoder_out is not None:
-            # fairseq's generator tells an encoder-decoder nothing of its beam, and never takes it back.
+            # fairseq's generator does not tell an encoder-decoder its beam size and never resets it.
             source_of_row = encoder_out.get("source_of_row")
             self.set_beam_size(source_of_row[0].shape[1] if source_of_row else 1)
-        return self.extract_features_scriptable(  # as fairseq's does; one more call would break torch.compile's graph
+        return self.extract_features_scriptable(  # as fairseq's does; a call in between breaks torch.compile's graph
             prev_output_tokens, encoder_out, incremental_state, False, *alignment, **further
         )
 
     def _features_of_part(self, tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """The features of this process's part (B, n) of sequences, whose positions go on from the parts before it."""
+        """The features of this process's part (B, n) of sequences; positions continue from earlier parts."""
         before = self.context.before
         check_count(before + tokens.ne(self.padding_idx).sum(1), self.max_tokens, _LENGTH_OPTIONS)
         with positions_after(self.embed_positions, before):
@@ -119,13 +119,13 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
     @property
     def resets_at_eos(self) -> bool:
         """Whether a document begins at each eos."""
-        # Whole models that an earlier version has pickled know nothing of it.
+        # Whole models that were pickled by an earlier version lack the attribute.
         return hasattr(self, "documents") and self.documents.resets
 
     def _extract_documents(
         self, tokens: Tensor, incremental_state: IncrementalState | None, *alignment, **further
     ) -> tuple[Tensor, dict[str, Any]]:
-        """``extract_features`` of rows in which a document begins at each eos."""
+        """``extract_features`` for rows with several documents, each of which begins at an eos."""
         if incremental_state is not None:
             new = tokens if self.get_incremental_state(incremental_state, _SEEN) is None else tokens[:, -1:]
             features, extra = self.extend_features(new, incremental_state)
@@ -138,19 +138,19 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
             return self.extract_features_scriptable(tokens, None, None, False, *alignment, **further)
 
     def extend_features(self, tokens: Tensor, incremental_state: IncrementalState) -> tuple[Tensor, dict[str, Any]]:
-        """fairseq's ``extract_features`` of the next tokens (B, n) of sequences; (B, n, C) and fairseq's extras.
+        """fairseq's ``extract_features`` for the next tokens (B, n) of sequences: (B, n, C) and fairseq's extras.
 
-        ``incremental_state`` is empty where the sequences begin; it takes up what decoding remembers of them, and how
-        many real tokens each row had, from which positions go on. A row may have padding anywhere. One token or many at
-        a time give what the whole forward pass gives, and single steps of fairseq's generator may follow. Gradients
-        pass through the state, and dropout is that of the forward pass. Cost and memory are those of the mechanism for
-        n tokens.
+        ``incremental_state`` is empty at the beginning of the sequences. It is updated in place with the decoding state
+        and the number of real tokens of each row, from which positions continue. A row may have padding anywhere. The
+        results are those of the whole forward pass, for one token or many at a time, and single steps of fairseq's
+        generator may follow. Gradients pass through the state, and dropout is that of the forward pass. Cost and memory
+        are those of the mechanism for n tokens.
 
         Raises:
-            ValueError: the decoder has attention to an encoder; ``incremental_state`` is of single steps alone, which
-                do not count; more tokens than a part of the model has parameters for.
+            ValueError: the decoder has attention to an encoder; ``incremental_state`` comes from single steps alone,
+            which do not count tokens; or there are more tokens than a part of the model has parameters for.
         """
-        layers = self.layers.children()  # iterating itself draws which layers are dropped, where there is layer drop
+        layers = self.layers.children()  # with layer drop, iterating over the list itself skips layers at random
         if any(layer.encoder_attn is not None for layer in layers if hasattr(layer, "encoder_attn")):
             raise ValueError("the decoder has attention to an encoder; allowed: language models")
         seen = self.get_incremental_state(incremental_state, _SEEN)
@@ -177,7 +177,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
         return features
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Beam search: row i goes on from what was row ``new_order[i]``; its layers are told by fairseq."""
+        """Beam search: row i continues from row ``new_order[i]``; fairseq reorders the layers."""
         super().reorder_incremental_state(incremental_state, new_order)
         seen = self.get_incremental_state(incremental_state, _SEEN)
         if seen is not None:
@@ -185,12 +185,12 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
             self.set_incremental_state(incremental_state, _SEEN, seen)
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
-        """None in place of fairseq's (T, T) mask: the attentions of our layers are causal without one."""
+        """None in place of fairseq's (T, T) mask, which our causal attentions do not need."""
         return None
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
-    """``layer`` as fairseq's builders wrap theirs: activation checkpointing inside of sharding, where asked for."""
+    """Wrap ``layer`` as fairseq's builders do: in activation checkpointing, then in sharding, as ``cfg`` says."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

@@ -1,4 +1,4 @@
-"""RoBERTa's encoder over layers of ours."""
+"""RoBERTa's encoder with our layers."""
 
 from collections.abc import Callable
 
@@ -20,16 +20,16 @@ BuildLayer = Callable[[TransformerConfig], nn.Module]
 
 
 class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
-    """fairseq's ``TransformerEncoder`` over the layers that ``build_layer(cfg)`` makes.
+    """fairseq's ``TransformerEncoder`` with the layers that ``build_layer(cfg)`` returns.
 
-    ``build_positions`` turns fairseq's position embedding into the one that is used; ``norm`` names the final
-    normalisation. With ``args.lineartime_reset_at_eos`` a document begins after each eos, and none sees another.
+    ``build_positions`` converts fairseq's position embedding to the one that is used; ``norm`` names the final
+    normalisation. With ``args.lineartime_reset_at_eos`` a document begins after each eos, and no document sees another.
 
     Raises:
         ValueError: when called with more tokens than a part of the model has parameters for.
     """
 
-    #: The options of the command line that set the longest input.
+    #: The command-line options that set the longest input.
     length_options = "--max-positions or --tokens-per-sample"
 
     def __init__(
@@ -41,7 +41,7 @@ class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
         build_positions: Callable[[nn.Module], nn.Module] = count_real_tokens,
         norm: str = "layernorm",
     ) -> None:
-        self.build_layer = build_layer  # a plain attribute, read by build_encoder_layer inside of __init__
+        self.build_layer = build_layer  # a plain attribute, read by build_encoder_layer inside __init__
         super().__init__(args, dictionary, embed_tokens)
         del self.build_layer  # it cannot be pickled
         if self.embed_positions is not None:
@@ -53,7 +53,7 @@ class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
         self.eos_idx = dictionary.eos() if self.documents.resets else None
 
     def forward(self, src_tokens: Tensor, *options, **further) -> dict[str, list[Tensor]]:
-        """fairseq's, for inputs that are not longer than what the model has parameters for."""
+        """fairseq's forward, for inputs no longer than the model has parameters for."""
         check_not_exported(self)
         if hasattr(self, "documents") and self.documents.resets:
             ids = begin_after_eos(src_tokens, self.eos_idx)
@@ -65,13 +65,13 @@ class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
         return self.forward_scriptable(src_tokens, *options, **further)  # as fairseq's; see the decoder's
 
     def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
-        """fairseq's; where each row keeps its source, as between the steps of beam search, it copies nothing.
+        """As fairseq's, but nothing is copied if each row keeps its source, as between the steps of beam search.
 
-        The result also holds ``source_of_row`` (sources, rows of each), from which the decoder knows equal rows.
+        The result also has ``source_of_row`` (sources, rows of each), which tells the decoder which rows are equal.
         """
-        known = [x.flatten() for x in encoder_out.get("source_of_row", [])]
-        source_of_row = known[0].index_select(0, new_order) if known else new_order
-        if known and torch.equal(source_of_row, known[0]):
+        previous = [x.flatten() for x in encoder_out.get("source_of_row", [])]
+        source_of_row = previous[0].index_select(0, new_order) if previous else new_order
+        if previous and torch.equal(source_of_row, previous[0]):
             return encoder_out
         rows = torch.unique_consecutive(source_of_row, return_counts=True)[1]
         grouped = source_of_row.view(-1, int(rows[0]) if len(rows) and bool((rows == rows[0]).all()) else 1)
@@ -84,12 +84,12 @@ class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
 
 
 class LinearTimeRobertaEncoder(RobertaEncoder):
-    """fairseq's ``RobertaEncoder``, language-model head and all, around ``LinearTimeEncoder(**encoder_options)``."""
+    """fairseq's ``RobertaEncoder``, with its language-model head, around ``LinearTimeEncoder(**encoder_options)``."""
 
     def __init__(self, args, dictionary, **encoder_options) -> None:
-        self.encoder_options = encoder_options  # a plain attribute, read by build_encoder inside of __init__
+        self.encoder_options = encoder_options  # a plain attribute, read by build_encoder inside __init__
         super().__init__(args, dictionary)
-        del self.encoder_options  # what builds layers cannot be pickled
+        del self.encoder_options  # functions that build layers cannot be pickled
 
     def build_encoder(self, args, dictionary, embed_tokens) -> nn.Module:
         """fairseq's hook: the stack of layers, initialised as fairseq initialises its own."""

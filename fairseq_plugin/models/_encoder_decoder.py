@@ -1,4 +1,4 @@
-"""The base of all encoder-decoder models: everything that fairseq's ``transformer`` takes and does."""
+"""The base of all encoder-decoder models, with all options and features of fairseq's ``transformer``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ from ._options import attention_config, attention_options, errors_as_typed, flag
 from ._trained_parameters import TrainedOptions, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay
 
-#: The mechanisms for cross-attention beside fairseq's own softmax attention.
+#: The mechanisms for cross-attention, in addition to fairseq's own softmax attention.
 SOURCE_ATTENTIONS = tuple(name for name, attention in ATTENTIONS.items() if "source" in attention.supports)
 
 
 @dataclass
 class CrossAttentionOptions(FairseqDataclass):
-    """The choice of a decoder's attention to the encoder."""
+    """The option that chooses a decoder's attention to the encoder."""
 
     lineartime_cross_attention: ChoiceEnum(("softmax", *SOURCE_ATTENTIONS)) = option_field(
         "softmax",
@@ -43,12 +43,12 @@ class CrossAttentionOptions(FairseqDataclass):
 
 
 def _cross_prefix(name: str) -> str:
-    """How the options of the cross-attention called ``name`` begin."""
+    """The prefix of the options of the cross-attention called ``name``."""
     return f"cross_{name}"
 
 
 def _cross_config(name: str) -> type:
-    """A dataclass of the options of the cross-attention called ``name`` that change its results."""
+    """A dataclass of the options of the cross-attention ``name``, without those that only change its speed."""
     options = [x for x, described in options_of(name, causal=False).described().items() if not described.speed_only]
     return attention_config(name, options, _cross_prefix(name))
 
@@ -58,25 +58,25 @@ CROSS_OPTIONS = {name: _cross_config(name) for name in SOURCE_ATTENTIONS}
 
 
 class SourceEncoder(LinearTimeEncoder):
-    """``LinearTimeEncoder`` of a source."""
+    """``LinearTimeEncoder`` for the source of an encoder-decoder."""
 
     length_options = "--max-source-positions"
 
 
 class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, TransformerModel):
-    """fairseq's ``transformer`` over layers of ours; subclasses name the attention.
+    """fairseq's ``transformer`` with our layers; subclasses name the attention.
 
-    The encoder's self-attention is not causal, the decoder's is. A mechanism that is not causal has softmax attention
-    in the decoder, whose targets are short where sources are long.
+    Self-attention is bidirectional in the encoder and causal in the decoder. If a mechanism has no causal form, the
+    decoder has softmax attention, since targets are short where sources are long.
     """
 
     attention_name: str
-    #: How the options of its attention begin.
+    #: The prefix of the options of its attention.
     option_prefix: str
     #: The dataclass of those options.
     options_class: type = FairseqDataclass
     stock_model = TransformerModel
-    #: A group of a configuration, such as ``encoder``, sets all of its options if it is given, as in ``transformer``.
+    #: If a group of a configuration, such as ``encoder``, is given, it sets all of its options, as in ``transformer``.
     reads_groups = True
 
     @classmethod
@@ -94,10 +94,10 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model as ``transformer`` does, with our encoder and decoder in it.
+        """Build the model as ``transformer`` does, with our encoder and decoder.
 
         Raises:
-            ValueError: an option that a layer does not allow, or that has no effect, or a task without sources.
+            ValueError: an option has a value that a layer does not allow or has no effect, or the task has no sources.
         """
         if isinstance(task, LanguageModelingTask):
             raise ValueError(
@@ -124,10 +124,10 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens) -> nn.Module:
         """fairseq's hook: the decoder."""
-        without = args.no_cross_attention
+        no_cross_attention = args.no_cross_attention
         with errors_as_typed(cls, cls.option_prefix, "decoder"):
             layer = cls.layer_builder(args, causal=True)
-            return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=without)
+            return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=no_cross_attention)
 
     @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
@@ -136,7 +136,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
 
     @classmethod
     def with_design(cls, args, causal: bool, make: Callable[[bool, int], LayerDesign]) -> Callable[..., nn.Module]:
-        """A function that builds a layer with the design that ``make(causal, max_tokens)`` gives."""
+        """A function that builds a layer with the design ``make(causal, max_tokens)``."""
         if not causal:
             return partial(LinearTimeEncoderLayer, design=make(False, args.max_source_positions))
         reads_source = args.cross_self_attention
@@ -146,17 +146,17 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
 
     @classmethod
     def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
-        """The parts of a layer of the encoder, or ``causal`` of the decoder."""
+        """The design of an encoder layer, or of a decoder layer if ``causal``."""
         return design_of(args, cls.attention_name, cls.options_class, causal, max_tokens)
 
 
 def design_of(args, attention: str, config: type, causal: bool, max_tokens: int) -> LayerDesign:
-    """The parts of a layer with ``attention``, with options of ``config``; softmax where that cannot be causal."""
+    """The design of a layer with ``attention`` and options of ``config``; softmax if it has no causal form."""
     if causal and "causal" not in ATTENTIONS[attention].supports:
         return LayerDesign("softmax")
     options = attention_options(args, attention, config)
-    rotary, known = options.pop("rotary", False), options_of(attention, causal).described()
-    options = {name: value for name, value in options.items() if name in known}
+    rotary, described = options.pop("rotary", False), options_of(attention, causal).described()
+    options = {name: value for name, value in options.items() if name in described}
     return LayerDesign(attention, options, rotary=rotary, max_tokens=max_tokens)
 
 
@@ -166,13 +166,13 @@ def _cross_attention(args) -> str:
 
 
 def _needs_longest_source(args) -> bool:
-    """Whether the cross-attention has parameters, or a constant, for the longest source."""
+    """Whether the cross-attention has parameters or a constant that depend on the longest source."""
     name = _cross_attention(args)
     return name in SOURCE_ATTENTIONS and "max_tokens" in ATTENTIONS[name].needs
 
 
 def _cross_design(args) -> CrossDesign | None:
-    """The attention of the decoder to the encoder, None for fairseq's own."""
+    """The design of the decoder's attention to the encoder, None for fairseq's own."""
     name = _cross_attention(args)
     if name == "softmax":
         return None
@@ -186,7 +186,7 @@ def _check_cross_options(args) -> None:
     if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":
         raise ValueError(f"--no-cross-attention is given; allowed with {flag} {chosen}: not given")
     for name, config in CROSS_OPTIONS.items():
-        for x in config.__dataclass_fields__:
-            given = option(args, config, x)
-            if name != chosen and x.startswith(_cross_prefix(name)) and given != getattr(config, x):
-                raise ValueError(f"{flag_of(x)} is {given} and {flag} {chosen}; allowed with {flag} {name} alone")
+        for field in config.__dataclass_fields__:
+            value = option(args, config, field)
+            if name != chosen and field.startswith(_cross_prefix(name)) and value != getattr(config, field):
+                raise ValueError(f"{flag_of(field)} is {value} and {flag} {chosen}; allowed with {flag} {name} alone")

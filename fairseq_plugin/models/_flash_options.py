@@ -1,4 +1,4 @@
-"""The ``--flash-...`` options of the FLASH paper's models, causal and masked: dataclasses as fairseq has them."""
+"""The ``--flash-...`` options of the FLASH paper's models, causal and masked, as fairseq dataclasses."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -17,7 +17,7 @@ from ._options import attention_config
 
 @dataclass
 class FlashOptions(FairseqDataclass):
-    """Options that all models of the paper's tables share."""
+    """Options shared by all models of the paper's tables."""
 
     flash_norm: ChoiceEnum(tuple(NORMS)) = option_field(
         "layernorm", "normalisation: layernorm, the default of causal models, or scalenorm, that of masked ones"

@@ -1,4 +1,4 @@
-"""The models of the FLASH paper's Tables 8 to 10 as rows of a table, for the causal decoder and the masked encoder."""
+"""The models of the FLASH paper's Tables 8 to 10 as a table, for causal decoders and masked encoders."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -20,32 +20,32 @@ Sizes = dict[str, tuple[int, int, int]]
 _UNITS: Sizes = {"base": (768, 24, 1), "large": (1024, 72, 1)}
 _MORE_UNITS: Sizes = {**_UNITS, "w512": (512, 15, 1), "w768": (768, 22, 1), "w1024": (1024, 46, 1)}
 _TRANSFORMERS: Sizes = {"base": (768, 12, 12), "large": (1024, 36, 16)}
-# Heads have 64 channels, as in Tables 8 to 10; the table beside Figure 3 names none.
+# Heads have 64 channels, as in Tables 8 to 10; the table next to Figure 3 does not state them.
 _MORE_TRANSFORMERS: Sizes = {**_TRANSFORMERS, "w512": (512, 8, 8), "w768": (768, 12, 12), "w1024": (1024, 24, 16)}
 _CHUNK_SIZES = {"base": 256, "large": 512}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(ABC):
-    """One model of the paper, a column of Tables 8 to 10, from which its causal and its masked model are made."""
+    """One model of the paper, a column of Tables 8 to 10, from which a causal and a masked model are built."""
 
-    #: What the names of its classes begin with, and their docstring.
+    #: The prefix of its class names, and their docstring.
     title: str
     summary: str
-    #: Its ``--flash-...`` options; those of its language model, where it has more; what its masked model has besides.
+    #: Its ``--flash-...`` options; those of its language model, if different; additional ones of its masked model.
     options: type
     causal_options: type | None = None
     masked_options: type = FairseqDataclass
     sizes: Sizes
     #: The option that is 256 in the base size and 512 in the large one; None for a model without chunks.
     chunk_option: str | None = None
-    #: Standard deviation of token embeddings at first, in causal models; None for fairseq's own 1/√d.
+    #: Initial standard deviation of token embeddings in causal models; None for fairseq's own 1/√d.
     embedding_std: float | None = None
 
     @property
     @abstractmethod
     def expansion(self) -> float:
-        """The feed-forward width (e in a gated attention unit) over the embedding width where none is given."""
+        """The default ratio of the feed-forward width (e in a gated attention unit) to the embedding width."""
 
     @abstractmethod
     def build_layer(self, args, cfg: TransformerConfig, limit: int, causal: bool, *host_options) -> nn.Module:
@@ -56,12 +56,12 @@ class Variant(ABC):
         return (self.causal_options or self.options,) if causal else (self.options, self.masked_options)
 
     def inner_width(self, embed_dim: int) -> int:
-        """The default feed-forward width, up to the next multiple of 8 where ``expansion`` gives no integer."""
+        """The default feed-forward width, rounded up to a multiple of 8 if ``expansion`` gives no integer."""
         width = self.expansion * embed_dim
         return round(width) if abs(width - round(width)) < 1e-6 else -(-int(width) // 8) * 8
 
     def set_size(self, args, side: str, size: str) -> None:
-        """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder."""
+        """Fill in options of ``size`` that the command line left open; ``side`` is encoder or decoder."""
         names = (f"{side}_{name}" for name in ("embed_dim", "layers", "attention_heads"))
         values = dict(zip(names, self.sizes[size]))
         if self.chunk_option is not None:
@@ -74,9 +74,9 @@ class Variant(ABC):
 class UnitVariant(Variant):
     """A stack of gated attention units; without ``chunk_option``, attention is quadratic."""
 
-    # As every weight of the paper. With larger ones, units whose branch is near zero at first foretell the token they
-    # are given. Transformers learn faster with fairseq's: perplexity 136 against 168 after 150 updates at 512 tokens of
-    # recipes.flash.compare on tinyshakespeare; FLASH 113 against 96 (2026-11-20, one seed).
+    # As for every weight of the paper. With a larger one, units predict their own input token at first, since their
+    # branch is near zero. Transformers learn faster with fairseq's: perplexity 136 instead of 168 after 150 updates at
+    # 512 tokens of recipes.flash.compare on tinyshakespeare; FLASH 113 instead of 96 (2026-11-20, one seed).
     embedding_std: float | None = 0.02
     expansion = 2.0
 
@@ -95,7 +95,7 @@ class UnitVariant(Variant):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerVariant(Variant):
-    """A Transformer with rotary positions, over ``attention``, a name of ``common.attention.ATTENTIONS``."""
+    """A Transformer with rotary positions and ``attention``, a name in ``common.attention.ATTENTIONS``."""
 
     options: type = flash_options.TransformerOptions
     attention: str
@@ -103,11 +103,11 @@ class TransformerVariant(Variant):
 
     @property
     def expansion(self) -> float:
-        """4, or 8/3 with GLU, which has a third matrix."""
+        """4; 8/3 with GLU, which has a third matrix."""
         return 8 / 3 if self.gated_ffn else 4.0
 
     def attention_of(self, args, limit: int, causal: bool) -> tuple[str, dict[str, Any]]:
-        """The name of the attention, and options of its constructor."""
+        """The name of the attention, and the options of its constructor."""
         options = self.option_classes(causal)[0]
         if self.attention == "softmax":
             kernel = option(args, options, "flash_kernel")
@@ -131,16 +131,16 @@ class TransformerVariant(Variant):
 
 class _CombinerVariant(TransformerVariant):
     def set_size(self, args, side: str, size: str) -> None:
-        """Fill in what the command line left open of ``size``; ``side`` is encoder or decoder.
+        """Fill in options of ``size`` that the command line left open; ``side`` is encoder or decoder.
 
-        A masked model's checkpoint from before ``size`` set the row length keeps the length it was trained with.
+        Checkpoints of masked models from before ``size`` set the row length keep the length of their training.
         """
-        if safe_getattr(args, "max_source_positions") is not None:  # nobody types it: completed once already
+        if safe_getattr(args, "max_source_positions") is not None:  # no typed option: completed before
             args.flash_row_length = option(args, self.options, "flash_row_length")
         super().set_size(args, side, size)
 
 
-#: By the name that architectures begin with.
+#: The variants, by the prefix of their architecture names.
 VARIANTS: dict[str, Variant] = {
     "flash": UnitVariant(
         title="Flash",
@@ -196,6 +196,6 @@ VARIANTS: dict[str, Variant] = {
         attention="combiner",
         gated_ffn=False,
         sizes=_TRANSFORMERS,
-        chunk_option="flash_row_length",  # what the tables call a chunk: the tokens that a query sees one by one
+        chunk_option="flash_row_length",  # called a chunk in the tables: the tokens that a query sees one by one
     ),
 }

@@ -1,4 +1,4 @@
-"""``from_pretrained`` of models that are no language models, and the base of the interfaces that it gives."""
+"""``from_pretrained`` for models other than language models, and the base of the interfaces that it returns."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class HubInterface(nn.Module):
-    """A trained model in Python, in evaluation. Attributes: ``cfg``, ``task`` and ``model``."""
+    """A trained model in Python, in evaluation mode. Attributes: ``cfg``, ``task`` and ``model``."""
 
     def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
         super().__init__()
@@ -17,10 +17,10 @@ class HubInterface(nn.Module):
         self.model.eval()
 
     def as_input(self, where: str, values: Tensor) -> Tensor:
-        """``values``, finite in float32, on the device and in the precision of the model.
+        """Finite float32 ``values`` moved to the device and precision of the model.
 
         Raises:
-            ValueError: one is finite no more there, as half precision ends at 65504; the message says ``where``.
+            ValueError: a value overflows there, as half precision ends at 65504; the message names ``where``.
         """
         weight = next(self.model.parameters())
         cast = values.to(weight.device, weight.dtype)
@@ -33,7 +33,7 @@ class HubInterface(nn.Module):
 
 
 class HubModel:
-    """In front of a fairseq model: its ``from_pretrained`` gives a ``hub_interface`` of options, task and model."""
+    """Mixin before a fairseq model: ``from_pretrained`` returns a ``hub_interface`` of options, task and model."""
 
     hub_interface: type[HubInterface]
 
@@ -41,7 +41,7 @@ class HubModel:
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **kwargs: Any
     ) -> Any:
-        """fairseq's, of one checkpoint."""
+        """As fairseq's, for one checkpoint."""
         from fairseq import hub_utils  # here, as fairseq's own models import it
 
         loaded = hub_utils.from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, **kwargs)

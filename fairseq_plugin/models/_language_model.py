@@ -1,4 +1,4 @@
-"""The base of all causal language models: everything that ``transformer_lm`` takes and does."""
+"""The base of all causal language models, with all options and features of ``transformer_lm``."""
 
 from ast import literal_eval
 from collections.abc import Callable
@@ -42,10 +42,10 @@ from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
 @dataclass
 class LinearTimeLanguageModelConfig(DocumentOptions, TrainedOptions, DecayOptions, TransformerLanguageModelConfig):
-    """Options of ``transformer_lm``, in whose place these models stand, and what all of them add.
+    """Options of ``transformer_lm``, which these models replace, and options that all of them add.
 
-    Layers are pre-norm, as the released models' are and as every named architecture of ``transformer_lm`` is;
-    ``--arch transformer_lm`` itself needs ``--decoder-normalize-before`` to be compared with them.
+    Layers are pre-norm, like those of the released models and of every named architecture of ``transformer_lm``. For a
+    comparison, ``--arch transformer_lm`` itself needs ``--decoder-normalize-before``.
     """
 
     lineartime_post_norm: bool = option_field(
@@ -55,9 +55,9 @@ class LinearTimeLanguageModelConfig(DocumentOptions, TrainedOptions, DecayOption
     )
 
 
-#: Options of the task that a language model's configuration refers to.
+#: Task options that a language model's configuration refers to.
 _TASK_OPTIONS = ("tokens_per_sample", "max_target_positions", "add_bos_token")
-#: Pairs of options that have to be equal where the weights of adaptive inputs and softmax are tied.
+#: Pairs of options that must be equal if the weights of adaptive inputs and softmax are tied.
 _TIED = (
     ("adaptive_input_factor", "adaptive_softmax_factor"),
     ("adaptive_input_cutoff", "adaptive_softmax_cutoff"),
@@ -69,18 +69,18 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
 
     attention_name: str
-    #: How the options of its attention begin, and the dataclass that has them.
+    #: The prefix of the options of its attention, and the dataclass of these options.
     option_prefix: str
     options_class: type = FairseqDataclass
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
-        """The options of the attention; one that an older checkpoint lacks takes its default."""
+        """The options of the attention; an option that an older checkpoint lacks has its default."""
         return attention_options(args, cls.attention_name, cls.options_class, cls.option_prefix)
 
     @classmethod
     def layer_design(cls, args) -> LayerDesign:
-        """The parts of a layer, from the model's configuration."""
+        """The design of a layer, from the model's configuration."""
         return design_with(cls.attention_name, cls.attention_options(args), args.max_target_positions)
 
     @classmethod
@@ -95,15 +95,15 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
 
     @classmethod
     def decoder_options(cls, args) -> dict[str, Any]:
-        """Further arguments of ``LinearTimeDecoder``."""
+        """Additional arguments of ``LinearTimeDecoder``."""
         return {}
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model: what fairseq's own does, with our decoder.
+        """Build the model as fairseq's own does, with our decoder.
 
         Raises:
-            ValueError: an option the attention does not allow, or a head count that does not divide the width.
+            ValueError: a value that the attention does not allow, or a number of heads that does not divide the width.
         """
         check_texts(cls, args)
         _complete_options(args)
@@ -123,7 +123,7 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
 
     @classmethod
     def build_token_embedding(cls, args, dictionary: Dictionary) -> nn.Module:
-        """Token embeddings of the kind that fairseq's options ask for: of characters, adaptive, or plain ones."""
+        """Token embeddings of the kind that fairseq's options select: from characters, adaptive, or plain."""
         if args.character_embeddings:
             return CharacterTokenEmbedder(
                 dictionary,
@@ -147,11 +147,11 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
 
 
 def _complete_options(args) -> None:
-    """Fill in the options of a language model that follow from others, as fairseq does, and check those it asserts.
+    """Fill in options that follow from others, as fairseq does, and check the options that fairseq asserts.
 
-    The position limit is ``--max-target-positions``, or where that is not given the longest sample:
-    ``--tokens-per-sample`` tokens, and one more with ``--add-bos-token``. Only learned positions and attentions with a
-    parameter per position refuse a longer input; sinusoids and rotations have no limit.
+    The position limit is ``--max-target-positions``, by default the longest sample: ``--tokens-per-sample`` tokens, and
+    one more with ``--add-bos-token``. Only learned positions and attentions with a parameter per position refuse longer
+    inputs; sinusoids and rotary positions have no limit.
     """
     args.decoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
     complete_checkpointing(args)
@@ -164,19 +164,19 @@ def _complete_options(args) -> None:
     if args.tie_adaptive_weights:
         if not args.adaptive_input:
             raise ValueError("--tie-adaptive-weights is given; allowed: with --adaptive-input")
-        for one, other in _TIED:
-            if getattr(args, one) != getattr(args, other):
-                given = " and ".join(f"{flag_of(name)} is {getattr(args, name)}" for name in (one, other))
-                raise ValueError(f"{given}; allowed with --tie-adaptive-weights: equal values")
+        for first, second in _TIED:
+            if getattr(args, first) != getattr(args, second):
+                values = " and ".join(f"{flag_of(name)} is {getattr(args, name)}" for name in (first, second))
+                raise ValueError(f"{values}; allowed with --tie-adaptive-weights: equal values")
 
 
 def register_language_model(name: str, dataclass: type) -> Callable[[type], type]:
-    """fairseq's ``register_model`` for a language model, whose command line is checked once it is parsed."""
+    """fairseq's ``register_model`` for a language model; ``check_command_line`` checks its parsed command line."""
     return register_checked(name, dataclass, check_command_line)
 
 
 def complete_size(args, size: dict[str, Any]) -> None:
-    """Check the command line of a named size, and give what it left open the values in ``size``, then fairseq's."""
+    """Check the command line of a named size; fill in open options from ``size``, then with fairseq's defaults."""
     check_command_line(args)
     for name, value in size.items():
         setattr(args, name, safe_getattr(args, name, value))
@@ -185,13 +185,13 @@ def complete_size(args, size: dict[str, Any]) -> None:
 
 
 def check_command_line(args) -> None:
-    """Check the options of a parsed command line that fairseq would fail on without a word of help, and act on ours.
+    """Check options of a parsed command line on which fairseq would fail without a helpful message, and apply ours.
 
-    Options that nobody typed are not in ``args``, but for those of the task.
+    Options that the user did not give are not in ``args``, except those of the task.
 
     Raises:
-        ValueError: a task that is no language modeling, two options that contradict each other, or an optimizer without
-            the weight decay that is asked for.
+        ValueError: the task is not language modeling, two options contradict each other, or the optimizer lacks the
+        requested weight decay.
     """
     if not all(hasattr(args, name) for name in _TASK_OPTIONS):
         raise ValueError(f"--task is {args.task}; allowed with --arch {args.arch}: language_modeling")

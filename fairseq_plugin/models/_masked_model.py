@@ -1,4 +1,4 @@
-"""The base of all masked models, which see the whole sequence: fairseq's RoBERTa over layers of ours.
+"""The base of all masked models, which see the whole sequence: fairseq's RoBERTa with our layers.
 
 Everything around the layers is RoBERTa's: embeddings, language-model head, classification heads, initialisation
 N(0, 0.02).
@@ -37,9 +37,9 @@ from ._options import (
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
-#: The default of ``--activation-fn``, which is that of RoBERTa's language-model head too.
+#: The default of ``--activation-fn``, which RoBERTa's language-model head also uses.
 _HEAD_ACTIVATION = "gelu"
-# Options of fairseq's adaptive pruning, and their values where there is none.
+# Options of fairseq's adaptive pruning, with the values that turn it off.
 _ADAPTIVE_PRUNING = {
     "mha_reg_scale_factor": 0.0,
     "ffn_reg_scale_factor": 0.0,
@@ -50,7 +50,7 @@ _ADAPTIVE_PRUNING = {
 
 @dataclass
 class MaskedOptions(TrainedOptions, DecayOptions):
-    """Options that fairseq's other encoders have on the command line and its RoBERTa lacks."""
+    """Command-line options that fairseq's other encoders have and its RoBERTa lacks."""
 
     encoder_learned_pos: bool = option_field(False, "use learned positional embeddings in the encoder")
     lineartime_post_norm: bool = option_field(False, "LayerNorm after each block, as in fairseq's roberta")
@@ -59,19 +59,19 @@ class MaskedOptions(TrainedOptions, DecayOptions):
 
 
 class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaModel):
-    """fairseq's RoBERTa over layers that subclasses build; for the tasks of ``task_names``."""
+    """fairseq's RoBERTa with layers that subclasses build; for the tasks of ``task_names``."""
 
-    #: How the options of its attention begin.
+    #: The prefix of the options of its attention.
     option_prefix: str
-    #: Dataclasses of options beside those of all masked models.
+    #: Dataclasses of options in addition to those of all masked models.
     option_classes: tuple[type, ...] = ()
-    #: Options that RoBERTa reads and that its command line does not have.
+    #: Options that RoBERTa reads but that its command line does not have.
     undeclared_options = ("tokens_per_sample", "encoder_xformers_att_config", "export", "relu_dropout")
-    #: Whether several documents may stand in a row.
+    #: Whether a row may hold several documents.
     reads_documents = True
-    #: What is built around the layers.
+    #: The class of the encoder around the layers.
     encoder_class: type[LinearTimeRobertaEncoder] = LinearTimeRobertaEncoder
-    #: The tasks it is for, and the classes of those it is often confused with.
+    #: The supported tasks, and the classes of tasks that are refused with a hint.
     task_names = "masked_lm, sentence_prediction, span_extraction"
     other_tasks: dict[str, type[FairseqTask]] = {"language_modeling": LanguageModelingTask}
 
@@ -84,9 +84,9 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
         bpe: str | None = None,
         **options,
     ) -> RobertaHubInterface:
-        """As fairseq's, whose default for ``bpe`` is GPT-2's and downloads it; here None, that of the training if any.
+        """As fairseq's, except that ``bpe`` is by default the one of the training, if any; fairseq downloads GPT-2's.
 
-        ``encode`` and ``fill_mask``, which take sentences, need one; ``extract_features`` takes tokens.
+        ``encode`` and ``fill_mask`` accept sentences and need a BPE; ``extract_features`` accepts tokens.
         """
         return super().from_pretrained(model_name_or_path, checkpoint_file, data_name_or_path, bpe=bpe, **options)
 
@@ -99,7 +99,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
 
     @classmethod
     def complete_options(cls, args) -> None:
-        """Fill in what the command line left open: pre-norm, sinusoids, and else the defaults of RoBERTa."""
+        """Fill in options that the command line left open: pre-norm, sinusoids, otherwise RoBERTa's defaults."""
         args.encoder_normalize_before = not safe_getattr(args, "lineartime_post_norm", False)
         args.layernorm_embedding = safe_getattr(args, "layernorm_embedding", False)
         args.encoder_learned_pos = safe_getattr(args, "encoder_learned_pos", False)
@@ -109,13 +109,13 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model as ``RobertaModel`` does, with our encoder in it.
+        """Build the model as ``RobertaModel`` does, with our encoder.
 
         Raises:
-            ValueError: an option that the layers do not allow, or a task of other models.
+            ValueError: an option has a value that the layers do not allow, or the task is not supported.
         """
-        for name, other in cls.other_tasks.items():
-            if isinstance(task, other):
+        for name, task_class in cls.other_tasks.items():
+            if isinstance(task, task_class):
                 raise ValueError(
                     f"--task is {name}; allowed with --arch {safe_getattr(args, 'arch')}: {cls.task_names}"
                 )
@@ -139,7 +139,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
         return model
 
     def register_classification_head(self, *head: Any, **options: Any) -> None:
-        """fairseq's hook; the weights of the head decay as the others do."""
+        """fairseq's hook; weight decay applies to the weights of the head as to all others."""
         super().register_classification_head(*head, **options)
         self.mark_decay(self.args)
 
@@ -155,12 +155,12 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
 
     @classmethod
     def encoder_options(cls, args) -> dict[str, Any]:
-        """Further arguments of ``LinearTimeEncoder``."""
+        """Additional arguments of ``LinearTimeEncoder``."""
         return {}
 
 
 def _check_documents(model: type[LinearTimeMaskedModel], task: FairseqTask) -> None:
-    """Raise ValueError unless ``model`` and ``task`` are of rows of several documents, none of which needs another."""
+    """Raise ValueError unless ``model`` and ``task`` allow rows of several independent documents."""
     if not model.reads_documents or (isinstance(task, FairseqTask) and not isinstance(task, MaskedLMTask)):
         raise ValueError(
             "--lineartime-reset-at-eos is given; allowed: for --task masked_lm, since what other tasks put on both "
@@ -169,7 +169,7 @@ def _check_documents(model: type[LinearTimeMaskedModel], task: FairseqTask) -> N
 
 
 def _check_activation(args, layers: nn.ModuleList) -> None:
-    """Raise ValueError for an activation function that no layer has."""
+    """Raise ValueError for an activation function that no layer uses."""
     if args.activation_fn != _HEAD_ACTIVATION and not any(hasattr(layer, "fc1") for layer in layers.children()):
         raise ValueError(
             f"--activation-fn is {args.activation_fn}; allowed: {_HEAD_ACTIVATION}, that of the language-model head, "
@@ -178,14 +178,14 @@ def _check_activation(args, layers: nn.ModuleList) -> None:
 
 
 def _check_post_norm(args, layers: nn.ModuleList) -> None:
-    """Raise ValueError for layers that have their norm at one place alone."""
+    """Raise ValueError for post-norm if a layer only supports pre-norm."""
     if not args.encoder_normalize_before and not all(hasattr(x, "normalize_before") for x in layers.children()):
         raise ValueError("--lineartime-post-norm is given; allowed for gated attention units: not given")
 
 
 def _check_pruning(args, layers: nn.ModuleList) -> None:
-    """Raise ValueError for options of RoBERTa's adaptive pruning where layers have not the matrices it prunes."""
-    # Children: with layer drop, iterating over the list itself leaves some of them out at random.
+    """Raise ValueError for options of RoBERTa's adaptive pruning if layers lack the matrices that it prunes."""
+    # children(), since with layer drop iterating over the list itself skips layers at random.
     if not all(isinstance(getattr(layer, "fc1", None), nn.Linear) for layer in layers.children()):
         _refuse_pruning(args, tuple(_ADAPTIVE_PRUNING), "gated attention units and with GLU")
     elif any(not layer.self_attn.has_prunable_heads for layer in layers.children()):

@@ -1,4 +1,4 @@
-"""The options of a model: reading them, deriving those of an attention from its declaration, naming them in errors."""
+"""The options of a model: reading them, deriving an attention's options from its declaration, naming them in errors."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ from ..modules.multihead_attention import LayerDesign
 
 
 def option(args, config: type, name: str) -> Any:
-    """An option of ``args``, without its enumeration; one that is missing has the default of the dataclass ``config``.
+    """The plain value of an option of ``args``; a missing option has the default of the dataclass ``config``.
 
-    Missing are options that are newer than a checkpoint, and those a command line left open.
+    Options are missing if they are newer than the checkpoint, or if the command line left them open.
 
     Raises:
-        ValueError: one that has choices is none of them.
+        ValueError: the value is not among the option's choices.
     """
     value = safe_getattr(args, name, getattr(config, name))
     value, kind = getattr(value, "value", value), config.__dataclass_fields__[name].type
@@ -34,7 +34,7 @@ def option(args, config: type, name: str) -> Any:
 
 
 def checkpointing_field() -> Any:
-    """The field of ``--checkpoint-activations`` where fairseq's own configuration has none."""
+    """The field of ``--checkpoint-activations``, for models whose fairseq configuration lacks it."""
     return option_field(False, "checkpoint activations at each layer")
 
 
@@ -60,7 +60,7 @@ def complete_checkpointing(args) -> None:
 
 
 def plain_options(args) -> Namespace:
-    """Options as plain values, without the enumerations of fairseq's options, which cannot be pickled."""
+    """Options as plain values, without fairseq's enumerations, which cannot be pickled."""
     if OmegaConf.is_config(args):
         return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
     return Namespace(**vars(args))
@@ -73,51 +73,51 @@ def attention_config(
     causal: bool = False,
     **defaults: Any,
 ) -> type:
-    """A fairseq dataclass of the options that the mechanism called ``attention`` declares, or of ``only`` some.
+    """A fairseq dataclass of the options that the mechanism ``attention`` declares, or only of those in ``only``.
 
-    The option x of the mechanism NAME is ``--NAME-x``, or begins with another ``prefix``. A flag that is True by
-    default is ``--NAME-no-x``. ``causal`` models have the further options that causal attention takes. ``defaults``
-    stand in place of the declared ones.
+    The option x of the mechanism NAME is ``--NAME-x``, or has another ``prefix``. A flag that is True by default is
+    ``--NAME-no-x``. ``causal`` adds the options that only causal attention has. ``defaults`` replace the declared
+    defaults.
     """
     options = options_of(attention, causal)
     values = {**options.defaults(), **defaults}
-    declared = {name: found for name, found in options.described().items() if only is None or name in only}
-    fields = [_field(prefix or attention, name, found, values[name]) for name, found in declared.items()]
+    declared = {name: described for name, described in options.described().items() if only is None or name in only}
+    fields = [_field(prefix or attention, name, described, values[name]) for name, described in declared.items()]
     return make_dataclass(f"{camel_case(attention)}Options", fields, bases=(FairseqDataclass,))
 
 
 def attention_options(args, attention: str, config: type, prefix: str | None = None) -> dict[str, Any]:
-    """The options of ``attention`` that are fields of ``config``, as ``build_attention`` takes them.
+    """The options of ``attention`` that are fields of ``config``, as arguments of ``build_attention``.
 
     Raises:
-        ValueError: a value that an option does not allow; it names the option of the command line.
+        ValueError: a value is not allowed; the message names the command-line option.
     """
     options = options_of(attention, causal=True)
-    read = {}
+    parsed = {}
     for name, described in options.described().items():
         field_name, negated = _field_name(prefix or attention, name, described, options.defaults()[name])
         if hasattr(config, field_name):
             value = option(args, config, field_name)
             value = not value if negated else value
-            read[name] = described.parse(flag_of(field_name), value)
-    return read
+            parsed[name] = described.parse(flag_of(field_name), value)
+    return parsed
 
 
 def design_with(attention: str, options: dict[str, Any], max_tokens: int) -> LayerDesign:
-    """The parts of a layer with ``attention``; ``options`` are its own, and whether positions are rotary."""
+    """The design of a layer with ``attention``; ``options`` are its own and "rotary", which is removed from them."""
     return LayerDesign(attention, options, rotary=options.pop("rotary", False), max_tokens=max_tokens)
 
 
 def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDesign:
-    """The parts of a layer with ``attention``, whose options are fields of ``config``."""
+    """The design of a layer with ``attention``, whose options are fields of ``config``."""
     return design_with(attention, attention_options(args, attention, config), max_tokens)
 
 
 @contextmanager
 def errors_as_typed(model: type, prefix: str, side: str) -> Iterator[None]:
-    """Inside of it, an ``ArgumentError`` names the options of the command line that ``model`` is built from.
+    """Inside, an ``ArgumentError`` becomes a ValueError that names the command-line options of ``model``.
 
-    ``prefix`` begins the options of its attention, ``side`` (encoder or decoder) those of fairseq's layers.
+    ``prefix`` is the prefix of its attention's options, ``side`` (encoder or decoder) that of fairseq's layers.
     """
     try:
         yield
@@ -126,7 +126,7 @@ def errors_as_typed(model: type, prefix: str, side: str) -> Iterator[None]:
 
 
 def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, str]:
-    """Arguments in Python, and "NAME=True" or "NAME=False" of a flag, by what a user typed for them."""
+    """A dictionary from Python arguments, and "NAME=True" or "NAME=False" for flags, to command-line options."""
     heads, width = f"--{side}-attention-heads", f"--{side}-embed-dim"
     names = {
         **dict.fromkeys(("heads", "num_heads"), heads),
@@ -137,24 +137,24 @@ def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, st
         "bias": "--flash-relative-bias",
     }
     for name in options:
-        own = name.removeprefix(f"{prefix}_")
-        names[name] = names[own] = names[f"{own}=True"] = flag_of(name)
-        names[f"{own.removeprefix('no_')}=False"] = flag_of(name)
+        argument = name.removeprefix(f"{prefix}_")
+        names[name] = names[argument] = names[f"{argument}=True"] = flag_of(name)
+        names[f"{argument.removeprefix('no_')}=False"] = flag_of(name)
     return names
 
 
 def flag_of(name: str) -> str:
-    """How a command line spells an option: ``flash_chunk_size`` as ``--flash-chunk-size``."""
+    """The command-line spelling of an option: ``flash_chunk_size`` -> ``--flash-chunk-size``."""
     return f"--{name.replace('_', '-')}"
 
 
 def camel_case(name: str) -> str:
-    """``daft_conv`` as ``DaftConv``, for the names of classes."""
+    """``daft_conv`` -> ``DaftConv``, for the names of classes."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _field(prefix: str, name: str, described: Option, default: Any) -> tuple[str, Any, Any]:
-    """One field, as ``make_dataclass`` takes it."""
+    """The field of an option, in the form that ``make_dataclass`` expects."""
     field_name, negated = _field_name(prefix, name, described, default)
     if described.type is bool:
         help = f"turn off: {described.help}" if negated else described.help
@@ -165,6 +165,6 @@ def _field(prefix: str, name: str, described: Option, default: Any) -> tuple[str
 
 
 def _field_name(prefix: str, name: str, described: Option, default: Any) -> tuple[str, bool]:
-    """The name of an option's field, and whether that is a flag which turns the option off."""
+    """The name of an option's field, and whether the field is a flag that turns the option off."""
     negated = described.type is bool and default is True
     return f"{prefix}_no_{name}" if negated else f"{prefix}_{name}", negated

@@ -1,4 +1,4 @@
-"""Models derived from the declaration of a mechanism: which there are, and how their classes are made."""
+"""Models derived from the declarations of mechanisms: their names, classes and registration."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,19 +13,19 @@ from ._configuration import readable
 from ._options import camel_case
 from ._weight_decay import choose_optimizer
 
-#: Further names of mechanisms in names of models.
+#: Additional names of mechanisms in names of models.
 FURTHER_NAMES = {"flow": ("flowformer",)}
 
 
 def derived(what: str) -> Iterator[tuple[str, str]]:
-    """How names of models begin, and the mechanism, for all that support ``what`` ("causal", "bidirectional")."""
+    """(model name prefix, mechanism) for all mechanisms that support ``what`` ("causal", "bidirectional")."""
     for attention in supporting(what):
         for prefix in (attention, *FURTHER_NAMES.get(attention, ())):
             yield prefix, attention
 
 
 def takes_stock_weights(attention: str) -> bool:
-    """Whether a layer with ``attention`` has the projections of fairseq's own, whatever it has beside them."""
+    """Whether a layer with ``attention`` has the projections of fairseq's own layer, possibly with others."""
     supports, shape = ATTENTIONS[attention].supports, {"num_heads": 1, "head_dim": 8, "max_tokens": 8}
     kinds = [causal for causal, what in ((False, "bidirectional"), (True, "causal")) if what in supports]
     modules = [build_attention(attention, causal, **shape) for causal in kinds]
@@ -33,19 +33,19 @@ def takes_stock_weights(attention: str) -> bool:
 
 
 def make_class(module: str, name: str, *bases: type, **attributes: Any) -> type:
-    """A subclass of ``bases`` that ``module`` holds under its name, so that pickle finds it."""
-    made = type(name, bases, {"__module__": module, "__doc__": bases[0].__doc__, **attributes})
-    setattr(sys.modules[module], name, made)
-    return made
+    """A subclass of ``bases`` that is an attribute of ``module``, so that pickle finds it."""
+    new_class = type(name, bases, {"__module__": module, "__doc__": bases[0].__doc__, **attributes})
+    setattr(sys.modules[module], name, new_class)
+    return new_class
 
 
 def make_config(module: str, name: str, options: type, further: type) -> type:
-    """A dataclass of the fields of ``options``, the mechanism's, and of ``further``."""
+    """A dataclass with the fields of ``options``, those of the mechanism, and of ``further``."""
     return dataclass(make_class(module, name, options, further))
 
 
 def make_model(module: str, name: str, base: type, attention: str, options: type, **attributes: Any) -> type:
-    """A subclass of ``base`` over the mechanism ``attention``, whose options are fields of ``options``."""
+    """A subclass of ``base`` with the mechanism ``attention``, whose options are fields of ``options``."""
     declared = {"attention_name": attention, "option_prefix": attention, "options_class": options}
     return make_class(module, name, base, **declared, **attributes)
 
@@ -53,9 +53,9 @@ def make_model(module: str, name: str, base: type, attention: str, options: type
 def register_checked(
     name: str, dataclass: type, check: Callable[[Any], None] = choose_optimizer
 ) -> Callable[[type], type]:
-    """fairseq's ``register_model`` for a model with a ``dataclass``; its parsed command line goes through ``check``.
+    """fairseq's ``register_model`` for a model with a ``dataclass``; ``check`` is called on its parsed command line.
 
-    A configuration of hydra is read as ``_configuration`` says.
+    A configuration of hydra is read by ``_configuration``.
     """
 
     def register(model: type) -> type:
@@ -68,9 +68,9 @@ def register_checked(
 
 
 def register_variant(prefix: str, kind: str, attention: str, base: type, options: type, further: type) -> None:
-    """Register ``prefix``_``kind``, a subclass of ``base`` over ``attention`` with both kinds of options.
+    """Register ``prefix``_``kind``, a subclass of ``base`` with ``attention`` and the fields of both dataclasses.
 
-    The last word of the class is that of ``base``.
+    The class name ends with the last word of the name of ``base``.
     """
     name = f"{camel_case(prefix)}{camel_case(kind)}"
     config = make_config(base.__module__, f"{name}Config", options, further)

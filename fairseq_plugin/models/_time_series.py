@@ -45,13 +45,13 @@ POOLING_HELP = (
     "what is classified: flat, the features of all steps side by side; mean, their mean; max, the largest of each; "
     "last, those of the last step"
 )
-#: Tokens that stand for steps where fairseq's encoder reads tokens; padding is 0, as ``SeriesEmbedding`` says.
+#: The token that represents a real step to fairseq's encoder; padding is 0, as in ``SeriesEmbedding``.
 _STEP = 1
 
 
 @dataclass
 class TimeSeriesConfig(DecayOptions):
-    """Options of all classifiers of time series; the defaults are the authors'."""
+    """Options of all classifiers of time series, with the authors' defaults."""
 
     encoder_layers: int = option_field(2, "num encoder layers")
     encoder_embed_dim: int = option_field(512, "width of the encoder")
@@ -78,7 +78,7 @@ class TransformerTimeSeriesConfig(TimeSeriesConfig):
 
 
 class SeriesEmbedding(nn.Linear):
-    """Steps (B, T, channels) -> (B, T, D), where fairseq's encoder has its embedding of tokens."""
+    """Embeds steps (B, T, channels) -> (B, T, D); replaces the token embedding of fairseq's encoder."""
 
     padding_idx = 0
 
@@ -94,7 +94,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
     Positions count real steps, so padding on any side has no influence on the features of a real one.
 
     Raises:
-        ValueError: a series with more steps than there are positions, or with other channels.
+        ValueError: a series has more steps than there are positions, or a different number of channels.
     """
 
     def __init__(self, args: Namespace, channels: int, build_layer: BuildLayer) -> None:
@@ -102,7 +102,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
         positions = self.embed_positions.weight
         nn.init.uniform_(positions, -0.02, 0.02)
         nn.init.zeros_(positions[self.padding_idx])
-        if self.layer_norm is None:  # fairseq's post-norm encoder ends without
+        if self.layer_norm is None:  # fairseq's post-norm encoder has no final norm
             self.layer_norm = LayerNorm(args.encoder_embed_dim)
 
     def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
 
 
 def check_batch(source: Tensor, padding_mask: Tensor, channels: int, limit: int) -> None:
-    """Raise ValueError unless source is (B, T, ``channels``) with at most ``limit`` steps that are no padding."""
+    """Raise ValueError unless source is (B, T, ``channels``) with at most ``limit`` real steps."""
     if source.dim() != 3 or source.shape[2] != channels:
         raise ValueError(f"source has shape {tuple(source.shape)}; allowed: (batch, steps, {channels} channels)")
     if source.shape[1] > limit and (longest := int((~padding_mask).sum(1).max())) > limit:
@@ -124,17 +124,17 @@ def check_batch(source: Tensor, padding_mask: Tensor, channels: int, limit: int)
 
 
 def place_steps(x: Tensor, padding_mask: Tensor, length: int) -> Tensor:
-    """Real steps of x (B, T, D) at the places of their positions, (B, ``length``, D); zeros elsewhere."""
-    places = real_positions(padding_mask).masked_fill(padding_mask, length)  # (B, T); one place is dropped
-    placed = x.new_zeros(len(x), length + 1, x.shape[2])
-    return placed.scatter_add(1, places[..., None].expand_as(x), x)[:, :-1]
+    """Move the real steps of x (B, T, D) to their positions: (B, ``length``, D), zeros elsewhere."""
+    positions = real_positions(padding_mask).masked_fill(padding_mask, length)  # (B, T); the last position is dropped
+    result = x.new_zeros(len(x), length + 1, x.shape[2])
+    return result.scatter_add(1, positions[..., None].expand_as(x), x)[:, :-1]
 
 
 class TimeSeriesHead(nn.Module):
-    """A function, dropout, a pooling over real steps, a linear layer: features (B, T, D) -> scores (B, classes).
+    """Activation, dropout, pooling over real steps, and a linear layer: features (B, T, D) -> scores (B, classes).
 
-    ``flat`` has a weight for each of ``max_length`` steps; those that a series lacks are zeros. ``activation`` is gelu
-    by default, as in the authors' model.
+    ``flat`` has weights for each of ``max_length`` steps; missing steps of a shorter series are zeros. ``activation``
+    is gelu by default, as in the authors' model.
     """
 
     def __init__(
@@ -157,15 +157,15 @@ class TimeSeriesHead(nn.Module):
         if self.pooling == "flat":
             return self.out_proj(place_steps(features, padding_mask, self.max_length).flatten(1))
         if self.pooling == "max":
-            least = torch.finfo(features.dtype).min
-            largest = features.masked_fill(padding_mask[..., None], least).amax(1)
+            lowest = torch.finfo(features.dtype).min
+            largest = features.masked_fill(padding_mask[..., None], lowest).amax(1)
             return self.out_proj(largest.masked_fill(padding_mask.all(1, keepdim=True), 0.0))
         if self.pooling == "last":
             steps = torch.arange(features.shape[1], device=features.device)
-            last = (~padding_mask).long().mul(steps).amax(1)  # (B,); of padding alone the first, which is 0
+            last = (~padding_mask).long().mul(steps).amax(1)  # (B,); for a row of padding the first step, which is 0
             return self.out_proj(features[torch.arange(len(features), device=features.device), last])
         real = (~padding_mask).sum(1, keepdim=True).clamp(min=1)
-        # Not summed in half precision, which would lose most of a mean over thousands of steps.
+        # Sum in float32: half precision would lose most of a mean over thousands of steps.
         total = features.sum(1, dtype=torch.promote_types(features.dtype, torch.float32))
         return self.out_proj((total / real).to(features.dtype))
 
@@ -177,19 +177,19 @@ class TimeSeriesHead(nn.Module):
 class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
     """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
 
-    The task registers a head, ``register_classification_head``, and the criterion names it. Padding on any side has no
-    influence. ``TimeSeriesClassifier.from_pretrained`` loads every one of them, as a ``TimeSeriesHubInterface``; the
-    folder of the data is not needed for that.
+    The task registers a head (``register_classification_head``), and the criterion selects it by name. Padding on any
+    side has no influence. ``TimeSeriesClassifier.from_pretrained`` loads every subclass as a
+    ``TimeSeriesHubInterface``, without the data folder.
     """
 
     hub_interface = TimeSeriesHubInterface
     #: The dataclass of all options.
     options_class: type
-    #: What the options of its attention begin with.
+    #: The prefix of the options of its attention.
     option_prefix: str
-    #: Options that are sizes.
+    #: Options that must be positive integers.
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads")
-    #: In front of the pooling of its heads.
+    #: The activation before the pooling of its heads.
     head_activation: Callable[[Tensor], Tensor] = staticmethod(F.gelu)
 
     def __init__(self, args: Namespace, encoder: FairseqEncoder) -> None:
@@ -202,7 +202,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
         """Build the model for the channels and the longest series of ``task``.
 
         Raises:
-            ValueError: an option that the layers do not allow, or another task.
+            ValueError: an option has a value that the layers do not allow, or the task is not supported.
         """
         if not hasattr(task, "description"):
             raise ValueError(
@@ -220,7 +220,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
 
     @classmethod
     def build_encoder(cls, args: Namespace, channels: int) -> FairseqEncoder:
-        """From series of ``channels`` to features."""
+        """The encoder from series with ``channels`` channels to features."""
         complete_checkpointing(args)
         args.encoder_learned_pos = True
         return TimeSeriesEncoder(args, channels, partial(cls.build_layer, args))
@@ -235,7 +235,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
         raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
 
     def register_classification_head(self, name: str, num_classes: int, labels: Sequence[Any] | None = None) -> None:
-        """Add a head for so many classes under ``name``; ``labels`` are what its scores stand for."""
+        """Add the head ``name`` for ``num_classes`` classes; ``labels`` are the labels of its scores, in order."""
         args = self.args
         head = self.classification_heads[name] = TimeSeriesHead(
             args.encoder_embed_dim,
@@ -257,7 +257,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
     ) -> tuple[Tensor, None]:
         """source (B, T, channels), padding_mask (B, T), True = padding -> scores of a head's classes (B, classes).
 
-        Without a head they are the features, (B, T, D).
+        Without a head, returns the features (B, T, D).
         """
         if padding_mask is None:
             padding_mask = source.new_zeros(source.shape[:2], dtype=bool)

@@ -1,4 +1,4 @@
-"""``--lineartime-trained-parameters``: what learns of a model that begins with the weights of a softmax Transformer."""
+"""``--lineartime-trained-parameters``: which parameters learn in a model that starts from a softmax Transformer."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ._options import flag_of, option
 
 OPTION = "lineartime_trained_parameters"
 FLAG = flag_of(OPTION)
-#: The criterion with which not all parameters may learn.
+#: The criterion that does not allow all parameters to learn.
 TRANSFER = "attention_transfer"
 TRAINED = ("all", "attention", "new")
 
@@ -30,24 +30,23 @@ class TrainedOptions(FairseqDataclass):
 
 
 def choose_trained_parameters(args) -> None:
-    """Choose what learns with ``--criterion attention_transfer``, where the command line ``args`` leaves it open.
+    """Choose the default for ``--criterion attention_transfer`` if the command line ``args`` leaves the option open.
 
     Raises:
-        ValueError: it is all.
+        ValueError: the option is all.
     """
     if safe_getattr(args, "criterion") != TRANSFER or safe_getattr(args, "_name"):
-        return  # fairseq gives a configuration its name after the command line, and calls this again to build the model
+        return  # fairseq sets _name after it parsed the command line, and calls this again to build the model
     if safe_getattr(args, OPTION, "new") == "all":
         raise ValueError(f"{FLAG} is all; allowed with --criterion {TRANSFER}: new, attention")
     setattr(args, OPTION, safe_getattr(args, OPTION, "new"))
 
 
 def train_only_chosen(model: nn.Module, args) -> None:
-    """Freeze the parameters of ``model`` that do not learn by the options ``args``, before there is an optimizer.
+    """Freeze the parameters of ``model`` that do not learn under the options ``args``, before an optimizer is built.
 
     Raises:
-        ValueError: the model has no attention but softmax attention; new parameters alone shall learn, and an attention
-            has none.
+        ValueError: the model has only softmax attention; or only new parameters shall learn, and an attention has none.
     """
     chosen = option(args, TrainedOptions, OPTION)
     if chosen == "all":
@@ -58,10 +57,10 @@ def train_only_chosen(model: nn.Module, args) -> None:
             f"the model has softmax attention alone; allowed with --criterion {TRANSFER} and with {FLAG} {chosen}: an "
             "architecture with another attention, such as hedgehog_lm"
         )
-    without = sorted({mechanism_name(x) for x in attentions if not any(True for _ in x.inner.parameters())})
-    if chosen == "new" and without:
+    parameterless = sorted({mechanism_name(x) for x in attentions if not any(True for _ in x.inner.parameters())})
+    if chosen == "new" and parameterless:
         raise ValueError(
-            f"{FLAG} is new (the default of --criterion {TRANSFER}), and {', '.join(without)} attention has no "
+            f"{FLAG} is new (the default of --criterion {TRANSFER}), and {', '.join(parameterless)} attention has no "
             f"parameters of its own; allowed with it: {FLAG} attention, which trains its projections"
         )
     model.requires_grad_(False)

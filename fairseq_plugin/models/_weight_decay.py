@@ -1,4 +1,4 @@
-"""``--lineartime-decay-linear-only``: weight decay on the weights of linear layers alone, for every model."""
+"""``--lineartime-decay-linear-only``: weight decay on the weights of linear layers only, for every model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +23,10 @@ class DecayOptions(FairseqDataclass):
 
 
 def choose_optimizer(args) -> None:
-    """Put the form of ``--optimizer`` that decays weights of linear layers alone in its place, where asked for.
+    """Replace ``--optimizer`` by its variant that decays only weights of linear layers, if the option is given.
 
     Raises:
-        ValueError: an optimizer that has none, since it has no weight decay.
+        ValueError: the optimizer has no such variant, since it has no weight decay.
     """
     if not safe_getattr(args, "lineartime_decay_linear_only", False) or not safe_getattr(args, "optimizer"):
         return
@@ -38,29 +38,29 @@ def choose_optimizer(args) -> None:
 
 
 class MarksDecay:
-    """In front of a fairseq model: marks its parameters for the optimizer, where the options ask for it."""
+    """Mixin before a fairseq model that marks its parameters for the optimizer, if the options ask for it."""
 
     _decay_marks: dict[str, Any] | None = None
-    _unread = 0  # how often fairseq said the number of the update, and no optimizer had read the marks
+    _unread = 0  # how often fairseq set the update number before an optimizer had read the marks
 
     def mark_decay(self, args) -> None:
-        """Mark all parameters as the options ``args`` say; once more after parameters were added.
+        """Mark all parameters as the options ``args`` say; call again after parameters were added.
 
-        A matrix that is the embedding of tokens as well, with ``--share-decoder-input-output-embed``, is an embedding.
+        A matrix shared with the token embedding (``--share-decoder-input-output-embed``) counts as an embedding.
         """
         if not safe_getattr(args, "lineartime_decay_linear_only", False):
             return
-        linear = {id(x.weight) for x in self.modules() if isinstance(x, nn.Linear)}
-        linear -= {id(x.weight) for x in self.modules() if isinstance(x, nn.Embedding)}
+        linear_ids = {id(x.weight) for x in self.modules() if isinstance(x, nn.Linear)}
+        linear_ids -= {id(x.weight) for x in self.modules() if isinstance(x, nn.Embedding)}
         parameters = list(self.parameters())
-        linear_decay.mark([x for x in parameters if id(x) in linear], decays=True)
-        self._decay_marks = linear_decay.mark([x for x in parameters if id(x) not in linear], decays=False)
+        linear_decay.mark([x for x in parameters if id(x) in linear_ids], decays=True)
+        self._decay_marks = linear_decay.mark([x for x in parameters if id(x) not in linear_ids], decays=False)
 
     def set_num_updates(self, num_updates: int) -> None:
-        """fairseq's hook before each update, and once before there is an optimizer, when it loads a checkpoint.
+        """fairseq's hook before each update; also called before there is an optimizer, when a checkpoint is loaded.
 
         Raises:
-            ValueError: the optimizer decays everything, which can be with hydra, where no command line chooses it.
+            ValueError: the optimizer decays everything, which can happen with hydra, where no command line chooses it.
         """
         self._unread += self._decay_marks is not None and not linear_decay.is_read(self._decay_marks)
         if self._unread > 1:

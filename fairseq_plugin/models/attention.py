@@ -1,8 +1,8 @@
-"""``NAME_lm``, ``NAME_mlm`` and ``NAME_classifier`` for every attention NAME, derived from its declaration alone.
+"""``NAME_lm``, ``NAME_mlm`` and ``NAME_classifier`` for every attention NAME, derived from its declaration.
 
 A mechanism of ``common.attention`` that supports "causal" has a language model, one that supports "bidirectional" a
 masked model and a classifier. Their ``--NAME-...`` options are the ones it declares. A model that another file of this
-folder defines under the same name stays as that file has it.
+folder defines under the same name is not replaced.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from common.ops.shared.checks import check_positive_int
 
 from ..loading.known_options import option_field
 from ..modules.transformer_layer import LinearTimeEncoderLayer
-from . import daft, flash, flash_masked, flowformer  # noqa: F401  their names come first
+from . import daft, flash, flash_masked, flowformer  # noqa: F401  these register their names first
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
@@ -29,7 +29,7 @@ from ._registration import derived, make_config, make_model, takes_stock_weights
 
 
 class AttentionMaskedModel(LinearTimeMaskedModel):
-    """A masked model over the mechanism ``attention_name``, with the options of ``options_class``."""
+    """A masked model with the mechanism ``attention_name`` and the options of ``options_class``."""
 
     attention_name: str
     options_class: type
@@ -43,7 +43,7 @@ class AttentionMaskedModel(LinearTimeMaskedModel):
 
 @dataclass
 class ProjectionOptions(FairseqDataclass):
-    """Options of the projections around a classifier's attention, which RoBERTa has not."""
+    """Options of the projections around a classifier's attention, which RoBERTa does not have."""
 
     encoder_attention_dim: Optional[int] = option_field(
         None, "channels of all heads together; default: the encoder's width"
@@ -54,7 +54,7 @@ class ProjectionOptions(FairseqDataclass):
 
 
 class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
-    """A classifier over the mechanism ``attention_name``, with the options of ``options_class``."""
+    """A classifier with the mechanism ``attention_name`` and the options of ``options_class``."""
 
     option_classes = (ProjectionOptions,)
 
@@ -83,8 +83,8 @@ def _register_language_model(prefix: str, attention: str) -> None:
 def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_words: str) -> None:
     options, name = attention_config(attention), f"{prefix}_{kind}"
     stock = RobertaModel if base is AttentionMaskedModel and takes_stock_weights(attention) else None
-    further = {"option_classes": (options, *base.option_classes), "stock_model": stock}
-    model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **further)
+    attributes = {"option_classes": (options, *base.option_classes), "stock_model": stock}
+    model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **attributes)
     register_architecture(name, name)(register_model(name)(model).complete_options)
 
 

@@ -29,7 +29,7 @@ class DaftFullConfig(attention_config("daft_full", only=["query"], prefix="daft"
     decoder_attention_heads: int = option_field(
         1, "without effect but that it must divide the width: DAFT-full has no heads"
     )
-    # The mechanism takes a width of 0 for a free matrix, which has a flag of its own here.
+    # In the mechanism a width of 0 means a free matrix, which has its own flag here.
     daft_bias_dim: int = option_field(
         128, "width n of the two factors of the position bias (the paper: 128, pixels 256)"
     )
@@ -40,17 +40,17 @@ class DaftFullConfig(attention_config("daft_full", only=["query"], prefix="daft"
 
 @register_language_model("daft_full_lm", dataclass=DaftFullConfig)
 class DaftFullLanguageModel(LinearTimeLanguageModel):
-    """DAFT-full, O(T²) time in two matrix products, O(T² + T d) memory; T is at most --tokens-per-sample.
+    """DAFT-full: O(T²) time in two matrix products, O(T² + T d) memory; T is at most --tokens-per-sample.
 
-    Decoding keeps every key and value. ``--max-target-positions``, which is --tokens-per-sample where it is not given,
-    is the number of positions that have a bias; a longer input is a ValueError.
+    Decoding keeps every key and value. ``--max-target-positions``, by default --tokens-per-sample, is the number of
+    positions that have a bias; a longer input raises ValueError.
     """
 
     attention_name, option_prefix, options_class = "daft_full", "daft", DaftFullConfig
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
-        """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
+        """The ``--daft-...`` options; an option that an older checkpoint lacks has its default."""
         bias_dim: int | None = None
         if not option(args, DaftFullConfig, "daft_free_bias"):
             bias_dim = option(args, DaftFullConfig, "daft_bias_dim")
@@ -77,22 +77,22 @@ class DaftConvConfig(_CONV_OPTIONS, LinearTimeLanguageModelConfig):
 
 @register_language_model("daft_conv_lm", dataclass=DaftConvConfig)
 class DaftConvLanguageModel(LinearTimeLanguageModel):
-    """DAFT-conv, O(T window); any length, decoding state of constant size: a window of tokens and two sums."""
+    """DAFT-conv: O(T window), any length; decoding state of constant size, a window of tokens and two sums."""
 
     attention_name, option_prefix, options_class = "daft_conv", "daft", DaftConvConfig
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
-        """The ``--daft-...`` options; one that an older checkpoint lacks takes its default."""
+        """The ``--daft-...`` options; an option that an older checkpoint lacks has its default."""
         return {
             **super().attention_options(args),
             "reparameterize": not option(args, DaftConvConfig, "daft_plain_filter"),
         }
 
 
-#: Both experiments: 12 layers of width 512 (Tables 4 and 5). The width of FFN is stated for Enwik8 alone.
+#: Both experiments: 12 layers of width 512 (Tables 4 and 5). The FFN width is stated for Enwik8 only.
 _PAPER = {"decoder_layers": 12, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "dropout": 0.1}
-#: What differs between them, by architecture.
+#: Options that differ between the experiments, by architecture.
 _SIZES = {
     "daft_full_lm_enwik8": {"daft_bias_dim": 128, "decoder_attention_heads": 1},
     "daft_full_lm_cifar10": {"daft_bias_dim": 256, "decoder_attention_heads": 1},
@@ -102,7 +102,7 @@ _SIZES = {
 
 
 def _complete(args, size: dict[str, Any]) -> None:
-    """Fill in what a command line left open; DAFT-conv has 512 heads, so a key and a filter for each channel."""
+    """Fill in options that a command line left open; DAFT-conv has 512 heads, a key and a filter for each channel."""
     width = safe_getattr(args, "decoder_embed_dim", _PAPER["decoder_embed_dim"])
     complete_size(args, {**_PAPER, "decoder_attention_heads": width, **size})
 

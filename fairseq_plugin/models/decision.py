@@ -1,6 +1,6 @@
 """``NAME_decision`` for every causal attention NAME: Decision Transformers, in the Flowformer paper's size (Table 7).
 
-The names and the ``--NAME-...`` options follow from what each mechanism declares.
+The names and the ``--NAME-...`` options follow from the declaration of each mechanism.
 """
 
 from argparse import Namespace
@@ -14,12 +14,12 @@ from ._decision import DecisionConfig, DecisionTransformer
 from ._options import attention_config, build_design
 from ._registration import derived, register_variant
 
-#: Defaults of a mechanism's options that are the authors' for decisions.
+#: Default options that the authors use for decisions, by mechanism.
 _DEFAULTS = {"flow": {"clamp": 10.0}}
 
 
 class AttentionDecisionTransformer(DecisionTransformer):
-    """A Decision Transformer over the mechanism ``attention_name``."""
+    """A Decision Transformer with the mechanism ``attention_name``."""
 
     attention_name: str
 

@@ -1,6 +1,6 @@
 """``bc_decision`` and ``awac_decision``: the columns BC and AWAC of the Flowformer paper's Table 7, without attention.
 
-They act by the state alone, whatever return is wanted, and are trained and evaluated as Decision Transformers are.
+They act on the state alone and ignore the wanted return. They are trained and evaluated like Decision Transformers.
 """
 
 import copy
@@ -19,7 +19,7 @@ from ._decision import DecisionModel
 from ._options import option
 from ._registration import register_checked
 
-#: Of the logarithm of a policy's deviation, as in AWAC's released code.
+#: Bounds of the log standard deviation of a policy, as in AWAC's released code.
 _LOG_STD = (-6.0, 0.0)
 
 
@@ -34,7 +34,7 @@ class BcDecisionConfig(FairseqDataclass):
 
 @dataclass
 class AwacDecisionConfig(FairseqDataclass):
-    """Options of ``awac_decision``; layers are the policy's and each critic's."""
+    """Options of ``awac_decision``; the policy and each critic have the same number of layers."""
 
     decoder_layers: int = option_field(3, "num hidden layers of the policy and of each critic")
     decoder_embed_dim: int = option_field(256, "width of hidden layers")
@@ -55,7 +55,7 @@ def perceptron(args: Namespace, size: int, out: int) -> nn.Sequential:
 
 
 class StatePolicy(DecisionModel):
-    """A perceptron from a standardised state to an action of -1 to 1, through tanh; O(1) a step."""
+    """A perceptron from a standardised state to an action in -1 to 1, through tanh; O(1) per step."""
 
     def __init__(self, args: Namespace, state_size: int, action_size: int) -> None:
         super().__init__(args, state_size, action_size)
@@ -64,10 +64,10 @@ class StatePolicy(DecisionModel):
     def forward(
         self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """The action at each step, from its state: (B, K, A), -1 to 1. Arguments as of a Decision Transformer.
+        """The action at each step, from its state: (B, K, A), -1 to 1. Arguments as in ``DecisionTransformer.forward``.
 
         Raises:
-            ValueError: other shapes, or a step later than ``--max-episode-length``.
+            ValueError: wrong shapes, or a step later than ``--max-episode-length``.
         """
         self.check_window(returns, states, actions, timesteps)
         return self.policy(states)
@@ -80,23 +80,23 @@ class StatePolicy(DecisionModel):
         timesteps: Tensor,
         last_actions: Tensor | None,
     ) -> Tensor:
-        """The action (B, A) in states (B, S); nothing is remembered."""
+        """The action (B, A) in states (B, S); the incremental state is not used."""
         return self.policy(states)
 
 
 @register_checked("bc_decision", BcDecisionConfig)
 class BehaviourCloning(StatePolicy):
-    """Behaviour cloning: the action of the data by its state, by the criterion ``action_mse``, of all data."""
+    """Behaviour cloning: predicts the data's action from its state, trained on all data with ``action_mse``."""
 
     options_class, option_prefix = BcDecisionConfig, "bc"
 
 
 @register_checked("awac_decision", AwacDecisionConfig)
 class AdvantageWeightedActorCritic(StatePolicy):
-    """AWAC without further episodes: Nair, Gupta, Dalal, Levine, *AWAC: Accelerating Online RL with Offline Datasets*.
+    """AWAC without online episodes: Nair, Gupta, Dalal, Levine, *AWAC: Accelerating Online RL with Offline Datasets*.
 
-    A policy that is normal around what ``forward`` gives, with a deviation for each number of an action, two critics
-    Q(state, action), and a slow copy of these. The criterion ``awac`` trains it.
+    The policy is normal with the mean that ``forward`` gives and a learned deviation for each component of an action.
+    It has two critics Q(state, action) and a slow copy of them. The criterion ``awac`` trains it.
     """
 
     options_class, option_prefix = AwacDecisionConfig, "awac"
@@ -113,21 +113,21 @@ class AdvantageWeightedActorCritic(StatePolicy):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     def distribution(self, states: Tensor) -> torch.distributions.Normal:
-        """The policy in states (N, S)."""
+        """The policy's distribution of actions in states (N, S)."""
         return torch.distributions.Normal(self.policy(states), self.log_std.clamp(*_LOG_STD).exp())
 
     def sample(self, states: Tensor) -> Tensor:
-        """Random actions (N, A) of the policy in states (N, S), within -1 to 1."""
+        """Actions (N, A) drawn from the policy in states (N, S), clamped to -1 to 1."""
         return self.distribution(states).sample().clamp(-1.0, 1.0)
 
     def values(self, states: Tensor, actions: Tensor, targets: bool = False) -> Tensor:
-        """Q of both critics, or of their slow copies, (N, 2), for states (N, S) and actions (N, A)."""
-        given = torch.cat([states, actions], dim=-1)
-        return torch.cat([critic(given) for critic in (self.targets if targets else self.critics)], dim=-1)
+        """Q values (N, 2) of both critics, or of their slow copies, for states (N, S) and actions (N, A)."""
+        inputs = torch.cat([states, actions], dim=-1)
+        return torch.cat([critic(inputs) for critic in (self.targets if targets else self.critics)], dim=-1)
 
     @torch.no_grad()
     def set_num_updates(self, num_updates: int) -> None:
-        """fairseq's hook before an update: after each one, the slow copies follow the critics."""
+        """fairseq's hook before an update: after each update, the slow copies move towards the critics."""
         super().set_num_updates(num_updates)
         if num_updates > int(self.updates):
             for slow, fast in zip(self.targets.parameters(), self.critics.parameters()):

@@ -19,15 +19,15 @@ FULL = "full"
 
 
 class DecisionHubInterface(HubInterface):
-    """A model of the task ``offline_rl``, with the statistics that it was trained with, which acts step by step::
+    """A model of the task ``offline_rl`` that acts step by step, with the statistics of its training data::
 
         model.reset(target=3000.0)
         action = model.act(state)
-        while ...:  # the environment takes the action
+        while ...:  # the environment executes the action
             action = model.act(state, reward)
 
-    States, actions and rewards are those of the environment. Attributes: ``cfg``, ``task`` and ``model``, and
-    ``described``, what is known of the training data.
+    States, actions and rewards are those of the environment. Attributes: ``cfg``, ``task``, ``model`` and
+    ``described``, the description of the training data.
     """
 
     def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
@@ -36,16 +36,16 @@ class DecisionHubInterface(HubInterface):
         self._step: int | None = None
 
     def reset(self, target: float | Sequence[float], context: int | str | None = None) -> None:
-        """Begin an episode in which the return ``target`` is wanted, or N at once with N targets.
+        """Begin an episode with the wanted return ``target``, or N episodes at once with N targets.
 
         Args:
-            context: what an action is computed from: the last so many steps, all of them anew for each action; or
-                "full", all steps of the episode, from a state that is updated, at constant cost per step where the
-                attention's state is constant. By default as in training.
+            context: the number of last steps from which each action is computed, all of them anew; or "full", all steps
+            of the episode through a state that is updated, at constant cost per step if the attention's state has
+            constant size. Default: as in training.
 
         Raises:
-            ValueError: a target that is no finite number, or none in float32 over --return-scale; a context that is
-                none, or longer than the model allows.
+            ValueError: a target is not finite, or overflows float32 when divided by --return-scale; a context is
+            invalid, or longer than the model allows.
         """
         targets = np.asarray(target, dtype=np.float64)
         if targets.ndim > 1 or not targets.size or not np.isfinite(targets).all():
@@ -60,38 +60,38 @@ class DecisionHubInterface(HubInterface):
 
     @torch.no_grad()
     def act(self, states: np.ndarray, rewards: float | Sequence[float] | None = None) -> np.ndarray:
-        """The actions (N, A) in ``states`` (N, S), or (A,) in a state (S,) after ``reset`` with one target.
+        """The actions (N, A) for ``states`` (N, S), or (A,) for a state (S,) after ``reset`` with one target.
 
-        ``rewards`` are those that the last actions brought, (N,) or a number; None at the first step.
+        ``rewards`` are the rewards of the last actions, (N,) or a number; None at the first step.
 
         Raises:
-            ValueError: no ``reset`` before; states or rewards of another shape or not finite, in the precision of the
-                model too; no rewards after the first step, or some at it; more steps than the model has embeddings for.
-                The episode is as it was then.
+            ValueError: ``reset`` was not called; states or rewards have a wrong shape or are not finite, also in the
+            precision of the model; rewards are missing after the first step or given at it; there are more steps
+            than the model has embeddings for. The episode is not changed then.
         """
         states, rewards = self._checked_step(states, rewards)
         targets, step = self._targets - rewards, f"at step {self._step}"
-        what = f"the return that remains {step}"
-        returns = self.as_input(what, self._scaled(what, targets))
+        return_name = f"the return that remains {step}"
+        returns = self.as_input(return_name, self._scaled(return_name, targets))
         standardised = self.described.standardise(states, f"a state {step}")
-        ready = self.as_input(f"a state {step}", torch.from_numpy(standardised))
+        model_states = self.as_input(f"a state {step}", torch.from_numpy(standardised))
         self._targets = targets
-        timesteps = torch.full((len(states),), self._step, device=ready.device)
+        timesteps = torch.full((len(states),), self._step, device=model_states.device)
         if self._context == FULL:
-            actions = self.model.extend(self._memory, returns, ready, timesteps, self._last_actions)
+            actions = self.model.extend(self._memory, returns, model_states, timesteps, self._last_actions)
         else:
-            actions = self._recompute(returns, ready, timesteps)
+            actions = self._recompute(returns, model_states, timesteps)
         self._last_actions = actions
         self._step += 1
         unscaled = self.described.unscale(actions.float().cpu().numpy())
         return unscaled[0] if self._single else unscaled
 
     def _scaled(self, what: str, targets: np.ndarray) -> Tensor:
-        """Returns as the model reads them, float32; ValueError, which says ``what``, for one that is infinite there."""
+        """Scaled returns in float32, as the model reads them; ValueError that names ``what`` if one overflows."""
         return torch.as_tensor(as_float32(what, targets / self.task.cfg.return_scale, targets))
 
     def _recompute(self, returns: Tensor, states: Tensor, timesteps: Tensor) -> Tensor:
-        """The actions from the last steps, all of them anew; the current action is not read and is 0."""
+        """The actions, computed anew from the last steps; the current action is not read and is 0."""
         if self._window:
             self._window[-1]["actions"] = self._last_actions
         actions = states.new_zeros(len(states), self.described.action_size)
@@ -123,11 +123,11 @@ class DecisionHubInterface(HubInterface):
             raise ValueError(
                 f"the episode has more than {limit} steps; allowed: {limit}, as --max-episode-length set in training"
             )
-        wanted = (self.described.state_size,) if self._single else (count, self.described.state_size)
+        shape = (self.described.state_size,) if self._single else (count, self.described.state_size)
         states = np.asarray(states, dtype=np.float64)
-        if states.shape != wanted or not np.isfinite(states).all():
-            wrong = f"shape {states.shape}" if states.shape != wanted else "a value that is not finite"
-            raise ValueError(f"states have {wrong} at step {self._step}; allowed: {wanted}, finite numbers")
+        if states.shape != shape or not np.isfinite(states).all():
+            fault = f"shape {states.shape}" if states.shape != shape else "a value that is not finite"
+            raise ValueError(f"states have {fault} at step {self._step}; allowed: {shape}, finite numbers")
         if (rewards is None) != (self._step == 0):
             allowed = "None at step 0" if self._step == 0 else "those of the last actions"
             raise ValueError(f"rewards are {rewards} at step {self._step}; allowed: {allowed}")

@@ -1,7 +1,7 @@
 """``NAME`` and ``NAME_iwslt_de_en``, ... : an encoder-decoder for every attention NAME that can be an encoder.
 
-They take the place of fairseq's ``transformer`` and of its named sizes, for ``translation`` and every task like it. All
-follows from the mechanism's declaration: its ``--NAME-...`` options are the ones it declares.
+They replace fairseq's ``transformer`` and its named sizes, for ``translation`` and similar tasks. Their ``--NAME-...``
+options are the ones that the mechanism declares.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from ._registration import derived, make_model, takes_stock_weights
 from ._trained_parameters import choose_trained_parameters
 from ._weight_decay import choose_optimizer
 
-#: The sizes of fairseq's ``transformer``, by what their names add to it.
+#: The sizes of fairseq's ``transformer``, by the suffix of their names.
 SIZES = {
     "": base_architecture,
     "_tiny": tiny_architecture,
@@ -36,7 +36,7 @@ SIZES = {
 
 
 def complete(architecture: Callable, args) -> None:
-    """Fill in what the command line left open, as ``architecture`` of fairseq does."""
+    """Fill in options that the command line left open, as fairseq's ``architecture`` does."""
     architecture(args)
     choose_trained_parameters(args)
     choose_optimizer(args)
@@ -44,9 +44,9 @@ def complete(architecture: Callable, args) -> None:
 
 def _register(prefix: str, attention: str) -> None:
     options = attention_config(attention, causal="causal" in ATTENTIONS[attention].supports)
-    other = {} if takes_stock_weights(attention) else {"stock_model": None}
+    attributes = {} if takes_stock_weights(attention) else {"stock_model": None}
     name = f"{camel_case(prefix)}Transformer"
-    register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **other))
+    register_model(prefix)(make_model(__name__, name, LinearTimeTransformer, attention, options, **attributes))
     for size, architecture in SIZES.items():
         register_architecture(prefix, prefix + size)(partial(complete, architecture))
 

@@ -1,4 +1,4 @@
-"""The causal language models of the FLASH paper: FLASH, FLASH-Quad and those it compares them with.
+"""The causal language models of the FLASH paper: FLASH, FLASH-Quad and the models they are compared with.
 
 Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, Tables 8-10. All are pre-norm with a final norm,
 embed positions as scaled sinusoids (``--decoder-learned-pos`` for learned ones) and do not scale token embeddings.
@@ -65,7 +65,7 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
 
     @classmethod
     def build_embedding(cls, args, dictionary, embed_dim, path=None) -> nn.Embedding:
-        """fairseq's hook: token embeddings, drawn as the variant wants them."""
+        """fairseq's hook: token embeddings, initialised as the variant specifies."""
         embedding = super().build_embedding(args, dictionary, embed_dim, path)
         if cls.variant.embedding_std is not None:
             nn.init.normal_(embedding.weight, std=cls.variant.embedding_std)
@@ -79,12 +79,12 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
 
     @classmethod
     def decoder_options(cls, args) -> dict[str, Any]:
-        """Scaled sinusoids, and the norm that the layers have."""
+        """Scaled sinusoids, and the same norm as the layers."""
         return {"build_positions": scaled_sin_positions, "norm": option(args, cls.variant.options, "flash_norm")}
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model; ``LinearTimeLanguageModel.build_model``, with widths that follow the embedding's."""
+        """Build the model as ``LinearTimeLanguageModel`` does; other widths follow from the embedding width."""
         args.no_scale_embedding = True
         args.decoder_input_dim = args.decoder_input_dim or args.decoder_embed_dim
         args.decoder_output_dim = args.decoder_output_dim or args.decoder_embed_dim

@@ -28,12 +28,12 @@ class FlashFamilyMaskedModel(LinearTimeMaskedModel):
 
     @classmethod
     def complete_options(cls, args) -> None:
-        """Fill in what the command line left open: the paper's base size, then the defaults of all masked models."""
+        """Fill in options that the command line left open: the paper's base size, then masked models' defaults."""
         cls.complete_size(args, "base")
 
     @classmethod
     def complete_size(cls, args, size: str) -> None:
-        """Fill in what the command line left open: the paper's ``size``, then the defaults of all masked models."""
+        """Fill in options that the command line left open: the paper's ``size``, then masked models' defaults."""
         cls.variant.set_size(args, "encoder", size)
         ffn = safe_getattr(args, "encoder_ffn_embed_dim") or cls.variant.inner_width(args.encoder_embed_dim)
         args.encoder_ffn_embed_dim = ffn
@@ -49,7 +49,7 @@ class FlashFamilyMaskedModel(LinearTimeMaskedModel):
 
     @classmethod
     def encoder_options(cls, args) -> dict[str, Any]:
-        """Scaled sinusoids, and the norm that the layers have."""
+        """Scaled sinusoids, and the same norm as the layers."""
         return {"build_positions": scaled_sin_positions, "norm": option(args, cls.variant.options, "flash_norm")}
 
 

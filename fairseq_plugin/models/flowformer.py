@@ -1,4 +1,4 @@
-"""``flowformer_lm`` with the paper's size, and the models it is compared with: linear and softmax attention."""
+"""``flowformer_lm`` with the paper's size, and its baselines: linear and softmax attention."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from ._options import attention_config
 
 @dataclass
 class FlowformerLanguageModelConfig(attention_config("flow", causal=True, clamp=5.0), LinearTimeLanguageModelConfig):
-    """Options of ``transformer_lm`` and of Flow-Attention; the defaults are those of the released language model."""
+    """Options of ``transformer_lm`` and of Flow-Attention, with the defaults of the released language model."""
 
 
 @register_language_model("flowformer_lm", dataclass=FlowformerLanguageModelConfig)
@@ -46,7 +46,7 @@ class LinearLanguageModel(LinearTimeLanguageModel):
 
 @register_language_model("softmax_lm", dataclass=LinearTimeLanguageModelConfig)
 class SoftmaxLanguageModel(LinearTimeLanguageModel):
-    """``transformer_lm`` on torch's fused softmax attention: the peer to compare speed with, O(T²) time."""
+    """``transformer_lm`` with torch's fused softmax attention: the baseline for speed comparisons, O(T²) time."""
 
     attention_name = option_prefix = "softmax"
     stock_model = TransformerLanguageModel

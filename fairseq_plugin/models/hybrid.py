@@ -1,4 +1,4 @@
-"""``hybrid_lm``, ``hybrid_mlm``, ``hybrid_classifier`` and ``hybrid``: stacks whose layers have several attentions.
+"""``hybrid_lm``, ``hybrid_mlm``, ``hybrid_classifier`` and ``hybrid``: stacks whose layers have different attentions.
 
 ``--lineartime-layers 'flow*3,softmax'`` is Flow-Attention in three layers, softmax attention in the fourth, and so on.
 The attention called NAME has its own options, ``--NAME-...``.
@@ -45,49 +45,53 @@ class LayerOptions(FairseqDataclass):
 
 
 def _configs(what: str) -> dict[str, type]:
-    """The dataclass of the options of every attention that supports ``what``, by its name."""
+    """The options dataclass of every attention that supports ``what``, by the attention's name."""
     return {name: attention_config(name, causal="causal" in ATTENTIONS[name].supports) for name in supporting(what)}
 
 
-#: Options by attention, of models that see earlier tokens alone and of those that see all.
+#: Options dataclasses by attention, for causal and for bidirectional models.
 CAUSAL, BIDIRECTIONAL = _configs("causal"), _configs("bidirectional")
 CausalOptions = dataclass(type("CausalOptions", (LayerOptions, *CAUSAL.values()), {"__module__": __name__}))
 
 
 def kinds_of_layers(model: type, args, side: str, configs: dict[str, type]) -> list[str]:
-    """The attention of each layer of ``side``, decoder or encoder, of those that ``--SIDE-layers-to-keep`` keeps.
+    """The attention of each layer of ``side``, decoder or encoder, that ``--SIDE-layers-to-keep`` keeps.
 
-    ``configs`` has the options of each attention that ``model`` may have.
+    ``configs`` has the options dataclass of each attention that ``model`` may have.
 
     Raises:
-        ValueError: a pattern that does not fit; options of an attention that no layer has.
+        ValueError: the pattern does not fit, or an option is given for an attention that no layer has.
     """
-    kept = safe_getattr(args, f"{side}_layers_to_keep")
-    layers = [int(i) for i in kept.split(",")] if kept else list(range(getattr(args, f"{side}_layers")))
+    layers_to_keep = safe_getattr(args, f"{side}_layers_to_keep")
+    layers = (
+        [int(i) for i in layers_to_keep.split(",")] if layers_to_keep else list(range(getattr(args, f"{side}_layers")))
+    )
     with errors_as_typed(model, "lineartime", side):
-        kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers, whole=not kept)
+        kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers, whole=not layers_to_keep)
     _check_options_are_read(args, set(kinds), configs)
     return kinds
 
 
 def _check_options_are_read(args, kinds: set[str], configs: dict[str, type]) -> None:
-    """Raise ValueError for an option of an attention that is not one of ``kinds``, which would do nothing."""
+    """Raise ValueError for an option that would have no effect, since its attention is not in ``kinds``."""
     for name, config in configs.items():
-        own = config.__dataclass_fields__.keys() - FairseqDataclass.__dataclass_fields__.keys()
-        for x in sorted(own) if name not in kinds else ():
-            given = option(args, config, x)
-            if given != getattr(config, x):
+        names = config.__dataclass_fields__.keys() - FairseqDataclass.__dataclass_fields__.keys()
+        for option_name in sorted(names) if name not in kinds else ():
+            value = option(args, config, option_name)
+            if value != getattr(config, option_name):
                 pattern = option(args, LayerOptions, _PATTERN)
                 flag = flag_of(_PATTERN)
-                raise ValueError(f"{flag_of(x)} is {given} and {flag} {pattern!r}; allowed: with {name} in {flag}")
+                raise ValueError(
+                    f"{flag_of(option_name)} is {value} and {flag} {pattern!r}; allowed: with {name} in {flag}"
+                )
 
 
 def _in_turn(model: type, side: str, kinds: list[str], build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Calls ``build(kind, ...)`` for one of ``kinds`` after the other."""
-    left: Iterator[str] = iter(kinds)
+    """A function whose i-th call is ``build(kinds[i], ...)``."""
+    remaining: Iterator[str] = iter(kinds)
 
     def build_next(*arguments: Any, **options: Any) -> nn.Module:
-        kind = next(left)
+        kind = next(remaining)
         with errors_as_typed(model, kind, side):
             return build(kind, *arguments, **options)
 
@@ -101,7 +105,7 @@ class HybridLanguageModelConfig(CausalOptions, LinearTimeLanguageModelConfig):
 
 @register_language_model("hybrid_lm", dataclass=HybridLanguageModelConfig)
 class HybridLanguageModel(LinearTimeLanguageModel):
-    """A language model whose layers have the attentions of ``--lineartime-layers``; each costs what it does alone."""
+    """A language model whose layers have the attentions of ``--lineartime-layers``, each with its usual cost."""
 
     option_prefix = "lineartime"
     stock_model = TransformerLanguageModel
@@ -146,7 +150,7 @@ class HybridClassifier(LinearTimeClassifier, HybridMaskedModel):
 class HybridTransformer(LinearTimeTransformer):
     """An encoder-decoder whose layers, on both sides, have the attentions of ``--lineartime-layers``.
 
-    In the decoder, an attention that is not causal is softmax attention, as in ``NAME``.
+    In the decoder, softmax attention replaces an attention that is not causal, as in ``NAME``.
     """
 
     option_prefix = attention_name = "lineartime"

@@ -1,8 +1,8 @@
 """``NAME_lra_TASK``: every classifier in the configurations of the Long Range Arena, and Flowformer's released ones.
 
 Tay et al., *Long Range Arena*, ICLR 2021: a pre-norm encoder with sinusoids, or learned positions on images, and a head
-of two layers. The official configurations exchange the attention alone; those of the Flowformer release (Wu et al.,
-ICML 2022, Table 2) differ from them in size.
+of two layers. The official configurations differ only in the attention; those of the Flowformer release (Wu et al.,
+ICML 2022, Table 2) have other sizes.
 """
 
 from functools import partial
@@ -41,7 +41,7 @@ OFFICIAL = {
     "image": _size(1, 8, 128, 64, 128, 0.3, **_LEARNED),
     "pathfinder": _size(4, 4, 32, 16, 32, 0.2, **_MEAN),
 }
-#: Those of Flowformer_LRA in thuml/Flowformer (its commit 61f5d8c).
+#: The configurations of Flowformer_LRA in thuml/Flowformer (its commit 61f5d8c).
 RELEASED = {
     "listops": _size(1, 2, 512, 512, 1024, 0.1),
     "text": _size(1, 4, 256, 256, 1024, 0.1),
@@ -62,7 +62,7 @@ register_architecture("flash_classifier", "flash_classifier")(FlashClassifier.co
 
 
 def complete(args, model: type[LinearTimeClassifier], size: dict[str, Any], attention: dict[str, Any]) -> None:
-    """Fill in what the command line left open of a configuration and of its attention."""
+    """Fill in options of a configuration and of its attention that the command line left open."""
     size = {
         **size,
         **attention,
@@ -70,7 +70,7 @@ def complete(args, model: type[LinearTimeClassifier], size: dict[str, Any], atte
         "classifier_style": "arena",
         "encoder_attention_no_bias": True,
     }
-    if issubclass(model, FlashClassifier):  # two units take the place of attention and feed-forward
+    if issubclass(model, FlashClassifier):  # two units replace attention and feed-forward
         ffn = size["encoder_ffn_embed_dim"]
         query, inner = unit_dims(size["encoder_embed_dim"], size["encoder_attention_dim"], ffn)
         size |= {"encoder_layers": 2 * size["encoder_layers"], "encoder_attention_heads": 1, "classifier_dim": ffn}
@@ -81,9 +81,9 @@ def complete(args, model: type[LinearTimeClassifier], size: dict[str, Any], atte
 
 
 def unit_dims(width: int, attention: int, ffn: int) -> tuple[int, int]:
-    """Widths s of queries and keys and e of values, of two gated attention units in place of one Transformer layer.
+    """Width s of queries and keys, and e of values, for two gated attention units that replace one Transformer layer.
 
-    The paper's s is 128. The matrices of both have as many numbers: 2 (3 width e + width s) = 4 width attention
+    The paper's s is 128. Both have the same number of weights: 2 (3 width e + width s) = 4 width attention
     + 2 width ffn.
     """
     query = min(128, width // 2)
@@ -93,7 +93,7 @@ def unit_dims(width: int, attention: int, ffn: int) -> tuple[int, int]:
 def _register(prefix: str, attention: str | None = None) -> None:
     name = f"{prefix}_classifier"
     for task, size in OFFICIAL.items():
-        if attention is not None and "x" in ATTENTIONS[attention].needs:  # its heads are together as wide as the tokens
+        if attention is not None and "x" in ATTENTIONS[attention].needs:  # its heads together are as wide as the tokens
             size = {**size, "encoder_attention_dim": size["encoder_embed_dim"]}
         fill = partial(complete, model=MODEL_REGISTRY[name], size=size, attention={})
         register_architecture(name, f"{prefix}_lra_{task}")(fill)

@@ -1,7 +1,7 @@
 """``NAME_time_series`` for every attention NAME that sees the whole sequence, and ``flash_time_series``.
 
 Classifiers of time series in the size of the Flowformer paper's Table 6. The names and the ``--NAME-...`` options
-follow from what each mechanism declares.
+follow from the declaration of each mechanism.
 """
 
 from argparse import Namespace
@@ -21,12 +21,12 @@ from ._options import attention_config, build_design
 from ._registration import derived, register_checked, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
 
-#: Defaults of a mechanism's options that are the authors' for time series.
+#: Default options that the authors use for time series, by mechanism.
 _DEFAULTS = {"flow": {"clamp": None}}
 
 
 class AttentionTimeSeriesClassifier(TimeSeriesClassifier):
-    """A Transformer over the mechanism ``attention_name``."""
+    """A Transformer with the mechanism ``attention_name``."""
 
     attention_name: str
 
@@ -54,14 +54,14 @@ class FlashTimeSeriesConfig(flash_options.MixedChunkOptions, TimeSeriesConfig):
 
 @register_checked("flash_time_series", FlashTimeSeriesConfig)
 class FlashTimeSeriesClassifier(TimeSeriesClassifier):
-    """Gated attention units with mixed chunk attention (FLASH), O(T); each normalises its input, not its output."""
+    """Gated attention units with mixed chunk attention (FLASH), O(T); each unit normalises its input (pre-norm)."""
 
     options_class = FlashTimeSeriesConfig
     option_prefix = "flash"
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
-        """The width of U and V."""
+        """Fill in the width of U and V."""
         args.encoder_ffn_embed_dim = args.encoder_ffn_embed_dim or VARIANTS["flash"].inner_width(args.encoder_embed_dim)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""``lstm_time_series`` and ``tcn_time_series``: the networks of the Flowformer paper's Table 6 that have no attention.
+"""``lstm_time_series`` and ``tcn_time_series``: the networks without attention in the Flowformer paper's Table 6.
 
-They are trained by the same task, on the same data, with the same options of training as the Transformers.
+They are trained like the Transformers: by the same task, on the same data, with the same training options.
 """
 
 from argparse import Namespace
@@ -18,13 +18,13 @@ from ..loading.known_options import option_field
 from ._registration import register_checked
 from ._time_series import POOLING_HELP, POOLINGS, TimeSeriesClassifier, check_batch, place_steps
 
-#: The slope of LeakyReLU below 0 in Franceschi's encoder, which is torch's own.
+#: The negative slope of LeakyReLU in Franceschi's encoder, which is torch's default.
 _SLOPE = 0.01
 
 
 @dataclass
 class LstmTimeSeriesConfig(FairseqDataclass):
-    """Options of ``lstm_time_series``; the paper states none, so these are the Transformers' layers and width."""
+    """Options of ``lstm_time_series``; the paper states none, so layers and width are those of the Transformers."""
 
     encoder_layers: int = option_field(2, "num encoder layers")
     encoder_embed_dim: int = option_field(512, "width of the encoder")
@@ -48,7 +48,7 @@ class CausalBlock(nn.Module):
     """Two causal dilated convolutions with LeakyReLU, and a residual: x (B, channels, T) -> (B, out, T); O(T).
 
     Franceschi, Dieuleveut, Jaggi: *Unsupervised Scalable Representation Learning for Multivariate Time Series* (2019),
-    Figure 2: weight normalisation, and a convolution of one step where the residual has other channels.
+    Figure 2: weight normalisation, and a convolution of kernel size 1 if the residual has other channels.
     """
 
     def __init__(self, channels: int, out: int, kernel_size: int, dilation: int) -> None:
@@ -59,18 +59,18 @@ class CausalBlock(nn.Module):
         self.residual = nn.Conv1d(channels, out, 1) if channels != out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, channels, T) -> (B, out, T); a step depends on itself and on earlier ones."""
+        """x (B, channels, T) -> (B, out, T); a step depends on itself and on earlier steps."""
         y = F.leaky_relu(self.first(F.pad(x, (self.past, 0))), _SLOPE)
         return F.leaky_relu(self.second(F.pad(y, (self.past, 0))), _SLOPE) + self.residual(x)
 
 
 class CausalEncoder(FairseqEncoder):
-    """Series to features by what reads them from the first step on: source (B, T, channels) -> features (B, T, D).
+    """A causal encoder of series: source (B, T, channels) -> features (B, T, D).
 
-    Real steps are moved to the front before it, and back after it, so that padding on any side has no influence.
+    Real steps are moved to the front before encoding and back afterwards, so padding on any side has no influence.
 
     Raises:
-        ValueError: a series with more steps than ``limit``, or with other channels.
+        ValueError: a series has more steps than ``limit``, or a different number of channels.
     """
 
     def __init__(self, channels: int, limit: int) -> None:
@@ -78,15 +78,15 @@ class CausalEncoder(FairseqEncoder):
         self.channels, self.limit = channels, limit
 
     def max_positions(self) -> int:
-        """fairseq's hook: the steps of the longest series."""
+        """fairseq's hook: the number of steps of the longest series."""
         return self.limit
 
     def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
         """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
         check_batch(source, padding_mask, self.channels, self.limit)
         features = self.read(place_steps(source, padding_mask, source.shape[1]))
-        places = real_positions(padding_mask).masked_fill(padding_mask, 0)
-        features = features.gather(1, places[..., None].expand(-1, -1, features.shape[2]))
+        positions = real_positions(padding_mask).masked_fill(padding_mask, 0)
+        features = features.gather(1, positions[..., None].expand(-1, -1, features.shape[2]))
         return features.masked_fill(padding_mask[..., None], 0.0)
 
     def read(self, source: Tensor) -> Tensor:
@@ -95,13 +95,13 @@ class CausalEncoder(FairseqEncoder):
 
 
 class LstmEncoder(CausalEncoder):
-    """torch's LSTM (Hochreiter and Schmidhuber, 1997), O(T) one step after the other."""
+    """torch's LSTM (Hochreiter and Schmidhuber, 1997), O(T), sequential over steps."""
 
     def __init__(self, args: Namespace, channels: int) -> None:
         super().__init__(channels, args.max_source_positions)
         layers = args.encoder_layers
-        between = args.dropout if layers > 1 else 0.0  # torch has none after the last layer
-        self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=between)
+        dropout = args.dropout if layers > 1 else 0.0  # torch applies no dropout after the last layer
+        self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=dropout)
 
     def read(self, source: Tensor) -> Tensor:
         """The hidden state of the last layer at each step."""
@@ -109,7 +109,7 @@ class LstmEncoder(CausalEncoder):
 
 
 class TcnEncoder(CausalEncoder):
-    """Residual blocks of causal convolutions whose dilation doubles, as Franceschi's encoder has them; O(T)."""
+    """Residual blocks of causal convolutions whose dilation doubles, as in Franceschi's encoder; O(T)."""
 
     def __init__(self, args: Namespace, channels: int) -> None:
         super().__init__(channels, args.max_source_positions)
@@ -125,7 +125,7 @@ class TcnEncoder(CausalEncoder):
 
 @register_checked("lstm_time_series", LstmTimeSeriesConfig)
 class LstmTimeSeriesClassifier(TimeSeriesClassifier):
-    """An LSTM and a linear layer over its state after the last step."""
+    """An LSTM, and a linear layer on its state after the last step."""
 
     options_class, option_prefix = LstmTimeSeriesConfig, "lstm"
     sizes = ("encoder_layers", "encoder_embed_dim")
@@ -139,10 +139,10 @@ class LstmTimeSeriesClassifier(TimeSeriesClassifier):
 
 @register_checked("tcn_time_series", TcnTimeSeriesConfig)
 class TcnTimeSeriesClassifier(TimeSeriesClassifier):
-    """The causal dilated convolutions of the paper's column "Unsuper.", the largest of each feature, a linear layer.
+    """The causal dilated convolutions of the paper's column "Unsuper.", max pooling and a linear layer.
 
-    There the encoder is trained without labels, by a triplet loss, and a support vector machine classifies its
-    features; here it is trained with the labels, as the Transformers are.
+    The paper trains the encoder without labels, with a triplet loss, and a support vector machine classifies its
+    features; here it is trained with the labels, like the Transformers.
     """
 
     options_class, option_prefix = TcnTimeSeriesConfig, "tcn"

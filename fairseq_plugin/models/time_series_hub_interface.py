@@ -17,10 +17,10 @@ from ._hub_model import HubInterface
 
 
 class TimeSeriesHubInterface(HubInterface):
-    """A model of the task ``time_series_classification``, with the statistics and the labels that it was trained with.
+    """A model of the task ``time_series_classification``, with the statistics and the labels of its training data.
 
-    ``series`` are a list of arrays (T, C), of any lengths, or one array (N, T, C), as they were measured: they are
-    standardised here. Attributes: ``cfg``, ``task`` and ``model``, and ``labels``, the classes in the order of scores.
+    ``series`` are a list of arrays (T, C) of any lengths, or one array (N, T, C), with raw values, which are
+    standardised here. Attributes: ``cfg``, ``task``, ``model`` and ``labels``, the classes in the order of scores.
     """
 
     def __init__(self, cfg: Any, task: FairseqTask, model: BaseFairseqModel) -> None:
@@ -28,15 +28,15 @@ class TimeSeriesHubInterface(HubInterface):
         self.labels = np.array(task.description.labels)
 
     def predict(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> np.ndarray:
-        """The labels (N,) of ``series``, as they were given in training: strings or integers.
+        """The predicted labels (N,) of ``series``, strings or integers as in the training data.
 
         Args:
-            cut: read only the first steps of a series that is longer than the model has positions for, as in training.
-            batch_size: series at once.
+            cut: cut a series that is longer than the model's positions after its first steps, as in training.
+            batch_size: number of series per batch.
 
         Raises:
-            ValueError: a series that is empty, has other channels, NaN, a value that is infinite or becomes so in the
-                precision of the model, or is too long.
+            ValueError: a series is empty or too long, has a different number of channels, NaN, or a value that is
+            infinite or overflows in the precision of the model.
         """
         return self.labels[self.scores(series, cut=cut, batch_size=batch_size).argmax(1).numpy()]
 
@@ -50,10 +50,10 @@ class TimeSeriesHubInterface(HubInterface):
     def scores(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False, batch_size: int = 64) -> Tensor:
         """The scores (N, classes) of ``series``, float32; arguments as in ``predict``."""
         check_positive_int("batch_size", batch_size)
-        ready = self.prepare(series, cut=cut)
+        prepared = self.prepare(series, cut=cut)
         head, scores = self.task.cfg.classification_head_name, []
-        for start in range(0, len(ready), batch_size):
-            batch = collate(ready[start : start + batch_size])
+        for start in range(0, len(prepared), batch_size):
+            batch = collate(prepared[start : start + batch_size])
             where = f"a series of {start} to {start + len(batch['source']) - 1}"
             source = self.as_input(where, batch["source"])
             mask = batch["padding_mask"].to(source.device)
@@ -66,17 +66,17 @@ class TimeSeriesHubInterface(HubInterface):
         return torch.cat(scores) if scores else torch.zeros(0, len(self.labels))
 
     def prepare(self, series: Sequence[Any] | np.ndarray, *, cut: bool = False) -> list[Tensor]:
-        """``series`` as the model reads them: checked, cut where that is asked for, and standardised; (T, C) each."""
-        described, limit = self.task.description, self.task.max_length
+        """``series`` as the model reads them: checked, cut if ``cut``, and standardised; (T, C) each."""
+        description, limit = self.task.description, self.task.max_length
         if isinstance(series, np.ndarray) and series.ndim != 3 and series.dtype != object:
             raise ValueError(f"series has shape {series.shape}; allowed: (series, steps, channels), or a list")
-        ready = []
+        prepared = []
         for i, values in enumerate(series):
-            values = check_series(values, f"series {i}", described.channels)
+            values = check_series(values, f"series {i}", description.channels)
             if len(values) > limit and not cut:
                 raise ValueError(
                     f"series {i} has {len(values)} steps; allowed: at most {limit}, as --max-length or the training "
                     "data set, or cut=True, which reads the first steps alone"
                 )
-            ready.append(torch.from_numpy(described.standardise(values[:limit], f"series {i}")))
-        return ready
+            prepared.append(torch.from_numpy(description.standardise(values[:limit], f"series {i}")))
+        return prepared

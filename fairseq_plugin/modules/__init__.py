@@ -1,1 +1,1 @@
-"""Layers in the places of fairseq's: attention, Transformer layers, positions."""
+"""Layers that replace fairseq's: attention, Transformer layers, positions."""

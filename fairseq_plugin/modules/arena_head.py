@@ -1,4 +1,4 @@
-"""The head and the first weights of the classifiers of the Long Range Arena (Tay et al., ICLR 2021)."""
+"""The head and the initialisation of the classifiers of the Long Range Arena (Tay et al., ICLR 2021)."""
 
 import torch
 from fairseq.modules import LearnedPositionalEmbedding
@@ -9,9 +9,9 @@ from .gated_attention_unit_layer import GatedAttentionUnitEncoderLayer
 
 
 class ArenaHead(nn.Module):
-    """Linear, relu, linear; for two sequences linear, relu, linear to half the width, relu, linear.
+    """Linear, relu, linear; for two sequences: linear, relu, linear to half the width, relu, linear.
 
-    The names ``dense`` and ``out_proj`` are those of RoBERTa's head, which fairseq looks for in checkpoints.
+    The names ``dense`` and ``out_proj`` are those of RoBERTa's head, which fairseq expects in checkpoints.
     """
 
     def __init__(self, input_dim: int, inner_dim: int, num_classes: int, sequences: int = 1) -> None:
@@ -34,15 +34,15 @@ class ArenaHead(nn.Module):
 
 @torch.no_grad()
 def init_as_arena(model: nn.Module) -> None:
-    """Draw the weights of a Transformer encoder of fairseq as the Long Range Arena does.
+    """Initialise the weights of a fairseq Transformer encoder as the Long Range Arena does.
 
-    Xavier-uniform matrices, biases from N(0, 1e-6), token embeddings from N(0, 1) but for the first of the dictionary,
-    ``<s>``, which is put in front as a sum of the sequence and begins as zeros; learned positions from N(0, 0.02).
-    Gated attention units, which the Arena has not, and parameters of the attentions keep their own.
+    Matrices are Xavier-uniform, biases from N(0, 1e-6), token embeddings from N(0, 1), learned positions from
+    N(0, 0.02). The first token of the dictionary, ``<s>``, which is prepended to summarise the sequence, starts as
+    zeros. Gated attention units, which the Arena lacks, and parameters inside attentions are not changed.
     """
-    own = {id(x) for m in model.modules() if isinstance(m, GatedAttentionUnitEncoderLayer) for x in m.modules()}
+    unit_ids = {id(x) for m in model.modules() if isinstance(m, GatedAttentionUnitEncoderLayer) for x in m.modules()}
     for module in model.modules():
-        if id(module) in own:
+        if id(module) in unit_ids:
             continue
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -1,4 +1,4 @@
-"""The decoding state that a block of a stream begins with and ends with, through the forward pass of a model."""
+"""The decoding states before and after a block of a stream, for the forward pass of a model."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from .multihead_attention import IncrementalState
 class CarriedState:
     """Decoding state before and after a block of tokens, for ``model(src_tokens, incremental_state=...)``.
 
-    ``before`` is the state at the first token, None where a stream begins; it is not changed. After the forward pass
-    ``after`` is the state after the last token, detached, so that no gradient leaves the block. This is a class and no
-    dictionary, since data parallelism rebuilds dictionaries on the way to a model.
+    ``before`` is the state before the first token, None at the beginning of a stream; it is not changed. After the
+    forward pass, ``after`` is the state after the last token, detached, so that no gradient leaves the block. This is
+    a class, not a dictionary, since data parallelism rebuilds dictionaries that are passed to a model.
     """
 
     def __init__(self, before: IncrementalState | None = None) -> None:
@@ -20,11 +20,11 @@ class CarriedState:
         self.after: IncrementalState = {}
 
     def open(self) -> "ReadBeforeWriteAfter":
-        """A state for one forward pass, and for the passes by which activation checkpointing repeats its layers."""
+        """A state for one forward pass, and for its layers that activation checkpointing repeats."""
         return ReadBeforeWriteAfter(self.before)
 
     def close(self, written: "ReadBeforeWriteAfter") -> None:
-        """Keep what was ``written``; what layers that are repeated write later is not kept."""
+        """Store the ``written`` state as ``after``; later writes of repeated layers are ignored."""
         self.after = {
             key: {name: None if x is None else x.detach() for name, x in entries.items()}
             for key, entries in written.items()
@@ -32,7 +32,7 @@ class CarriedState:
 
 
 class ReadBeforeWriteAfter(dict[str, dict[str, Tensor | None]]):
-    """A state that is read from ``before`` whatever was written: a layer that is run twice goes on from the same."""
+    """A state whose reads always come from ``before``, so that a repeated layer starts from the same state."""
 
     def __init__(self, before: IncrementalState) -> None:
         super().__init__()

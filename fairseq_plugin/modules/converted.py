@@ -1,4 +1,4 @@
-"""Which attentions of a model have another mechanism in the place of softmax attention."""
+"""Finds the attentions of a model in which another mechanism replaces softmax attention."""
 
 from torch import nn
 
@@ -11,7 +11,7 @@ Converted = InnerMultiheadAttention | InnerCrossAttention
 
 
 def converted_attentions(model: nn.Module) -> dict[str, Converted]:
-    """The attentions of ``model`` that are no softmax attention, by their names, in the order of the layers."""
+    """The attentions of ``model`` other than softmax attention, by name, in the order of the layers."""
     attentions = {name: module for name, module in model.named_modules() if isinstance(module, Converted)}
     return {name: x for name, x in attentions.items() if not isinstance(x.inner, SoftmaxAttention)}
 
@@ -22,5 +22,5 @@ def projections(attention: Converted) -> tuple[nn.Module, ...]:
 
 
 def mechanism_name(attention: Converted) -> str:
-    """The name of its mechanism, for messages."""
+    """The name of the mechanism of ``attention``, for messages."""
     return attention.inner.name or type(attention.inner).__name__

@@ -1,4 +1,4 @@
-"""Attention of a decoder to the encoder's output, with a mechanism that sums over the source once."""
+"""A decoder's attention to the encoder's output, with a mechanism that sums over the source once."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +13,13 @@ from common.ops.shared.state import State
 
 from .multihead_attention import IncrementalState, check_heads, check_no_mask, split_heads
 
-#: The entry of the decoding state that counts the target's tokens so far.
+#: The entry of the decoding state with the number of target tokens so far.
 _COUNT = "target_count"
 
 
 @dataclass(frozen=True)
 class CrossDesign:
-    """The cross-attention of a decoder's layer, in place of fairseq's softmax attention."""
+    """The design of a decoder layer's cross-attention, which replaces fairseq's softmax attention."""
 
     attention: str  # a name of common.attention.ATTENTIONS that supports "source"
     options: dict[str, Any] = field(default_factory=dict)  # of its constructor
@@ -30,12 +30,12 @@ class InnerCrossAttention(MultiheadAttention):
     """Cross-attention: fairseq's projections around an ``InnerAttention`` that supports "source"; O(n + m).
 
     Parameter names, initialisation and quantisation noise are those of ``fairseq.modules.MultiheadAttention``.
-    While decoding, the sums over the source are formed once: the state has the size of a head's d x e whatever the
-    source's length, and the ``beam_size`` rows of a source share it. Attention dropout drops whole sources.
+    While decoding, the sums over the source are computed once: the state has d x e numbers per head, for any source
+    length, and the ``beam_size`` rows of a source share it. Attention dropout drops whole sources.
 
     Raises:
-        ValueError: a head count that does not divide the width, an option that only softmax attention has, or an
-            encoder of another width where the mechanism projects its output to queries as well.
+        ValueError: the number of heads does not divide the width, an option is only for softmax attention, or the
+        encoder has another width and the mechanism also projects its output to queries.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, source_dim: int, design: CrossDesign, **host_options) -> None:
@@ -50,7 +50,7 @@ class InnerCrossAttention(MultiheadAttention):
         )
         shape = {"num_heads": num_heads, "head_dim": self.head_dim, "max_tokens": design.max_tokens}
         self.inner = build_attention(design.attention, **shape, **design.options)
-        #: (B, T), True = padding, of the targets of a call; fairseq's layer has it and does not pass it on.
+        #: (B, T), True = padding, of the targets of a call; fairseq's layer does not pass it to this module.
         self.target_padding_mask: Tensor | None = None
         if "source_q" in self.inner.needs and source_dim != embed_dim:
             raise ArgumentError(
@@ -59,9 +59,9 @@ class InnerCrossAttention(MultiheadAttention):
             )
 
     def make_generation_fast_(self, need_attn: bool = False, **further: Any) -> None:
-        """fairseq's hook before generation; ValueError if weights of the source's tokens are wanted, as in alignment.
+        """fairseq's hook before generation; ValueError if attention weights are needed, as for alignment.
 
-        No such weights are formed.
+        No such weights are computed.
         """
         if need_attn:
             raise ValueError(
@@ -84,29 +84,29 @@ class InnerCrossAttention(MultiheadAttention):
     ) -> tuple[Tensor, None]:
         """query (T, B, C), key (S, B, C), key_padding_mask (B, S) with True = padding -> (T, B, C) and no weights.
 
-        ``value`` is ``key``. With ``incremental_state``, the T tokens continue the target whose state it holds, and
-        ``key`` is read at the first of them alone. The weights that fairseq's layers ask for in evaluation, and do
-        without, are None.
+        ``value`` is ``key``. With ``incremental_state``, the T tokens continue the target of that state, and ``key`` is
+        only read at the first of them. The returned weights are None, also for fairseq's layers that request them in
+        evaluation.
 
         Raises:
-            ValueError: an ``attn_mask``, another ``value``, or scores in place of the output.
+            ValueError: an ``attn_mask`` is given, ``value`` is not ``key``, or ``before_softmax`` is True.
         """
         check_no_mask(attn_mask)
         if value is not key or before_softmax:
             raise ValueError("value is not key, or before_softmax is True; allowed: the encoder's output twice, False")
         q = split_heads(self.q_proj(query), self.num_heads)  # (B, H, T, d)
         if incremental_state is None:
-            k, v, more = self._project(key)
+            k, v, extra_inputs = self._project(key)
             dropping = self.training or self.dropout_module.apply_during_inference
             dropout_p = self.dropout_module.p if dropping else 0.0
             masks = self._both_masks(q, k, key_padding_mask)
-            out = self.inner(q, k, v, *masks, dropout_p=dropout_p, **more)
+            out = self.inner(q, k, v, *masks, dropout_p=dropout_p, **extra_inputs)
         else:
             out = self._continue(q, key, key_padding_mask, incremental_state)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # B x H x T x D -> T x B x C
 
     def _both_masks(self, q: Tensor, k: Tensor, source_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The masks of k (B, H, S, d) and q (B, H, T, d), both or none: all tokens of a missing one are real."""
+        """The masks of k (B, H, S, d) and q (B, H, T, d), both or none: a missing one is a mask without padding."""
         target_mask = self.target_padding_mask
         if source_mask is None and target_mask is None:
             return None, None
@@ -117,12 +117,12 @@ class InnerCrossAttention(MultiheadAttention):
         return source_mask, target_mask
 
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Keys and values of ``source`` (S, B, C), and the further inputs that the mechanism takes."""
+        """Keys and values of ``source`` (S, B, C), and the additional inputs of the mechanism."""
         k, v = (split_heads(project(source), self.num_heads) for project in (self.k_proj, self.v_proj))
         return k, v, self.further_inputs(source)
 
     def further_inputs(self, source: Tensor) -> dict[str, Tensor]:
-        """Inputs that the inner attention needs beside q, k and v, computed from a source (S, B, C)."""
+        """Inputs that the inner attention needs in addition to q, k and v, computed from a source (S, B, C)."""
         if "source_q" not in self.inner.needs:
             return {}
         return {"source_q": split_heads(self.q_proj(source), self.num_heads)}
@@ -130,33 +130,33 @@ class InnerCrossAttention(MultiheadAttention):
     def _continue(
         self, q: Tensor, source: Tensor, padding_mask: Tensor | None, incremental_state: IncrementalState
     ) -> Tensor:
-        """Attention of the next tokens, whose queries are q (B, H, n, d), to the source that the state holds."""
+        """Attention of the next tokens, with queries q (B, H, n, d), to the source in the state."""
         state = self._get_input_buffer(incremental_state) or self._read(source, padding_mask)
         count, sums = state[_COUNT], {name: x for name, x in state.items() if name != _COUNT}
-        rows, n = q.shape[0] // len(count), q.shape[2]  # rows that share a source, one beside the other
+        rows, n = q.shape[0] // len(count), q.shape[2]  # adjacent rows that share a source
         positions = count.unsqueeze(1) + torch.arange(n, device=q.device)  # (sources, n)
-        together = q.unflatten(0, (-1, rows)).transpose(1, 2).flatten(2, 3)  # (sources, H, rows * n, d)
-        out = self.inner.attend_source(together, sums, positions=positions.repeat(1, rows))
+        grouped = q.unflatten(0, (-1, rows)).transpose(1, 2).flatten(2, 3)  # (sources, H, rows * n, d)
+        out = self.inner.attend_source(grouped, sums, positions=positions.repeat(1, rows))
         self._set_input_buffer(incremental_state, {**sums, _COUNT: count + n})
         return out.unflatten(2, (rows, n)).transpose(1, 2).flatten(0, 1)
 
     def _read(self, source: Tensor, padding_mask: Tensor | None) -> State:
-        """The decoding state at the beginning of a target; one row of ``beam_size`` equal ones is read."""
+        """The decoding state at the beginning of a target; reads one of the ``beam_size`` equal rows per source."""
         source = source[:, :: self.beam_size]
         if padding_mask is not None:
             padding_mask = padding_mask[:: self.beam_size]
-        k, v, more = self._project(source)
-        state = self.inner.source_state(k, v, key_padding_mask=padding_mask, **more)
+        k, v, extra_inputs = self._project(source)
+        state = self.inner.source_state(k, v, key_padding_mask=padding_mask, **extra_inputs)
         return {**state, _COUNT: torch.zeros(source.shape[1], dtype=torch.int64, device=source.device)}
 
     def reorder_incremental_state(
         self, incremental_state: IncrementalState, new_order: Tensor
     ) -> IncrementalState | None:
-        """fairseq's hook: row i of the target goes on as row ``new_order[i]`` was; rows of a source keep sharing it."""
+        """fairseq's hook: row i of the target continues from row ``new_order[i]``; rows of a source still share it."""
         state = self._get_input_buffer(incremental_state)
         if state:
             sources = (new_order // self.beam_size).view(-1, self.beam_size)
             shared = bool((sources == sources[:, :1]).all())
-            chosen = sources[:, 0] if shared else sources.flatten()
-            self._set_input_buffer(incremental_state, {name: x.index_select(0, chosen) for name, x in state.items()})
+            indices = sources[:, 0] if shared else sources.flatten()
+            self._set_input_buffer(incremental_state, {name: x.index_select(0, indices) for name, x in state.items()})
         return incremental_state

@@ -22,8 +22,8 @@ class _GatedAttentionUnitLayer(NoTorchScript, nn.Module):
     """fairseq's dropout and quantisation noise around ``GatedAttentionUnit(dim, **unit)``.
 
     Raises:
-        ValueError: an option of fairseq's Transformer layers that this block, in which attention and feed-forward are
-            one, does not have, or one that ``GatedAttentionUnit`` refuses.
+        ValueError: an option of fairseq's Transformer layers that does not exist for this block, which combines
+        attention and feed-forward, or an option that ``GatedAttentionUnit`` refuses.
     """
 
     __jit_unused_properties__ = ("max_tokens",)
@@ -54,14 +54,14 @@ class _GatedAttentionUnitLayer(NoTorchScript, nn.Module):
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest input that a Toeplitz bias of FLASH-Quad has parameters for; None where any length is allowed."""
+        """The longest input that a Toeplitz bias of FLASH-Quad has parameters for; None for any length."""
         quadratic = self.unit.chunk_size is None
         return self.unit.max_positions if quadratic and isinstance(self.unit.bias, ToeplitzBias) else None
 
 
 @with_incremental_state
 class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
-    """A causal gated attention unit where ``TransformerDecoderLayerBase`` stands, decoding state and all."""
+    """A causal gated attention unit with a decoding state, in place of ``TransformerDecoderLayerBase``."""
 
     causal = True
 
@@ -81,12 +81,12 @@ class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
     ) -> tuple[Tensor, None, None]:
         """x (T, B, C), self_attn_padding_mask (B, T) with True = padding -> (T, B, C), and no weights.
 
-        With ``incremental_state``, the T tokens continue the sequence whose state it holds. ``self_attn_mask`` is
-        None, the unit is causal by itself. There are no weights for ``need_attn``, as in a language model of fairseq's
-        own there are none. ``segment_ids`` (B, T) are the documents of a row, none of which sees another.
+        With ``incremental_state``, the T tokens continue the sequence of that state. ``self_attn_mask`` is None, since
+        the unit itself is causal. ``need_attn`` returns no weights, as in fairseq's own language models.
+        ``segment_ids`` (B, T) are the documents of a row, which do not see each other.
 
         Raises:
-            ValueError: an encoder's output, another layer's state, or a ``self_attn_mask``.
+            ValueError: an encoder's output, another layer's state, or a ``self_attn_mask`` is given.
         """
         if encoder_out is not None or prev_self_attn_state is not None or prev_attn_state is not None:
             raise ValueError("encoder_out or prev_*_state is given; allowed: None, there is no attention to an encoder")
@@ -101,7 +101,7 @@ class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
         return out.transpose(0, 1), None, None
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Beam search: row i goes on from what was row ``new_order[i]``."""
+        """Beam search: row i continues from row ``new_order[i]``."""
         state = self.get_incremental_state(incremental_state, _STATE)
         if state is not None:
             state = {name: value.index_select(0, new_order) for name, value in state.items()}
@@ -109,7 +109,7 @@ class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
 
 
 class GatedAttentionUnitEncoderLayer(_GatedAttentionUnitLayer):
-    """A gated attention unit that sees the whole sequence where ``TransformerEncoderLayerBase`` stands."""
+    """A bidirectional gated attention unit, in place of ``TransformerEncoderLayerBase``."""
 
     causal = False
 
@@ -122,13 +122,13 @@ class GatedAttentionUnitEncoderLayer(_GatedAttentionUnitLayer):
     ) -> Tensor:
         """x (T, B, C), encoder_padding_mask (B, T) with True = padding -> (T, B, C).
 
-        ``segment_ids`` (B, T) are the documents of a row, none of which sees another.
+        ``segment_ids`` (B, T) are the documents of a row, which do not see each other.
 
         Raises:
-            ValueError: an ``attn_mask``.
+            ValueError: an ``attn_mask`` is given.
         """
         check_no_mask(attn_mask)
         return self.unit(x.transpose(0, 1), encoder_padding_mask, segment_ids).transpose(0, 1)  # through B x T x C
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """fairseq calls this on every encoder layer; nothing here has had another name."""
+        """fairseq calls this on every encoder layer; no name has changed here."""

@@ -1,4 +1,4 @@
-"""Errors of models that torch cannot turn into a graph."""
+"""Errors for models that torch cannot convert to a graph."""
 
 from torch import nn
 
@@ -11,17 +11,17 @@ _ALLOWED = (
 
 
 class NoTorchScript:
-    """Mixin of a module that ``torch.jit.script`` cannot compile; ``torch.jit.trace`` takes it."""
+    """Mixin for modules that ``torch.jit.script`` cannot compile; ``torch.jit.trace`` can."""
 
     def __prepare_scriptable__(self) -> None:
-        """torch's hook, called by ``torch.jit.script`` for a module and all modules in it: ValueError."""
+        """torch's hook, called by ``torch.jit.script`` for a module and all its submodules; raises ValueError."""
         raise ValueError(f"{type(self).__name__} is given to torch.jit.script; {_ALLOWED}")
 
 
 def check_not_exported(module: nn.Module) -> None:
-    """Raise ValueError under torch.export: fairseq's code asks whether there is padding, as no graph can.
+    """Raise ValueError under torch.export: fairseq's code branches on whether there is padding, which no graph can.
 
-    With torch 2.6, where ``is_exported`` is never true, torch itself refuses.
+    With torch 2.6, where ``is_exported`` is never true, torch itself raises an error.
     """
     if is_exported():
         raise ValueError(f"{type(module).__name__} is given to torch.export; {_ALLOWED}")

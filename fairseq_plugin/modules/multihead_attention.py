@@ -17,18 +17,18 @@ IncrementalState = dict[str, dict[str, Tensor | None]]
 
 @dataclass(frozen=True)
 class LayerDesign:
-    """Design of a Transformer layer of ours: its attention and the other parts that replace fairseq's."""
+    """The design of one of our Transformer layers: its attention, and other parts that replace fairseq's."""
 
     attention: str  # a name of common.attention.ATTENTIONS
     options: dict[str, Any] = field(default_factory=dict)  # of its constructor
     rotary: bool = False  # rotary positions of queries and keys
-    attention_gate: bool = False  # a gate on what attention gives (FLASH, Table 2)
+    attention_gate: bool = False  # a gate on the output of attention (FLASH, Table 2)
     gated_ffn: bool = False  # GLU: the activation of one projection times another
     norm: str = "layernorm"  # a name of common.modules.NORMS
     max_tokens: int | None = None  # of the longest sequence
-    attention_dim: int | None = None  # channels of all heads together, in place of the width
-    projection_bias: bool = True  # in the projections of attention
-    reads_source: bool = False  # a decoder's self-attention sees the source, in front of the target, as well
+    attention_dim: int | None = None  # channels of all heads together; default: the width
+    projection_bias: bool = True  # whether the projections of attention have biases
+    reads_source: bool = False  # a decoder's self-attention also sees the source, before the target
 
     def build_inner(self, causal: bool, num_heads: int, head_dim: int) -> InnerAttention:
         """The inner attention of ``num_heads`` heads of ``head_dim`` channels."""
@@ -40,9 +40,9 @@ class LayerDesign:
 
 
 class NoProjection(nn.Module):
-    """In the place of a projection that a mechanism has no use for: gives None and has no parameters.
+    """Replaces a projection that a mechanism does not use: returns None and has no parameters.
 
-    Not None itself: RoBERTa's initialisation draws the ``weight`` of each of attention's three projections.
+    A module instead of None, since RoBERTa's initialisation accesses the ``weight`` of all three projections.
     """
 
     def __init__(self) -> None:
@@ -59,16 +59,16 @@ class InnerMultiheadAttention(MultiheadAttention):
 
     Parameter names, initialisation, quantisation noise and the reordering of the decoding state are those of
     ``fairseq.modules.MultiheadAttention``, so its checkpoints fit. fairseq's head pruning is supported if
-    ``has_prunable_heads``. The decoding state is that of the inner attention. The projection to queries is None where
-    the inner attention has none, and that to keys is as wide as its keys. Attention dropout drops whole sources (see
-    ``drop_sources``), or entries of the attention map where the inner attention has one.
+    ``has_prunable_heads``. The decoding state is that of the inner attention. Projections that the inner attention does
+    not use are ``NoProjection``, and the projection to keys is as wide as its keys. Attention dropout drops whole
+    sources (see ``drop_sources``), or entries of the attention map if the inner attention has one.
 
     Raises:
-        ValueError: a head count that does not divide the width, or an option that only softmax attention has.
+        ValueError: the number of heads does not divide the width, or an option is only for softmax attention.
     """
 
     __jit_unused_properties__ = ("has_prunable_heads",)
-    #: The documents (B, T) of the tokens, while a layer calls this that knows of them; see ``modules/documents.py``.
+    #: The document (B, T) of each token, set by the layer during a call; see ``modules/documents.py``.
     segment_ids: Tensor | None = None
 
     def __init__(self, embed_dim: int, num_heads: int, design: LayerDesign, causal: bool, **host_options) -> None:
@@ -76,8 +76,8 @@ class InnerMultiheadAttention(MultiheadAttention):
         check_heads(num_heads, {"embed_dim": embed_dim, "encoder_attention_dim": dim})
         for option in ("add_bias_kv", "add_zero_attn", "xformers_att_config"):
             if host_options.get(option):
-                given = host_options[option]
-                raise ArgumentError(f"`{option}` is {given!r}; allowed with {design.attention} attention: unset")
+                value = host_options[option]
+                raise ArgumentError(f"`{option}` is {value!r}; allowed with {design.attention} attention: unset")
         super().__init__(embed_dim, num_heads, self_attention=True, bias=design.projection_bias, **host_options)
         self.head_dim = dim // num_heads
         self.inner = design.build_inner(causal, num_heads, self.head_dim)
@@ -89,11 +89,11 @@ class InnerMultiheadAttention(MultiheadAttention):
         noise = (host_options.get("q_noise", 0.0), host_options.get("qn_block_size", 8))
         channels = self.inner.projections(self.head_dim)
         for name in ("q", "k", "v"):
-            own = getattr(self, f"{name}_proj")
+            stock_projection = getattr(self, f"{name}_proj")
             if name not in channels:
                 setattr(self, f"{name}_proj", NoProjection())
             elif num_heads * channels[name] != embed_dim:
-                projection = nn.Linear(embed_dim, num_heads * channels[name], bias=own.bias is not None)
+                projection = nn.Linear(embed_dim, num_heads * channels[name], bias=stock_projection.bias is not None)
                 nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)  # as fairseq's reset_parameters
                 setattr(self, f"{name}_proj", quant_noise(projection, *noise))
         if dim != embed_dim:
@@ -105,11 +105,11 @@ class InnerMultiheadAttention(MultiheadAttention):
 
     @property
     def has_prunable_heads(self) -> bool:
-        """Whether fairseq's pruning of heads, which cuts the four projections, leaves an attention that works."""
+        """Whether attention still works after fairseq's head pruning, which cuts the four projections."""
         return self.gate_proj is None and not any(True for _ in self.inner.parameters())
 
     def further_inputs(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Inputs that the inner attention needs beside q, k and v, computed from tokens (T, B, C)."""
+        """Inputs that the inner attention needs in addition to q, k and v, computed from tokens (T, B, C)."""
         return self.inner.inputs(x=tokens.transpose(0, 1))
 
     def forward(
@@ -128,13 +128,13 @@ class InnerMultiheadAttention(MultiheadAttention):
         """query (T, B, C), key_padding_mask (B, T) with True = padding -> (T, B, C) and no weights.
 
         Self-attention: ``key`` and ``value`` are ``query``, or with ``--cross-self-attention`` the S tokens of a source
-        and then those of ``query``, (S + T, B, C), and the mask is (B, S + T). With ``incremental_state``, the T tokens
-        continue the sequence whose state it holds. ``attn_mask`` is None: whether attention is causal is a property of
-        the module. See ``common.ops`` for costs.
+        followed by those of ``query``, (S + T, B, C), with a mask (B, S + T). With ``incremental_state``, the T tokens
+        continue the sequence of that state. ``attn_mask`` is None, since causality is a property of the module. See
+        ``common.ops`` for costs.
 
         Raises:
-            ValueError: an ``attn_mask``, a state where attention is not causal, attention to something other than
-                ``query``, or weights that do not exist.
+            ValueError: an ``attn_mask`` is given, a state is given although attention is not causal, ``key`` is not
+            ``query``, or weights are requested.
         """
         check_no_mask(attn_mask)
         tokens = query if key is None else key
@@ -146,14 +146,14 @@ class InnerMultiheadAttention(MultiheadAttention):
                 "attention weights are formed (common.attention.record_attention shows what there is)"
             )
         state = None if incremental_state is None else self._get_input_buffer(incremental_state) or None
-        if state is not None and tokens is not query:  # fairseq's layer puts the source in front at every step
+        if state is not None and tokens is not query:  # fairseq's layer prepends the source at every step
             tokens = query
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
         q, k, v = project_heads(self, tokens, tokens)
-        more = self.further_inputs(tokens)
-        more |= {} if self.segment_ids is None else {"segment_ids": self.segment_ids}
+        extra_inputs = self.further_inputs(tokens)
+        extra_inputs |= {} if self.segment_ids is None else {"segment_ids": self.segment_ids}
         if self.training or self.dropout_module.apply_during_inference:
-            more["dropout_p"] = self.dropout_module.p
+            extra_inputs["dropout_p"] = self.dropout_module.p
         if incremental_state is None:
             out = self.inner(
                 q,
@@ -161,10 +161,10 @@ class InnerMultiheadAttention(MultiheadAttention):
                 v,
                 key_padding_mask=key_padding_mask,
                 query_padding_mask=key_padding_mask,
-                **more,
+                **extra_inputs,
             )
         else:
-            out, state = self.inner.extend(q, k, v, key_padding_mask, state, **more)
+            out, state = self.inner.extend(q, k, v, key_padding_mask, state, **extra_inputs)
             self._set_input_buffer(incremental_state, state)
         out = out.permute(2, 0, 1, 3).flatten(2)[-len(query) :]  # B x H x T x D -> T x B x C
         if self.gate_proj is not None:
@@ -173,25 +173,25 @@ class InnerMultiheadAttention(MultiheadAttention):
 
 
 def project_heads(attention: MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor | None, ...]:
-    """q (B, H, T, d) of query (T, B, C), and k and v (B, H, S, d) of key (S, B, C), by fairseq's or our projections."""
+    """q (B, H, T, d) from query (T, B, C), k and v (B, H, S, d) from key (S, B, C), for fairseq's or our attention."""
     heads = attention.num_heads
     pairs = ((attention.q_proj, query), (attention.k_proj, key), (attention.v_proj, key))
     return tuple(split_heads(project(x), heads) for project, x in pairs)
 
 
 def split_heads(x: Tensor | None, num_heads: int) -> Tensor | None:
-    """x (T, B, C) -> (B, H, T, C / H) with H = ``num_heads``; None for None."""
+    """x (T, B, C) -> (B, H, T, C / H) with H = ``num_heads``; None -> None."""
     return None if x is None else x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
 
 
 def check_heads(num_heads: int, widths: dict[str, int]) -> None:
-    """Raise ValueError unless ``num_heads`` divides each of ``widths``, by the names of arguments."""
+    """Raise ValueError unless ``num_heads`` divides each of ``widths``, which has argument names as keys."""
     for name, width in widths.items():
         if num_heads < 1 or width % num_heads:
             raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `{name}`, {width}")
 
 
 def check_no_mask(attn_mask: Tensor | None) -> None:
-    """Raise ValueError for a mask of pairs of tokens, which no attention of ours reads."""
+    """Raise ValueError for a mask of pairs of tokens, which none of our attentions supports."""
     if attn_mask is not None:
         raise ValueError("attn_mask is a tensor; allowed: None, attention is causal or not as the model was built")

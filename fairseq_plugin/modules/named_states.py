@@ -1,4 +1,4 @@
-"""Decoding states by the names of modules: fairseq's own names are of one process, drawn when a model is built."""
+"""Decoding states by module names; fairseq's own keys are random and only valid in one process."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from .multihead_attention import IncrementalState
 
 
 def named_state(model: nn.Module, incremental_state: IncrementalState) -> dict[str, Tensor]:
-    """The tensors of ``incremental_state``, by the names of the modules of ``model`` that keep them."""
+    """The tensors of ``incremental_state``, by the names of the modules of ``model`` that own them."""
     paths = {_identity(module): path for path, module in model.named_modules() if _identity(module)}
     named = {}
     for full_key, entries in incremental_state.items():
@@ -18,10 +18,10 @@ def named_state(model: nn.Module, incremental_state: IncrementalState) -> dict[s
 
 
 def state_of(model: nn.Module, named: dict[str, Tensor], rows: Tensor) -> IncrementalState:
-    """Incremental state of ``model`` in this process, from the ``rows`` (B,) of the tensors of a ``named_state``.
+    """The incremental state of ``model`` in this process, from rows ``rows`` (B,) of the tensors of a ``named_state``.
 
     Raises:
-        AttributeError: ``model`` lacks one of the modules.
+        AttributeError: ``model`` lacks a module.
     """
     state: IncrementalState = {}
     for name, tensor in named.items():
@@ -34,14 +34,14 @@ def state_of(model: nn.Module, named: dict[str, Tensor], rows: Tensor) -> Increm
 def check_named_state(model: nn.Module, named: Mapping[str, Tensor], rows: int | None = None) -> None:
     """Raise ValueError unless ``named`` is a state of ``model`` after some tokens, with ``rows`` rows if given.
 
-    Each attention must have a state, and nothing else; all have equally many rows and finite values. O(size of the
-    state).
+    Each attention must have a state, and nothing else may have one; all have the same number of rows and finite values.
+    O(size of the state).
     """
     paths = {path for path, module in model.named_modules() if _identity(module)}
-    there = {name: name.rsplit(".", 2)[0] if name.count(".") > 1 else "" for name in named}
-    foreign = [name for name, path in there.items() if path not in paths]
-    # A decoder itself keeps a state where it counts tokens: ours do, fairseq's does not.
-    missing = sorted(paths - set(there.values()) - {"decoder"})
+    module_paths = {name: name.rsplit(".", 2)[0] if name.count(".") > 1 else "" for name in named}
+    foreign = [name for name, path in module_paths.items() if path not in paths]
+    # A decoder has a state itself if it counts tokens: ours does, fairseq's does not.
+    missing = sorted(paths - set(module_paths.values()) - {"decoder"})
     if foreign or missing:
         raise ValueError(f"the model keeps no {foreign[0]}" if foreign else f"it has no state of {missing[0]}")
     for name, tensor in named.items():
@@ -55,7 +55,7 @@ def check_named_state(model: nn.Module, named: Mapping[str, Tensor], rows: int |
 
 
 def _identity(module: nn.Module) -> str | None:
-    """How fairseq's decoding state names a module that keeps one, in this process; None for all others."""
+    """The key of a module in fairseq's decoding states in this process; None for modules without state."""
     return getattr(module, "_incremental_state_id", None)
 
 

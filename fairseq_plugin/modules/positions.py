@@ -1,7 +1,7 @@
-"""Position embeddings that count real tokens while decoding too.
+"""Position embeddings that count real tokens, also while decoding.
 
-fairseq's own number the tokens of a left-padded prefix from its first real one in a full forward, but from its first
-padding in incremental decoding; here both are the first. Parameters and tables are fairseq's.
+fairseq's own number the tokens of a left-padded prefix from its first real token in a full forward pass, but from its
+first padding in incremental decoding. Here both start at the first real token. Parameters and tables are fairseq's.
 """
 
 import math
@@ -20,23 +20,23 @@ from .multihead_attention import IncrementalState
 
 
 def positions_from(tokens: Tensor, padding_idx: int, start: Tensor) -> Tensor:
-    """fairseq's numbers of ``tokens`` (B, T) after ``start`` real ones: (B, T), padding_idx at padding. O(T).
+    """fairseq's position numbers (B, T) of ``tokens`` (B, T) after ``start`` real ones; padding_idx at padding. O(T).
 
-    ``start`` is (B,), or (B, T) where positions begin anew within a row.
+    ``start`` is (B,), or (B, T) if positions restart within a row.
     """
     real = tokens.ne(padding_idx)
     return padding_idx + (_by_token(start) + real.cumsum(1)) * real
 
 
 def _by_token(start: Tensor) -> Tensor:
-    """``start`` to be added to tokens (B, T)."""
+    """``start`` in a shape that broadcasts to tokens (B, T)."""
     return start if start.dim() == 2 else start[:, None]
 
 
 def last_position(tokens: Tensor, padding_idx: int) -> Tensor:
-    """fairseq's number of the last of ``tokens`` (B, T): padding_idx plus the real tokens so far, (B,).
+    """fairseq's position number of the last of ``tokens`` (B, T): padding_idx plus the number of real tokens, (B,).
 
-    padding_idx itself where the last token is padding. O(T).
+    It is padding_idx if the last token is padding. O(T).
     """
     real = tokens.ne(padding_idx)
     return padding_idx + real.sum(1) * real[:, -1]
@@ -46,7 +46,7 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
     """Sinusoidal positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding."""
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """fairseq's hook: leave out what its earlier versions stored, the table itself and a marker of its dtype."""
+        """fairseq's hook: remove the table and the marker of its dtype, which earlier versions stored."""
         for key in ("weights", "_float_tensor"):
             state_dict.pop(f"{name}.{key}", None)
 
@@ -61,23 +61,23 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         if start is not None:
             numbers = positions_from(input, self.padding_idx, start)
             return _sinusoids(numbers, self.embedding_dim, self.padding_idx).to(self.weights)
-        self._grow(self.padding_idx + 1 + input.shape[1])  # fairseq would make it anew at every token
+        self._grow(self.padding_idx + 1 + input.shape[1])  # fairseq would rebuild it at every token
         if incremental_state is not None:
             return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
-        # fairseq's own reads the same rows, but in a way that no transform of torch.func can follow.
+        # fairseq's own reads the same rows, but in a way that transforms of torch.func do not support.
         return F.embedding(positions_from(input, self.padding_idx, input.new_zeros(len(input))), self.weights)
 
     def _grow(self, rows: int) -> None:
-        """Give the table at least so many rows, and twice what it has, so that single tokens seldom make it anew."""
+        """Grow the table to at least ``rows`` rows, at least doubling it, so that decoding seldom rebuilds it."""
         if rows > len(self.weights):
             rows = max(rows, 2 * len(self.weights))
             self.weights = self.get_embedding(rows, self.embedding_dim, self.padding_idx).to(self.weights)
 
 
 class ComputedSinusoids(nn.Module):
-    """The positions of ``host`` after ``start`` (B,) real tokens, computed and not looked up: without a limit.
+    """The positions of ``host`` after ``start`` (B,) real tokens, computed instead of looked up, so without a limit.
 
-    tokens (B, T) -> (B, T, C), 0 at padding; for decoding steps that are exported. O(T C).
+    tokens (B, T) -> (B, T, C), 0 at padding; for exported decoding steps. O(T C).
     """
 
     def __init__(self, host: SinusoidalPositions) -> None:
@@ -90,10 +90,10 @@ class ComputedSinusoids(nn.Module):
 
 
 def _sinusoids(numbers: Tensor, dim: int, padding_idx: int) -> Tensor:
-    """Rows ``numbers`` (B, T) of fairseq's table, (B, T, C) in float32, without the table, which would grow."""
+    """Rows ``numbers`` (B, T) of fairseq's table, (B, T, C) in float32, computed without the table."""
     half = dim // 2
     steps = torch.arange(half, dtype=torch.float, device=numbers.device)
-    # Formed as fairseq forms them, since the angles at far positions are only as good as these.
+    # Computed exactly as in fairseq, since rounding changes the angles of distant positions.
     angles = numbers[..., None].float() * torch.exp(steps * -(math.log(10000) / (half - 1)))
     rows = F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
     return rows.masked_fill(numbers[..., None].eq(padding_idx), 0.0)
@@ -102,7 +102,7 @@ def _sinusoids(numbers: Tensor, dim: int, padding_idx: int) -> Tensor:
 class LearnedPositions(LearnedPositionalEmbedding):
     """Learned positions of real tokens; tokens (B, T) -> (B, T, C), or (B, 1, C) for the last while decoding.
 
-    The model that holds them refuses a longer input than ``max_tokens`` real tokens.
+    The model refuses inputs with more than ``max_tokens`` real tokens.
     """
 
     __jit_unused_properties__ = ("max_tokens",)
@@ -132,7 +132,7 @@ class ScaledSinPositions(nn.Module):
     Padding is embedded as zeros. Any number of tokens is allowed.
     """
 
-    #: fairseq takes the smaller of this and the model's own limit.
+    #: fairseq uses the smaller of this and the model's own limit.
     max_positions = sys.maxsize
 
     def __init__(self, embedding_dim: int, padding_idx: int) -> None:
@@ -155,41 +155,41 @@ class ScaledSinPositions(nn.Module):
 def find_max_tokens(model: nn.Module) -> int | None:
     """The longest input for which every part of ``model`` has a parameter or a table; None for any length.
 
-    Learned positions have such a limit, and so have the attentions with a parameter per position or distance: each is
-    a module with an attribute ``max_tokens``. Sinusoids and rotations have none.
+    Learned positions and attentions with a parameter per position or distance have such a limit, the attribute
+    ``max_tokens`` of the module. Sinusoids and rotary positions have no limit.
     """
     limits = [getattr(module, "max_tokens", None) for module in model.modules()]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def check_length(tokens: Tensor, padding_idx: int, max_tokens: int | None, options: str) -> None:
-    """Raise ValueError if a row of ``tokens`` (B, T) has more than ``max_tokens`` real ones.
+    """Raise ValueError if a row of ``tokens`` (B, T) has more than ``max_tokens`` real tokens.
 
-    ``options`` are the options of the command line that set the limit.
+    ``options`` are the command-line options that set the limit.
     """
     if max_tokens is not None and tokens.size(1) > max_tokens:
         check_count(tokens.ne(padding_idx).sum(1), max_tokens, options)
 
 
 def check_count(count: Tensor, max_tokens: int | None, options: str) -> None:
-    """Raise ValueError if one of ``count`` (B,), real tokens of a row, is above ``max_tokens``."""
+    """Raise ValueError if one of ``count`` (B,), the real tokens per row, is above ``max_tokens``."""
     if max_tokens is not None and (longest := int(count.max())) > max_tokens:
         raise ValueError(f"the input has {longest} tokens; allowed: {max_tokens}, which {options} set in training")
 
 
 def count_real_tokens(host: nn.Module) -> nn.Module:
-    """The position embedding ``host`` of fairseq as one of ours, with the same parameters and tables."""
+    """Our equivalent of fairseq's position embedding ``host``, with the same parameters and tables."""
     if isinstance(host, LearnedPositionalEmbedding):
-        ours = LearnedPositions(host.num_embeddings, host.embedding_dim, host.padding_idx)
-        ours.weight = host.weight
-        return ours
-    ours = SinusoidalPositions(host.embedding_dim, host.padding_idx, init_size=host.padding_idx + 1)
-    ours.weights = host.weights
-    return ours
+        positions = LearnedPositions(host.num_embeddings, host.embedding_dim, host.padding_idx)
+        positions.weight = host.weight
+        return positions
+    positions = SinusoidalPositions(host.embedding_dim, host.padding_idx, init_size=host.padding_idx + 1)
+    positions.weights = host.weights
+    return positions
 
 
 def scaled_sin_positions(host: nn.Module) -> nn.Module:
-    """Scaled sinusoids in place of fairseq's plain ones; learned positions stay learned."""
+    """Replace fairseq's sinusoids by scaled ones; learned positions remain learned."""
     if isinstance(host, LearnedPositionalEmbedding):
         return count_real_tokens(host)
     return ScaledSinPositions(host.embedding_dim, host.padding_idx)

@@ -1,4 +1,4 @@
-"""The head that says where an answer begins and ends, and the best span of its scores."""
+"""The head that scores where an answer begins and ends, and the best span of its scores."""
 
 from typing import NamedTuple
 
@@ -13,12 +13,12 @@ class SpanHead(RobertaClassificationHead):
 
     def forward(self, features: Tensor, **unused) -> Tensor:
         batch, tokens, channels = features.shape
-        # fairseq's takes the first of several tokens.
+        # fairseq's head uses the first of several tokens.
         return super().forward(features.reshape(batch * tokens, 1, channels)).view(batch, tokens, 2)
 
 
 class BestSpans(NamedTuple):
-    """The best span of each of B windows: its first and last token, and its score over that of no answer, all (B,)."""
+    """The best span of each of B windows: its first and last token, and its score minus that of no answer, all (B,)."""
 
     first: Tensor
     last: Tensor
@@ -30,17 +30,17 @@ def best_spans(scores: Tensor, document: Tensor, max_answer_length: int) -> Best
 
     Args:
         scores: (B, T, 2), of start and end.
-        document: (B, T), bool, True where an answer may stand; at least one place in each row, without gaps.
+        document: (B, T), bool, True where an answer may be: one contiguous range in each row, not empty.
 
     Returns:
-        Their scores are less those of the first token, which stands for no answer. With these, windows can be compared:
-        softmax over a window leaves a constant open, which the difference has not. O(B T max_answer_length).
+        Scores are relative to the first token, which represents no answer. This makes windows comparable: a softmax
+        over a window determines scores only up to a constant, which cancels. O(B T max_answer_length).
     """
     starts, ends = scores.float().unbind(2)  # (B, T) each
-    nothing = starts[:, 0] + ends[:, 0]
+    no_answer = starts[:, 0] + ends[:, 0]
     starts, ends = (side.masked_fill(~document, -torch.inf) for side in (starts, ends))
-    # For each token the best end among it and the max_answer_length - 1 after it.
+    # For each token, the best end among itself and the next max_answer_length - 1 tokens.
     padded = F.pad(ends, (0, max_answer_length - 1), value=-torch.inf)
     best, last = F.max_pool1d(padded[:, None], max_answer_length, stride=1, return_indices=True)
     score, first = (starts + best[:, 0]).max(1)
-    return BestSpans(first, last[:, 0].gather(1, first[:, None])[:, 0], score - nothing)
+    return BestSpans(first, last[:, 0].gather(1, first[:, None])[:, 0], score - no_answer)

@@ -18,7 +18,7 @@ from .multihead_attention import InnerMultiheadAttention, LayerDesign
 
 
 class GatedLinear(nn.Module):
-    """GLU: act(x W) ⊙ (x V), in place of a feed-forward block's first layer (Shazeer, 2020); (..., d) -> (..., ffn)."""
+    """GLU: act(x W) ⊙ (x V), replaces a feed-forward block's first layer (Shazeer, 2020); (..., d) -> (..., ffn)."""
 
     def __init__(self, input_dim: int, output_dim: int, activation_fn: str, q_noise: float, qn_block_size: int) -> None:
         super().__init__()
@@ -32,16 +32,16 @@ class GatedLinear(nn.Module):
 
 
 class _DesignedLayer(NoTorchScript):
-    """Builds a fairseq layer through its hooks; ``cfg`` is its only positional argument that differs by kind."""
+    """Builds a fairseq layer through its hooks, as the ``LayerDesign`` says; a mixin for decoder and encoder layers."""
 
     causal: bool
 
     def __init__(self, cfg: TransformerConfig, *host_options: Any, design: LayerDesign) -> None:
-        # Plain attributes, which nn.Module takes before its own __init__; the hooks run inside of it.
+        # Plain attributes, which nn.Module allows before its __init__, in which the hooks run.
         self.design, self.activation_name = design, cfg.activation_fn
         super().__init__(cfg, *host_options)
         if design.gated_ffn:
-            self.activation_fn = nn.Identity()  # inside of fc1
+            self.activation_fn = nn.Identity()  # fc1 applies it
         if design.norm != "layernorm":
             self.self_attn_layer_norm = build_norm(design.norm, self.embed_dim)
             self.final_layer_norm = build_norm(design.norm, self.embed_dim)
@@ -73,7 +73,7 @@ class _DesignedLayer(NoTorchScript):
 
 @contextmanager
 def _packed(attention: InnerMultiheadAttention, segment_ids: Tensor) -> Iterator[None]:
-    """Inside, ``attention`` knows the documents of its tokens, ``segment_ids`` (B, T)."""
+    """Inside, ``attention.segment_ids`` (B, T) are the documents of its tokens."""
     attention.segment_ids = segment_ids
     try:
         yield
@@ -82,9 +82,9 @@ def _packed(attention: InnerMultiheadAttention, segment_ids: Tensor) -> Iterator
 
 
 class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
-    """A decoder layer of fairseq, causal, as its ``LayerDesign`` says.
+    """A causal decoder layer of fairseq with the parts of a ``LayerDesign``.
 
-    ``cross`` is its attention to an encoder, None for fairseq's own.
+    ``cross`` is the design of its attention to an encoder, None for fairseq's own.
     """
 
     causal = True
@@ -92,7 +92,7 @@ class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
     def __init__(
         self, cfg: TransformerConfig, *host_options: Any, design: LayerDesign, cross: CrossDesign | None = None
     ) -> None:
-        self.cross = cross  # a plain attribute, read by build_encoder_attention inside of __init__
+        self.cross = cross  # a plain attribute, read by build_encoder_attention inside __init__
         super().__init__(cfg, *host_options, design=design)
 
     def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
@@ -117,10 +117,10 @@ class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
         segment_ids: Tensor | None = None,
         **options: Any,
     ) -> tuple:
-        """fairseq's; it tells attention to the encoder which targets are padding, for positions that count the others.
+        """As fairseq's; also passes the padding of targets to cross-attention, whose positions count real targets.
 
-        ``self_attn_padding_mask`` is (B, T), True = padding. ``segment_ids`` (B, T) are the documents of a row, none of
-        which sees another.
+        ``self_attn_padding_mask`` is (B, T), True = padding. ``segment_ids`` (B, T) are the documents of a row, which
+        do not see each other.
         """
         if segment_ids is not None:
             with _packed(self.self_attn, segment_ids):
@@ -138,12 +138,12 @@ class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
 
 
 class LinearTimeEncoderLayer(_DesignedLayer, TransformerEncoderLayerBase):
-    """An encoder layer of fairseq, not causal, as its ``LayerDesign`` says."""
+    """A bidirectional encoder layer of fairseq with the parts of a ``LayerDesign``."""
 
     causal = False
 
     def forward(self, *arguments: Any, segment_ids: Tensor | None = None, **options: Any) -> Any:
-        """fairseq's; ``segment_ids`` (B, T) are the documents of a row, none of which sees another."""
+        """As fairseq's; ``segment_ids`` (B, T) are the documents of a row, which do not see each other."""
         if segment_ids is None:
             return super().forward(*arguments, **options)
         with _packed(self.self_attn, segment_ids):

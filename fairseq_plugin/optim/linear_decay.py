@@ -1,8 +1,8 @@
-"""``lineartime_adam``, ``lineartime_sgd``, ...: weight decay on the weights of linear layers alone.
+"""``lineartime_adam``, ``lineartime_sgd``, ...: weight decay on the weights of linear layers only.
 
-An architecture's ``--lineartime-decay-linear-only`` puts them in the place of fairseq's ``adam``, ``sgd``, ...; their
-options are the same. The model marks its parameters as fairseq's composite optimizer has it, with ``optim_overrides``,
-which fairseq hands on to the float32 copies that half precision trains.
+An architecture's ``--lineartime-decay-linear-only`` replaces fairseq's ``adam``, ``sgd``, ... by them; their options
+are the same. The model marks its parameters with ``optim_overrides``, as for fairseq's composite optimizer, which
+fairseq copies to the float32 parameters that half precision trains.
 """
 
 from collections.abc import Iterable
@@ -12,19 +12,19 @@ from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY, Fair
 from torch import nn
 
 from ..loading.known_options import model_options
-from . import radam  # noqa: F401  is registered first, and so has a form of its own here
+from . import radam  # noqa: F401  registers radam first, so that it gets a variant here
 
-#: How the names begin.
+#: The prefix of the optimizers' names.
 PREFIX = "lineartime_"
 FLAG = "--lineartime-decay-linear-only"
-#: Where a mark stands in ``optim_overrides``, as fairseq's composite optimizer reads it.
+#: The keys of a mark in ``optim_overrides``, as fairseq's composite optimizer reads it.
 _PLACE, _SCALE = "optimizer", "weight_decay_scale"
-#: Of the marks of a model: whether an optimizer of ours has read them.
+#: The key in a model's marks that says whether one of our optimizers has read them.
 _READ = "read"
 
 
 def mark(parameters: Iterable[nn.Parameter], decays: bool) -> dict[str, Any]:
-    """Mark ``parameters`` as ones that ``decays`` or not, for the optimizers of this file; returns their mark."""
+    """Mark ``parameters`` as decaying or not, for the optimizers of this file; returns their mark."""
     overrides = {_PLACE: {_SCALE: float(decays)}}
     for parameter in parameters:
         parameter.optim_overrides = overrides
@@ -37,10 +37,10 @@ def is_read(overrides: dict[str, Any]) -> bool:
 
 
 class LinearDecay:
-    """In front of an optimizer of fairseq: two groups of parameters, of which the second has no weight decay.
+    """Mixin before a fairseq optimizer: two groups of parameters, the second without weight decay.
 
     Raises:
-        ValueError: a parameter without a mark, such as the one that fairseq puts all of a model's into.
+        ValueError: a parameter has no mark, such as the flat one into which fairseq can join all parameters.
     """
 
     def __init__(self, cfg: Any, params: Iterable[nn.Parameter]) -> None:
@@ -60,22 +60,22 @@ class LinearDecay:
 
     @property
     def supports_flat_params(self) -> bool:
-        """fairseq's hook: False, in one flat parameter the weights of linear layers are not told apart."""
+        """fairseq's hook: False, since in one flat parameter the weights of linear layers cannot be distinguished."""
         return False
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """fairseq's hook; ``--optimizer-overrides`` with a weight decay are for the weights of linear layers."""
+        """fairseq's hook; a weight decay in ``--optimizer-overrides`` applies to the weights of linear layers."""
         super().load_state_dict(state_dict, optimizer_overrides)
         self.param_groups[1]["weight_decay"] = 0.0
 
 
 def _register(name: str, optimizer: type[FairseqOptimizer]) -> None:
-    made = type(f"LinearDecay{optimizer.__name__}", (LinearDecay, optimizer), {"__module__": __name__})
-    made.__doc__ = f"``--optimizer {name}`` with weight decay on the weights of linear layers alone."
-    register_optimizer(PREFIX + name, dataclass=OPTIMIZER_DATACLASS_REGISTRY.get(name))(made)
+    new_class = type(f"LinearDecay{optimizer.__name__}", (LinearDecay, optimizer), {"__module__": __name__})
+    new_class.__doc__ = f"``--optimizer {name}`` with weight decay on the weights of linear layers alone."
+    register_optimizer(PREFIX + name, dataclass=OPTIMIZER_DATACLASS_REGISTRY.get(name))(new_class)
 
 
-#: The optimizers that have one of these: all with weight decay.
-NAMES = tuple(name for name, found in OPTIMIZER_REGISTRY.items() if "weight_decay" in model_options(found))
+#: The optimizers that have such a variant: all with weight decay.
+NAMES = tuple(name for name, optimizer in OPTIMIZER_REGISTRY.items() if "weight_decay" in model_options(optimizer))
 for _name in NAMES:
     _register(_name, OPTIMIZER_REGISTRY[_name])

@@ -1,4 +1,4 @@
-"""``--optimizer radam``: torch's rectified Adam, with which the Flowformer paper trains on time series.
+"""``--optimizer radam``: torch's rectified Adam, which the Flowformer paper uses for time series.
 
 Liu et al., *On the Variance of the Adaptive Learning Rate and Beyond*, ICLR 2020.
 """
@@ -15,13 +15,13 @@ from omegaconf import II
 
 from ..loading.known_options import option_field
 
-#: ``--radam-foreach``, and torch's argument.
+#: Values of ``--radam-foreach``, and torch's argument for each.
 _FOREACH = {"auto": None, "on": True, "off": False}
 
 
 @dataclass
 class FairseqRAdamConfig(FairseqDataclass):
-    """Options of ``torch.optim.RAdam`` that a trainer has a use for; all but ``maximize`` and two for CUDA graphs."""
+    """Options of ``torch.optim.RAdam`` for training: all except ``maximize`` and two for CUDA graphs."""
 
     radam_betas: str = option_field("(0.9, 0.999)", "decays of the running means of gradients and of their squares")
     radam_eps: float = option_field(1e-8, "what is added to the denominator")
@@ -40,7 +40,7 @@ class FairseqRAdam(FairseqOptimizer):
     """``torch.optim.RAdam`` as an optimizer of fairseq; its state is saved in checkpoints and resumed from them.
 
     Raises:
-        ValueError: an option that torch's optimizer does not allow, in the words of the command line.
+        ValueError: torch's optimizer does not allow a value; the message names the command-line option.
     """
 
     def __init__(self, cfg: FairseqRAdamConfig, params) -> None:
@@ -51,7 +51,7 @@ class FairseqRAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """fairseq's hook: the arguments of torch's optimizer; they win over those in a checkpoint."""
+        """fairseq's hook: the arguments of torch's optimizer; they override those in a checkpoint."""
         cfg = self.cfg
         return {
             "lr": cfg.lr[0] if isinstance(cfg.lr, Collection) else cfg.lr,
@@ -64,7 +64,7 @@ class FairseqRAdam(FairseqOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """fairseq's hook: True, each parameter is updated element by element."""
+        """fairseq's hook: True, since the update is elementwise."""
         return True
 
 

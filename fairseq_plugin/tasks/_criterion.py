@@ -1,4 +1,4 @@
-"""The check of the criterion of tasks whose labels are classes."""
+"""The check of the criterion for classification tasks."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def check_classification(criterion: FairseqCriterion, cfg: Any, task: str, head:
     """Refuse a criterion that does not fit the labels of ``task``, whose model has the head ``head``.
 
     Raises:
-        ValueError: it is not ``sentence_prediction``, is for a head of another name, or for numbers.
+        ValueError: it is not ``sentence_prediction``, names another head, or is for regression.
     """
     if not isinstance(criterion, SentencePredictionCriterion):
         name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)

@@ -1,6 +1,6 @@
-"""Language modeling of sequences that several processes hold together: ``--task context_parallel_language_modeling``.
+"""Language modeling with sequences split over several processes: ``--task context_parallel_language_modeling``.
 
-fairseq's own task cannot: it shards batches over all processes, and hands each sample whole to the criterion.
+fairseq's own task cannot do this: it shards batches over all processes and passes whole samples to the criterion.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _OPTION = "--lineartime-context-parallel"
 
 @dataclass
 class ContextParallelLanguageModelingConfig(LanguageModelingConfig):
-    """Options of ``language_modeling``, and how many processes hold a sequence."""
+    """Options of ``language_modeling``, and the number of processes that share a sequence."""
 
     lineartime_context_parallel: int = option_field(
         1,
@@ -42,17 +42,17 @@ class ContextParallelLanguageModelingConfig(LanguageModelingConfig):
 
 @register_task("context_parallel_language_modeling", dataclass=ContextParallelLanguageModelingConfig)
 class ContextParallelLanguageModelingTask(LanguageModelingTask):
-    """``language_modeling``, but that P processes train on each batch, and each holds a part of every sequence.
+    """``language_modeling`` in which P processes train on each batch, and each holds a part of every sequence.
 
-    fairseq's data parallelism stays on all processes: what it reduces is the sum of the gradients of all tokens, over
-    their number. In all else, such as generation and evaluation in one process, it is ``language_modeling``.
+    fairseq's data parallelism still spans all processes: it reduces the sum of the gradients of all tokens, divided by
+    their number. Everything else, such as generation and evaluation in one process, is as in ``language_modeling``.
 
     Raises:
-        ValueError: P does not divide the processes; a model with an attention that cannot compute a part of a sequence,
-            or with ``--lineartime-reset-at-eos``; ``--sentence-avg``; other targets than the next token.
+        ValueError: P does not divide the number of processes; the model has an attention that cannot compute a part of
+        a sequence, or ``--lineartime-reset-at-eos``; ``--sentence-avg``; targets other than the next token.
     """
 
-    #: A batch holds parts of texts, so no teacher can read it on its own.
+    #: A batch holds parts of texts, which a teacher cannot read on their own.
     reads_in_parts = True
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
@@ -71,7 +71,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         return self.args.lineartime_context_timeout
 
     def build_model(self, args, from_checkpoint=False) -> nn.Module:
-        """fairseq's; ValueError for a model that cannot compute a part of a sequence."""
+        """As fairseq's; ValueError for a model that cannot compute a part of a sequence."""
         model = super().build_model(args, from_checkpoint)
         if self.parts > 1:
             if safe_getattr(args, "lineartime_reset_at_eos", False):
@@ -83,7 +83,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         return model
 
     def build_criterion(self, args):
-        """fairseq's; ValueError for one that divides by sentences, which no process holds whole."""
+        """As fairseq's; ValueError if it divides by the number of sentences, which no process holds whole."""
         criterion = super().build_criterion(args)
         if self.parts > 1 and getattr(criterion, "sentence_avg", False):
             raise ValueError(f"--sentence-avg is given; allowed with {_OPTION} {self.parts}: not given")
@@ -92,14 +92,14 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
     def get_batch_iterator(
         self, dataset, *arguments: Any, num_shards: int = 1, shard_id: int = 0, **options: Any
     ) -> EpochBatchIterator:
-        """fairseq's, with the same batches for the P processes of a sequence."""
+        """As fairseq's, with the same batches for the P processes of a sequence."""
         if num_shards > 1:
             self._check_processes(num_shards)
             num_shards, shard_id = num_shards // self.parts, shard_id // self.parts
         return super().get_batch_iterator(dataset, *arguments, num_shards=num_shards, shard_id=shard_id, **options)
 
     def train_step(self, sample: dict[str, Any], model: nn.Module, criterion, *arguments: Any, **options: Any):
-        """fairseq's, on this process's part of ``sample``."""
+        """As fairseq's, on this process's part of ``sample``."""
         if self.parts > 1 and not _processes() > 1:
             self._check_processes(1)
         with self._own_part(sample, model) as part:
@@ -109,12 +109,12 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         return loss, sample_size, logging_output
 
     def valid_step(self, sample: dict[str, Any], model: nn.Module, criterion, **options: Any):
-        """fairseq's, on this process's part of ``sample``; on all of it where there is one process."""
+        """As fairseq's, on this process's part of ``sample``; on the whole sample if there is one process."""
         with self._own_part(sample, model) as part:
             return super().valid_step(part, model, criterion, **options)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion) -> None:
-        """fairseq's, each sentence counted once; ``context_bytes`` is what all processes have sent in an update."""
+        """As fairseq's, counting each sentence once; ``context_bytes`` are all bytes that processes sent per update."""
         if self.parts > 1 and _processes() > 1:
             logging_outputs = [{**log, "nsentences": log.get("nsentences", 0) / self.parts} for log in logging_outputs]
         super().reduce_metrics(logging_outputs, criterion)
@@ -123,7 +123,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
     @property
     def context_group(self) -> ContextGroup:
-        """The processes of this one's sequences, which all processes make at the same time when they first step."""
+        """The group of processes that share this one's sequences; all processes create it in their first step."""
         if self._group is None:
             self._check_processes(_processes())
             firsts, timeout = range(0, _processes(), self.parts), timedelta(seconds=self._timeout)
@@ -134,7 +134,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
     @contextmanager
     def _own_part(self, sample: dict[str, Any], model: nn.Module) -> Iterator[dict[str, Any]]:
-        """The part of ``sample`` that belongs to this process; inside, ``model`` takes it for that."""
+        """This process's part of ``sample``; inside, ``model`` treats its input as that part."""
         if self.parts == 1 or _processes() == 1:
             yield sample
             return
@@ -148,13 +148,13 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
         try:
             with context_parallel(model, group, counts):
                 yield part
-            # fairseq's reductions come next, and do not say who is lost. Over NCCL that shows by the timeout alone.
+            # fairseq's reductions come next and do not report which process is lost. With NCCL only a timeout does.
             if dist.get_backend() == "gloo":
                 self._everyone.meet(tokens.device)
         except RuntimeError as error:
             if "out of memory" not in str(error):
                 raise
-            # fairseq's trainer would leave out the batch here alone, and the others of the sequence would wait.
+            # fairseq's trainer would skip the batch in this process only, and the others would wait.
             raise RuntimeError(
                 f"process {dist.get_rank()} has no memory left for {tuple(source.shape)} tokens, its part of "
                 f"{tuple(tokens.shape)}; with {_OPTION} no batch can be left out"
@@ -166,19 +166,19 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
 
 def _processes() -> int:
-    """Number of processes of torch.distributed; 1 without it."""
+    """The number of processes of torch.distributed; 1 without it."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _chunk_size(model: nn.Module) -> int:
-    """Chunk size of the gated attention units of ``model``, 1 without any; parts are best cut at its multiples."""
+    """The chunk size of the gated attention units of ``model``, 1 without any; parts are cut at its multiples."""
     return max((x.chunk_size for x in model.modules() if isinstance(x, GatedAttentionUnit)), default=1)
 
 
 def _check_same_batch(group: ContextGroup, tokens: Tensor) -> None:
-    """Raise RuntimeError unless all processes of ``group`` have these ``tokens`` (B, n)."""
-    places = torch.arange(1, tokens.numel() + 1, device=tokens.device)
-    digest = (tokens.flatten() * places % 1000003).sum()
-    own = torch.stack([digest.new_tensor(tokens.shape[0]), digest.new_tensor(tokens.shape[1]), digest])
-    if not group.gather(own).eq(own).all():
+    """Raise RuntimeError unless all processes of ``group`` have the same ``tokens`` (B, n)."""
+    positions = torch.arange(1, tokens.numel() + 1, device=tokens.device)
+    digest = (tokens.flatten() * positions % 1000003).sum()
+    fingerprint = torch.stack([digest.new_tensor(tokens.shape[0]), digest.new_tensor(tokens.shape[1]), digest])
+    if not group.gather(fingerprint).eq(fingerprint).all():
         raise RuntimeError("the processes of one sequence have read other batches; allowed: the same data for all")

@@ -1,7 +1,7 @@
 """Offline reinforcement learning: ``fairseq-train --user-dir fairseq_plugin --task offline_rl``.
 
-A model learns from recorded episodes which action was taken, given the return that followed, and acts later by being
-told which return is wanted. Training and checkpoints are fairseq's own.
+A model learns from recorded episodes to predict the action from the return that followed. Later it acts given a wanted
+return. Training and checkpoints are fairseq's own.
 """
 
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class OfflineRLConfig(FairseqDataclass):
-    """Options of ``offline_rl``; the defaults are the authors'."""
+    """Options of ``offline_rl``, with the authors' defaults."""
 
     data: str = option_field(MISSING, "folder that recipes.offline_rl.prepare or .collect has written")
     context: str = option_field("20", "steps of a window; full: whole episodes")
@@ -47,7 +47,7 @@ class OfflineRLConfig(FairseqDataclass):
 class OfflineRLTask(FairseqTask):
     """Windows of recorded episodes, standardised with the statistics of the training episodes.
 
-    Those statistics are the task's state: a checkpoint holds them, and whoever acts takes them from there.
+    The statistics are the task's state: a checkpoint stores them, and acting uses the stored ones.
     """
 
     def __init__(self, cfg: OfflineRLConfig, **kwargs) -> None:
@@ -56,7 +56,7 @@ class OfflineRLTask(FairseqTask):
             check_positive_int(f"--{name.replace('_', '-')}", getattr(cfg, name))
         if not 0.0 < cfg.return_scale < math.inf:
             raise ValueError(f"--return-scale is {cfg.return_scale}; allowed: above 0 and finite")
-        #: The criterion that trains the model, which is built first.
+        #: The criterion that trains the model; the model is built before the criterion.
         self.wanted_criterion = DecisionModel.criterion
         #: Steps of a window; None for whole episodes.
         self.context = read_context("--context", cfg.context)
@@ -64,20 +64,20 @@ class OfflineRLTask(FairseqTask):
 
     @property
     def description(self) -> EpisodeDescription:
-        """Description of the episodes that a model is, or was, trained on."""
+        """The description of the episodes that the model is, or was, trained on."""
         return described_by(EpisodeDescription, self.state.description, "the task's state in the checkpoint")
 
     @property
     def max_episode_length(self) -> int:
-        """The steps that a model has embeddings for."""
+        """The number of steps that the model has embeddings for."""
         return self.cfg.max_episode_length
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         """Load a split.
 
         Raises:
-            ValueError: the folder lacks it or is damaged, or its episodes have other sizes than those the model was
-                trained on, or more steps than it has embeddings for.
+            ValueError: the split is missing or damaged, or its episodes have other sizes than in the training of the
+            model, or more steps than it has embeddings for.
         """
         folder, described, limit = Path(self.cfg.data), self.description, self.max_episode_length
         episodes = read_split(folder, split)
@@ -108,7 +108,7 @@ class OfflineRLTask(FairseqTask):
         """fairseq's hook: the model.
 
         Raises:
-            ValueError: an architecture that does not act.
+            ValueError: the architecture is no model of this task.
         """
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), DecisionModel):
@@ -121,7 +121,7 @@ class OfflineRLTask(FairseqTask):
         """fairseq's hook: the criterion.
 
         Raises:
-            ValueError: it is not that of the model.
+            ValueError: it is not the criterion of the model.
         """
         name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
         if name != self.wanted_criterion:
@@ -131,25 +131,25 @@ class OfflineRLTask(FairseqTask):
         return super().build_criterion(cfg, from_checkpoint)
 
     def max_positions(self) -> None:
-        """fairseq's hook: None, no window is left out."""
+        """fairseq's hook: None, so no window is filtered out."""
         return None
 
     @property
     def source_dictionary(self) -> None:
-        """There is none: what is read are numbers."""
+        """None: inputs are numbers."""
         return None
 
     @property
     def target_dictionary(self) -> None:
-        """There is none: an action is a few numbers."""
+        """None: an action is a vector of numbers."""
         return None
 
 
 def read_context(option: str, text: str) -> int | None:
-    """The steps of a window that ``option`` gives; None for "full", whole episodes.
+    """Parse the window length ``text`` of ``option``; None for "full", whole episodes.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither "full" nor an integer of at least 1.
     """
     if text == FULL:
         return None

@@ -1,8 +1,8 @@
 """Images as sequences of subpixels: ``fairseq-train --user-dir fairseq_plugin --task pixel_modeling``.
 
 *A Dot Product Attention Free Transformer*, the CIFAR-10 experiment: an autoregressive model of the raster scan of an
-image. Each image is a sample of its own; the model reads ``</s>`` and all subpixels but the last, and predicts all of
-them. So an image of T subpixels is T tokens for the model, and fairseq's loss in base 2 is bits per dimension.
+image. Each image is one sample; the model reads ``</s>`` and all subpixels but the last, and predicts all subpixels.
+So an image of T subpixels is T tokens for the model, and fairseq's loss in base 2 is bits per dimension.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from ..data.pixels import VALUES, ImageShape, pixel_dictionary, to_images, to_to
 from ..generation.pixel_sequence_generator import build_pixel_generator
 from ..loading.known_options import option_field
 
-# Options of language modeling that would make something else of an image than a sample: name -> what is allowed.
+# Options of language modeling with which a sample would not be one image: name -> allowed value.
 _REQUIRED = {
     "sample_break_mode": "none",
     "shorten_method": "none",
@@ -38,7 +38,7 @@ _REQUIRED = {
 
 @dataclass
 class PixelModelingConfig(LanguageModelingConfig):
-    """Options of ``language_modeling``, and what is done to images in training."""
+    """Options of ``language_modeling``, and the augmentation of images in training."""
 
     tokens_per_sample: int = option_field(
         3072, "height x width x channels of the images, which is a sample; other values are refused"
@@ -56,9 +56,9 @@ class PixelModelingConfig(LanguageModelingConfig):
 
 @register_task("pixel_modeling", dataclass=PixelModelingConfig)
 class PixelModelingTask(LanguageModelingTask):
-    """Language modeling of images, which are mirrored and shifted in training and left as they are everywhere else.
+    """Language modeling of images, which are mirrored and shifted in training only.
 
-    Training, validation, ``fairseq-eval-lm``, ``fairseq-generate`` and the files are those of ``language_modeling``.
+    Training, validation, ``fairseq-eval-lm``, ``fairseq-generate`` and files are as for ``language_modeling``.
     """
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
@@ -71,8 +71,8 @@ class PixelModelingTask(LanguageModelingTask):
         """Build the task as fairseq does.
 
         Raises:
-            ValueError: an option under which a sample is no image, a folder without the shape of its images, another
-                dictionary than that of the 256 values, or ``--tokens-per-sample`` that is not an image's length.
+            ValueError: an option with which a sample is not one image, a folder without the shape of its images, a
+            dictionary other than that of the 256 values, or ``--tokens-per-sample`` other than an image's length.
         """
         for name, allowed in _REQUIRED.items():
             value = getattr(args, name, allowed)
@@ -97,7 +97,7 @@ class PixelModelingTask(LanguageModelingTask):
         """Load a split as fairseq does.
 
         Raises:
-            ValueError: a sequence is not as long as an image, or a file is not as it was prepared.
+            ValueError: a sequence is not as long as an image, or a file has changed since it was prepared.
         """
         folders = utils.split_paths(self.args.data)
         check_sums(Path(folders[(epoch - 1) % len(folders)]) / split, combine)
@@ -111,26 +111,26 @@ class PixelModelingTask(LanguageModelingTask):
             )
 
     def can_reuse_epoch_itr(self, dataset) -> bool:
-        """fairseq's hook: False, so that every epoch draws its own batches, in a resumed training too.
+        """fairseq's hook: False, so that every epoch draws new batches, also in a resumed training.
 
-        fairseq would otherwise keep the batches of the epoch in which a process began.
+        Otherwise fairseq would keep the batches of the epoch in which the process started.
         """
         return False
 
     def begin_epoch(self, epoch: int, model) -> None:
-        """Remember the epoch: what is done to an image depends on it."""
+        """Store the epoch, on which the augmentation depends."""
         super().begin_epoch(epoch, model)
         self.epoch = epoch
 
     def train_step(self, sample: dict[str, Any], *args, **kwargs):
-        """fairseq's, on images that are mirrored and shifted: only training comes here, whatever split it reads."""
+        """As fairseq's, on augmented images: only training calls this, for any split."""
         return super().train_step(self.augment(sample), *args, **kwargs)
 
     def augment(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """``sample`` with each image mirrored or not and shifted, as seed, epoch and the image's index decide."""
+        """``sample`` with each image randomly mirrored and shifted; seed, epoch and the image's index decide."""
         images = to_images(sample["target"], self.image_shape)  # (B, T) -> (B, H, W, C)
         flips, shifts = self._draw(sample["id"])  # (B,) each
-        flips, shifts = (drawn.to(images.device).view(-1, 1, 1, 1) for drawn in (flips, shifts))  # (B,) -> (B, 1, 1, 1)
+        flips, shifts = (value.to(images.device).view(-1, 1, 1, 1) for value in (flips, shifts))  # (B,) -> (B, 1, 1, 1)
         images = torch.where(flips, images.flip(2), images)
         target = to_tokens((images + shifts).clamp(0, VALUES - 1))  # (B, H, W, C) -> (B, T)
         start = sample["net_input"]["src_tokens"][:, :1]
@@ -150,7 +150,7 @@ class PixelModelingTask(LanguageModelingTask):
         """fairseq's batches for ``fairseq-eval-lm``.
 
         Raises:
-            ValueError: the model's positions are fewer than an image has, where fairseq would leave out every image.
+            ValueError: the model has fewer positions than an image has subpixels; fairseq would skip every image.
         """
         positions = options.get("max_positions")
         if positions is not None and positions < self.image_shape.length:
@@ -161,7 +161,7 @@ class PixelModelingTask(LanguageModelingTask):
         return super().eval_lm_dataloader(dataset, **options)
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **options):
-        """fairseq's generator, of whole images and nothing but subpixels; ``--max-len-a`` and ``-b`` have no effect."""
+        """fairseq's generator, restricted to whole images of subpixels; ``--max-len-a`` and ``-b`` have no effect."""
         build = partial(
             build_pixel_generator,
             length=self.image_shape.length,

@@ -1,4 +1,4 @@
-"""Language modeling whose generation reads a prompt in one pass: ``--task prompted_language_modeling``."""
+"""Language modeling with generation that reads a prompt in one pass: ``--task prompted_language_modeling``."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from ..loading.known_options import option_field
 
 @dataclass
 class PromptedLanguageModelingConfig(LanguageModelingConfig):
-    """Options of ``language_modeling``, and how a prompt is read."""
+    """Options of ``language_modeling`` and of reading a prompt."""
 
     prompt_block_size: int = option_field(
         BLOCK_SIZE, "tokens of a prompt that are read at once; it changes speed and memory, never a result"
@@ -31,23 +31,23 @@ class PromptedLanguageModelingConfig(LanguageModelingConfig):
 
 @register_task("prompted_language_modeling", dataclass=PromptedLanguageModelingConfig)
 class PromptedLanguageModelingTask(LanguageModelingTask):
-    """``language_modeling``, but that generation reads the prompt in one forward pass; see ``PromptGenerator``.
+    """``language_modeling`` with generation that reads the prompt in one forward pass; see ``PromptGenerator``.
 
-    For language models of this plugin and ``transformer_lm``, whatever task they were trained with.
+    For language models of this plugin and ``transformer_lm``, trained with any task.
     """
 
-    #: The state of a text that stands before every prompt, in place of ``--load-state``.
+    #: The state after a text that precedes every prompt; replaces ``--load-state``.
     after: PromptState | None = None
 
     @classmethod
     def of(cls, task: LanguageModelingTask, after: PromptState | None = None) -> "PromptedLanguageModelingTask":
-        """Make such a task from the ``task`` of a model loaded in Python, with its options, dictionaries and targets.
+        """Make this task from the ``task`` of a model loaded in Python, with its options, dictionaries and targets.
 
-        ``after`` is the state of a text that stands before every prompt.
+        ``after`` is the state after a text that precedes every prompt.
         """
-        own = cls(task.args, task.dictionary, task.output_dictionary, task.targets)
-        own.after = after
-        return own
+        prompted = cls(task.args, task.dictionary, task.output_dictionary, task.targets)
+        prompted.after = after
+        return prompted
 
     def build_generator(
         self,
@@ -57,21 +57,21 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
         extra_gen_cls_kwargs: dict[str, Any] | None = None,
         prefix_allowed_tokens_fn=None,
     ):
-        """fairseq's, with ``PromptGenerator``; its scorer with ``--score-reference``.
+        """As fairseq's, with ``PromptGenerator``; fairseq's scorer with ``--score-reference``.
 
         Raises:
-            ValueError: an option that needs each token of a prompt to be a step of its own, or a model that cannot read
-                many tokens at once; a file of ``--load-state`` that does not fit; something at ``--save-state``.
+            ValueError: an option needs a step for each token of a prompt, a model cannot read many tokens at once, the
+            file of ``--load-state`` does not fit, or that of ``--save-state`` exists.
         """
         if safe_getattr(args, "score_reference", False):
             return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn)
-        given = {
+        unsupported = {
             "--print-alignment": safe_getattr(args, "print_alignment", None),
             "--match-source-len": safe_getattr(args, "match_source_len", False),
             "--constraints": safe_getattr(args, "constraints", None),
             "--lm-path": (extra_gen_cls_kwargs or {}).get("lm_model"),
         }
-        for flag, value in given.items():
+        for flag, value in unsupported.items():
             if value:
                 raise ValueError(f"{flag} is given; allowed with --task prompted_language_modeling: not given")
         block_size = safe_getattr(self.args, "prompt_block_size", BLOCK_SIZE)

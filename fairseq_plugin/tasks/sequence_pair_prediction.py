@@ -1,7 +1,7 @@
 """Classification of pairs of sequences that do not see each other: ``--task sequence_pair_prediction``.
 
-fairseq's ``sentence_prediction`` joins the two into one sequence. Here they are two inputs, which the model puts
-through one encoder, as in the Long Range Arena's Retrieval.
+fairseq's ``sentence_prediction`` joins the two into one sequence. Here they are two inputs of one encoder, as in the
+Long Range Arena's Retrieval.
 """
 
 import os
@@ -42,7 +42,7 @@ _PARTS = ("input0", "input1", "label")
 
 @dataclass
 class SequencePairPredictionConfig(FairseqDataclass):
-    """The options of ``sentence_prediction`` that two sequences apart from each other have a use for."""
+    """The options of ``sentence_prediction`` that apply to two separate sequences."""
 
     data: str = option_field(MISSING, "folder of input0, input1 and label")
     num_classes: int = option_field(-1, "number of classes")
@@ -57,7 +57,7 @@ class SequencePairPredictionConfig(FairseqDataclass):
         "", "comma-separated list of splits to apply shortening to (default: all of them)"
     )
     max_positions: int = option_field(512, "max tokens of a sequence")
-    # Not taken from the criterion, as fairseq's own task does: its default, cross_entropy, has no such option.
+    # Not read from the criterion as in fairseq's own task: the default criterion, cross_entropy, lacks the option.
     classification_head_name: str = option_field(
         "sentence_classification_head", "name of the classification head to use"
     )
@@ -66,17 +66,17 @@ class SequencePairPredictionConfig(FairseqDataclass):
 
 @register_task("sequence_pair_prediction", dataclass=SequencePairPredictionConfig)
 class SequencePairPredictionTask(SentencePredictionTask):
-    """The data of ``sentence_prediction``, ``input0``, ``input1`` and ``label``, with the inputs kept apart."""
+    """The data of ``sentence_prediction`` (``input0``, ``input1`` and ``label``) with separate inputs."""
 
-    #: Of an example, for the model.
+    #: The number of sequences per example, for the model.
     sequences = 2
 
     @classmethod
     def setup_task(cls, cfg: SequencePairPredictionConfig, **kwargs) -> "SequencePairPredictionTask":
-        """Build the task, with the dictionaries of its data.
+        """Build the task with the dictionaries of its data.
 
         Raises:
-            ValueError: no number of classes, or a folder without a dictionary.
+            ValueError: the number of classes is not given, or the folder has no dictionary.
         """
         check_positive_int("--num-classes", cfg.num_classes)
         check_positive_int("--max-positions", cfg.max_positions)
@@ -87,7 +87,7 @@ class SequencePairPredictionTask(SentencePredictionTask):
         """fairseq's hook: the criterion.
 
         Raises:
-            ValueError: it is not ``sentence_prediction``, is for a head of another name, or for numbers.
+            ValueError: it is not ``sentence_prediction``, names another head, or is for regression.
         """
         criterion = super().build_criterion(cfg, from_checkpoint)
         check_classification(criterion, cfg, "sequence_pair_prediction", self.cfg.classification_head_name)
@@ -97,7 +97,7 @@ class SequencePairPredictionTask(SentencePredictionTask):
         """Load ``split``: samples with ``src_tokens`` and ``src_tokens2``, (B, T) each, padded on the right.
 
         Raises:
-            ValueError: a part of it is missing, or two parts have different numbers of examples.
+            ValueError: a part of the split is missing, or parts have different numbers of examples.
         """
         inputs = [self._input(number, split, combine) for number in range(self.sequences)]
         labels = self._indexed("label", self.label_dictionary, split, combine)
@@ -128,19 +128,19 @@ class SequencePairPredictionTask(SentencePredictionTask):
         return dataset
 
     def _input(self, number: int, split: str, combine: bool) -> FairseqDataset:
-        """The sequences ``number`` of all examples, with what the options put in front or cut off."""
+        """Sequence ``number`` of all examples, with the initial token added and shortened as the options say."""
         tokens = self._indexed(f"input{number}", self.source_dictionary, split, combine)
         if self.cfg.init_token is not None:
             tokens = PrependTokenDataset(tokens, self.cfg.init_token)
-        cut = self.cfg.shorten_data_split_list, self.cfg.shorten_method, self.max_positions(), self.cfg.seed
-        return maybe_shorten_dataset(tokens, split, *cut)
+        shortening = self.cfg.shorten_data_split_list, self.cfg.shorten_method, self.max_positions(), self.cfg.seed
+        return maybe_shorten_dataset(tokens, split, *shortening)
 
     def _indexed(self, kind: str, dictionary, split: str, combine: bool) -> FairseqDataset:
         return load_tokens(Path(self.cfg.data, kind, split), _how_to_make(self.cfg.data, kind), dictionary, combine)
 
 
 def _dictionary_file(data: str, part: str) -> str:
-    """The dictionary of a part of the data; ValueError, which says how to make it, if it is not there."""
+    """The dictionary file of a part of the data; if it is missing, a ValueError that says how to make it."""
     path = os.path.join(data, part, "dict.txt")
     if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist; {_how_to_make(data, part)}")
@@ -148,7 +148,7 @@ def _dictionary_file(data: str, part: str) -> str:
 
 
 def _how_to_make(data: str, part: str) -> str:
-    """End of an error message: what the folder of a data set holds, and the command that makes ``part`` of it."""
+    """The end of an error message: the contents of a data folder, and the command that makes its ``part``."""
     same = " --srcdict DATA/input0/dict.txt" if part == "input1" else ""
     return (
         f"allowed with --task sequence_pair_prediction: a folder of {', '.join(_PARTS)}, each as fairseq-preprocess "

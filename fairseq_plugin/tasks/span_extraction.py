@@ -1,7 +1,7 @@
 """Answers to questions as spans of long documents: ``--task span_extraction --criterion span_extraction``.
 
-For every model on fairseq's RoBERTa: the masked models of this plugin and ``roberta`` itself. A document that is longer
-than a model's input is read in windows that overlap.
+For every model based on fairseq's RoBERTa: the masked models of this plugin and ``roberta`` itself. A document that is
+longer than a model's input is read in overlapping windows.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from ..modules.span_head import SpanHead, best_spans
 
 logger = logging.getLogger(__name__)
 
-#: The name of the head among a model's classification heads, so that checkpoints keep it as they keep those.
+#: The name of the head among a model's classification heads, which checkpoints store.
 HEAD = "span_extraction_head"
 
 
@@ -55,10 +55,10 @@ class SpanExtractionConfig(FairseqDataclass):
 
 @register_task("span_extraction", dataclass=SpanExtractionConfig)
 class SpanExtractionTask(FairseqTask):
-    """Questions to documents, whose answers are spans of them; see ``SpanWindowDataset`` for the batches.
+    """Questions about documents whose answers are spans of the documents; see ``SpanWindowDataset`` for batches.
 
     Raises:
-        ValueError: a number that is none, windows without room for a document, or a stride that leaves tokens out.
+        ValueError: a number is not a positive integer, windows have no room for a document, or a stride skips tokens.
     """
 
     def __init__(self, cfg: SpanExtractionConfig, dictionary: Dictionary) -> None:
@@ -84,26 +84,26 @@ class SpanExtractionTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: SpanExtractionConfig, **kwargs) -> "SpanExtractionTask":
-        """Build the task, with the dictionary of its data, to which ``<mask>`` is added, as fairseq's tasks do.
+        """Build the task with the dictionary of its data and ``<mask>``, which fairseq's tasks add too.
 
         Raises:
-            ValueError: a folder without a dictionary, and what the class raises.
+            ValueError: the folder has no dictionary; see also the class.
         """
         dictionary = cls.load_dictionary(str(find_dictionary(Path(cfg.data))))
         dictionary.add_symbol("<mask>")
         return cls(cfg, dictionary)
 
     def load_dataset(self, split: str, combine: bool = False, **unused) -> FairseqDataset:
-        """Load ``split``; the log says how many windows there are, and how many gold spans no window holds whole.
+        """Load ``split``; logs the number of windows, and of gold spans that no window contains completely.
 
         Raises:
-            ValueError: the folder lacks it, or it is damaged.
+            ValueError: the split is missing or damaged.
         """
-        read = read_span_split(Path(self.cfg.data), split)
-        dataset = SpanWindowDataset(read, self.layout, self.dictionary)
+        data = read_span_split(Path(self.cfg.data), split)
+        dataset = SpanWindowDataset(data, self.layout, self.dictionary)
         logger.info(
-            f"{split}: {len(read.questions)} questions, {len(read.pairs)} documents for them, {len(dataset)} windows; "
-            f"{dataset.lost_spans()} of {len(read.spans)} gold spans lie in no window as a whole"
+            f"{split}: {len(data.questions)} questions, {len(data.pairs)} documents for them, {len(dataset)} windows; "
+            f"{dataset.lost_spans()} of {len(data.spans)} gold spans lie in no window as a whole"
         )
         self.datasets[split] = dataset
         return dataset
@@ -112,7 +112,7 @@ class SpanExtractionTask(FairseqTask):
         """fairseq's hook: the model, for windows of ``--max-positions`` tokens, with a head for spans.
 
         Raises:
-            ValueError: an architecture that is no RoBERTa with features for each token, or that reads fewer tokens.
+            ValueError: the architecture is not a RoBERTa with features for each token, or reads fewer tokens.
         """
         name = safe_getattr(cfg, "_name") or safe_getattr(cfg, "arch")
         if not _gives_token_features(ARCH_MODEL_REGISTRY.get(name, object)):
@@ -144,11 +144,11 @@ class SpanExtractionTask(FairseqTask):
         return super().build_criterion(cfg, from_checkpoint)
 
     def span_scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        """The scores (B, T, 2) of start and end at each token of the windows of a batch."""
+        """The start and end scores (B, T, 2) of each token of the windows of a batch."""
         return model(**sample["net_input"], features_only=True, classification_head_name=HEAD)[0]
 
     def answer_spans(self, scores: Tensor, sample: dict[str, Any]) -> tuple[list[str], Tensor]:
-        """The text of the best span of each window of a batch, and its score over that of no answer (B,)."""
+        """The text of the best span of each window of a batch, and its score minus that of no answer (B,)."""
         best = best_spans(scores, sample["document"], self.cfg.max_answer_length)
         tokens = sample["net_input"]["src_tokens"].cpu()
         spans = zip(tokens, best.first.tolist(), best.last.tolist())
@@ -159,22 +159,22 @@ class SpanExtractionTask(FairseqTask):
         return "".join(spell([self.dictionary[int(token)] for token in tokens])).strip()
 
     def max_positions(self) -> int:
-        """fairseq's hook: the tokens of a window; none is longer."""
+        """fairseq's hook: the longest window, in tokens."""
         return self.cfg.max_positions
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The subwords."""
+        """The dictionary of subwords."""
         return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The subwords; a target is a pair of places among them."""
+        """The dictionary of subwords; a target is a pair of token positions."""
         return self.dictionary
 
 
 def _build_head(args) -> SpanHead:
-    """A head of the width and with the options that RoBERTa's own have."""
+    """A head with the width and the options of RoBERTa's own heads."""
     return SpanHead(
         input_dim=args.encoder_embed_dim,
         inner_dim=args.encoder_embed_dim,
@@ -188,5 +188,5 @@ def _build_head(args) -> SpanHead:
 
 
 def _gives_token_features(model: type) -> bool:
-    """Whether a registered model is a RoBERTa whose heads get the features of all tokens."""
+    """Whether ``model`` is a RoBERTa whose heads get the features of all tokens."""
     return issubclass(model, RobertaModel) and not issubclass(model, LinearTimeClassifier)

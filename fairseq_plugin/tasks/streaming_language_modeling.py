@@ -1,7 +1,7 @@
 """Language modeling of a text as a few long streams: ``--task streaming_language_modeling``.
 
-A block goes on from the decoding state after the block before, so its context is all of the text before it, at the cost
-of one pass. In training the state is carried and detached: truncated backpropagation through time.
+A block continues from the decoding state after the previous block, so its context is all earlier text, at the cost of
+one pass. In training the state is carried over and detached: truncated backpropagation through time.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: fairseq's default of --restore-file, a file in --save-dir.
 _LAST = "checkpoint_last.pt"
-# Options of language modeling under which consecutive blocks are not one text: name -> what is allowed.
+# Options of language modeling with which consecutive blocks are not one text: name -> allowed value.
 _REQUIRED = {
     "sample_break_mode": "none",
     "shorten_method": "none",
@@ -47,34 +47,34 @@ class StreamingLanguageModelingConfig(LanguageModelingConfig):
 
 @register_task("streaming_language_modeling", dataclass=StreamingLanguageModelingConfig)
 class StreamingLanguageModelingTask(LanguageModelingTask):
-    """``language_modeling`` of consecutive blocks, each row of a batch a stream of its own.
+    """``language_modeling`` of consecutive blocks; each row of a batch is one stream.
 
-    ``--batch-size`` B on W processes makes R = B W streams of the text: row r reads the r-th part of it from its
-    beginning to its end, in blocks of ``--tokens-per-sample``. A stream begins without a state, in each epoch. Every
-    token but the first of all is predicted once, as by ``language_modeling``. Of a resumed training, states are in the
-    checkpoint. Memory does not grow with the text.
+    ``--batch-size`` B on W processes splits the text into R = B W streams: row r reads the r-th part from beginning to
+    end, in blocks of ``--tokens-per-sample``. A stream begins without a state in each epoch. Every token except the
+    first is predicted once, as in ``language_modeling``. Checkpoints store the states, to resume training. Memory does
+    not grow with the text.
 
     Raises:
-        ValueError: options under which blocks are not one text; see ``check_streams`` for models, and ``StreamRows``
-            and ``StreamBatchIterator`` for rows.
+        ValueError: an option with which blocks are not one text; see also ``check_streams`` for models, and
+        ``StreamRows`` and ``StreamBatchIterator`` for rows.
     """
 
-    #: A batch holds parts of texts, so no teacher can read it on its own.
+    #: A batch holds parts of texts, which a teacher cannot read on their own.
     reads_in_parts = True
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
         super().__init__(args, dictionary, output_dictionary, targets)
         for name, allowed in _REQUIRED.items():
-            given = safe_getattr(args, name, allowed)
-            given = getattr(given, "value", given)
-            if (given or allowed) != allowed:
+            value = safe_getattr(args, name, allowed)
+            value = getattr(value, "value", value)
+            if (value or allowed) != allowed:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(
-                    f"{flag} is {given}; allowed with --task streaming_language_modeling: {allowed}, since blocks are "
+                    f"{flag} is {value}; allowed with --task streaming_language_modeling: {allowed}, since blocks are "
                     "parts of one text"
                 )
         self._training, self._validation = StreamMemory(), StreamMemory()
-        self._model: nn.Module | None = None  # that is trained, without what wraps it
+        self._model: nn.Module | None = None  # the trained model, without wrappers
         self._place: StreamPlace | None = None  # of the last batch in training
         self._gathered: SavedStreams | None = None
 
@@ -85,9 +85,9 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         return model
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args: Any, **options: Any) -> Any:
-        """fairseq's hook: batches of consecutive blocks; fairseq's own for prompts that are typed.
+        """fairseq's hook: batches of consecutive blocks; fairseq's own batches for typed prompts.
 
-        ``--max-positions`` of a model has no meaning for a stream, so no block is left out.
+        ``--max-positions`` of a model does not apply to a stream, so no block is left out.
         """
         if not isinstance(dataset, MonolingualDataset):
             return super().get_batch_iterator(dataset, *args, **options)
@@ -112,8 +112,8 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         grouped_shuffling: bool = False,
         update_epoch_batch_itr: bool = False,
     ) -> StreamBatchIterator:
-        kept = not disable_iterator_cache and not update_epoch_batch_itr and self.can_reuse_epoch_itr(dataset)
-        if kept and dataset in self.dataset_to_epoch_iter:  # as fairseq's own, whose workers live on
+        reuse = not disable_iterator_cache and not update_epoch_batch_itr and self.can_reuse_epoch_itr(dataset)
+        if reuse and dataset in self.dataset_to_epoch_iter:  # as fairseq's own, whose workers persist
             return self.dataset_to_epoch_iter[dataset]
         tokens = self.args.tokens_per_sample
         rows = max_sentences or max(1, (max_tokens or tokens) // tokens)
@@ -130,7 +130,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
             skip_remainder_batch=skip_remainder_batch,
             reuse_dataloader=True,
         )
-        if kept:
+        if reuse:
             self.dataset_to_epoch_iter[dataset] = iterator
         return iterator
 
@@ -146,10 +146,10 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         data_buffer_size: int = 10,
         context_window: int = 0,
     ) -> StreamingBatches:
-        """fairseq's hook: batches with their states, of one stream unless there is a ``batch_size``.
+        """fairseq's hook: batches with their states; one stream unless ``batch_size`` is given.
 
         Raises:
-            ValueError: a ``context_window``.
+            ValueError: ``context_window`` is given.
         """
         if context_window > 0:
             raise ValueError(
@@ -167,46 +167,46 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         return StreamingBatches(iterator.next_epoch_itr(shuffle=False))
 
     def begin_epoch(self, epoch: int, model: nn.Module) -> None:
-        """fairseq's hook. Nothing is forgotten: a training that goes on in the middle of an epoch calls it, too."""
+        """fairseq's hook. States are kept, since resuming in the middle of an epoch calls it, too."""
         super().begin_epoch(epoch, model)
         self._model = model
 
     def train_step(
         self, sample: dict[str, Any], model, criterion, optimizer, update_num: int, ignore_grad: bool = False
     ) -> tuple:
-        """fairseq's hook: the block goes on from the state after the one before. A batch that is ignored moves none."""
+        """fairseq's hook: the block continues from the previous state; an ignored batch does not change it."""
         if ignore_grad:
             attached = with_state(sample, CarriedState())
         else:
             attached, carried = self._training.attach(sample, update_num, self._model or model)
-        done = super().train_step(attached, model, criterion, optimizer, update_num, ignore_grad)
+        result = super().train_step(attached, model, criterion, optimizer, update_num, ignore_grad)
         if not ignore_grad:
             self._place = sample[PLACE]
             self._training.keep(self._place, carried)
         if safe_getattr(self.args, "disable_validation", False):
             self._gather()
-        return done
+        return result
 
     def valid_step(self, sample: dict[str, Any], model, criterion, **further: Any) -> tuple:
-        """fairseq's hook: the same, with states of its own."""
+        """fairseq's hook: as ``train_step``, with separate states."""
         attached, carried = self._validation.attach(sample, sample[PLACE].step)
-        done = super().valid_step(attached, model, criterion, **further)
+        result = super().valid_step(attached, model, criterion, **further)
         self._validation.keep(sample[PLACE], carried)
-        return done
+        return result
 
     def begin_valid_epoch(self, epoch: int, model: nn.Module) -> None:
-        """fairseq's hook: all processes come here before one of them saves a checkpoint."""
+        """fairseq's hook: all processes call this before one of them saves a checkpoint."""
         super().begin_valid_epoch(epoch, model)
         self._model = model
         self._gather()
 
     def _gather(self) -> None:
-        """Bring what all processes remember to the one that saves."""
+        """Gather the states of all processes in the one that saves."""
         if distributed_utils.get_data_parallel_world_size() > 1:
             self._gathered = gathered(self._training.saved(self._model, self._place))
 
     def get_checkpoint_dict(self) -> dict[str, SavedStreams]:
-        """fairseq's hook: what a checkpoint keeps under the task's name, nothing at the end of an epoch."""
+        """fairseq's hook: the checkpoint's entry under the task's name; nothing at the end of an epoch."""
         saved = self._training.saved(self._model, self._place) if self._model is not None else None
         if saved is not None and distributed_utils.get_data_parallel_world_size() > 1:
             if self._gathered is not None and self._gathered["step"] == saved["step"]:
@@ -216,10 +216,10 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
         return {} if saved is None else {type(self).__name__: sealed(saved)}
 
     def set_checkpoint_dict(self, saved: SavedStreams) -> None:
-        """fairseq's hook: go on from ``saved``.
+        """fairseq's hook: resume from ``saved``.
 
         Raises:
-            ValueError: it is damaged, or something else.
+            ValueError: it is damaged or has another format.
         """
         file = safe_getattr(self.args, "restore_file", _LAST)
         path = Path(safe_getattr(self.args, "save_dir", ""), file) if file == _LAST else Path(file)
@@ -227,11 +227,11 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
 
 def check_streams(model: nn.Module, training: bool) -> None:
-    """Raise ValueError unless ``model`` can read a text of any length as a stream, and be trained on it.
+    """Raise ValueError unless ``model`` can read, and if ``training`` learn from, a text of any length as a stream.
 
-    Learned positions, and parameters per position or distance, end. In training, a state that grows would keep all of
-    the text, computed with weights of long ago; directions that are drawn anew make a state worthless, and a layer that
-    is dropped has not read the block.
+    Learned positions and parameters per position or distance limit the length. In training, a growing state would keep
+    the whole text, computed with outdated weights; redrawn random features invalidate a state; and a dropped layer has
+    not read the block.
     """
     allowed = "allowed with --task streaming_language_modeling:"
     decoder = getattr(model, "decoder", None)

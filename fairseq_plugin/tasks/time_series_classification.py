@@ -41,7 +41,7 @@ class TimeSeriesClassificationConfig(FairseqDataclass):
         "steps that the model has positions for; longer series are cut after so many. Default: those of "
         "the longest training series, as in the authors' code",
     )
-    # Not taken from the criterion, as fairseq's own tasks do: its default, cross_entropy, has no such option.
+    # Not read from the criterion as in fairseq's own tasks: the default criterion, cross_entropy, lacks the option.
     classification_head_name: str = option_field(
         "sentence_classification_head", "name of the classification head to use"
     )
@@ -51,8 +51,8 @@ class TimeSeriesClassificationConfig(FairseqDataclass):
 class TimeSeriesClassificationTask(FairseqTask):
     """Series with one label each, standardised with the statistics of the training series.
 
-    Those statistics and the labels are the task's state: a checkpoint holds them, and evaluation and prediction take
-    them from there, whatever folder they read.
+    The statistics and the labels are the task's state: a checkpoint stores them, and evaluation and prediction use the
+    stored ones, for any data folder.
     """
 
     def __init__(self, cfg: TimeSeriesClassificationConfig, **kwargs) -> None:
@@ -63,28 +63,28 @@ class TimeSeriesClassificationTask(FairseqTask):
 
     @property
     def description(self) -> Description:
-        """Description of the series that a model is, or was, trained on."""
+        """The description of the series that the model is, or was, trained on."""
         return described_by(Description, self.state.description, "the task's state in the checkpoint")
 
     @property
     def max_length(self) -> int:
-        """The steps that a model has positions for."""
+        """The number of steps that the model has positions for."""
         return self.cfg.max_length or self.description.longest
 
     @cached_property
     def label_dictionary(self) -> Dictionary:
-        """The labels as fairseq's criterion wants them."""
+        """The labels as a dictionary, for fairseq's criterion."""
         dictionary = Dictionary()
         for label in self.description.labels:
             dictionary.add_symbol(str(label))
         return dictionary
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Load a split: standardised, and cut to ``max_length``, of which the log says how often it happened.
+        """Load a split, standardised and cut to ``max_length``; logs how many series were cut.
 
         Raises:
-            ValueError: the folder lacks it or is damaged, or its series have other channels or labels than those the
-                model was trained on.
+            ValueError: the split is missing or damaged, or its series have other channels or labels than in the
+            training of the model.
         """
         folder, described = Path(self.cfg.data), self.description
         series, labels = read_split(folder, split)
@@ -105,7 +105,7 @@ class TimeSeriesClassificationTask(FairseqTask):
         """fairseq's hook: the model, with a head for the labels.
 
         Raises:
-            ValueError: an architecture that reads no series.
+            ValueError: the architecture is no classifier of time series.
         """
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), TimeSeriesClassifier):
@@ -122,22 +122,22 @@ class TimeSeriesClassificationTask(FairseqTask):
         """fairseq's hook: the criterion.
 
         Raises:
-            ValueError: it is not ``sentence_prediction``, is for a head of another name, or for numbers.
+            ValueError: it is not ``sentence_prediction``, names another head, or is for regression.
         """
         criterion = super().build_criterion(cfg, from_checkpoint)
         check_classification(criterion, cfg, "time_series_classification", self.cfg.classification_head_name)
         return criterion
 
     def max_positions(self) -> int:
-        """fairseq's hook: the steps of a series; none is longer, since longer ones are cut."""
+        """fairseq's hook: the most steps of a series; longer ones are cut."""
         return self.max_length
 
     @property
     def source_dictionary(self) -> None:
-        """There is none: what is read are numbers."""
+        """None: inputs are numbers."""
         return None
 
     @property
     def target_dictionary(self) -> None:
-        """There is none: a label is a class, no sequence of symbols."""
+        """None: a label is a class, not a sequence of symbols."""
         return None
