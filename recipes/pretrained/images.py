@@ -16,26 +16,26 @@ from tqdm import tqdm
 
 import timm_plugin  # noqa: F401  (registers the models)
 from common import tensor_files
-from common.output_files import new_folder
 
-from ..demo.digits import write_digits
 from ..demo.train_digits import train_epoch, validate
+from ..shared.comparison import Compared
+from ..shared.json_files import measured
 from ..shared.working_folder import own_file
-from .results import COMMAND, RANDOM, STOCK, Half, Outcome
+from .starts import RANDOM, STOCK, record, with_both_starts
 
-#: The folder of the data.
-DIGITS = "digits"
-SOURCE = "deit_tiny_patch16_224"
 #: One shape for all, with 64 patches.
 SHAPE: dict[str, Any] = dict(img_size=32, patch_size=4, embed_dim=64, depth=4, num_classes=10)
 #: Arguments of each model beside the common shape; the first entry is the stock model.
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    SOURCE: dict(num_heads=4),
+    "deit_tiny_patch16_224": dict(num_heads=4),
     "flowformer_deit_ti": dict(num_heads=4),
     "daft_full_s": dict(num_heads=4, bias_dim=16),
     "daft_conv_s_h16": dict(num_heads=16, window=5),
 }
-_BATCH, _SEED = 64, 1
+_STOCK, *_OURS = ARGUMENTS
+SOURCE, NAMES = f"{_STOCK}.{RANDOM}", with_both_starts(_OURS)
+BATCH = 64
+_SEED = 1
 
 
 def build(name: str, checkpoint: Path | None = None) -> nn.Module:
@@ -53,7 +53,7 @@ def loaders(folder: Path, model: nn.Module) -> tuple[DataLoader, DataLoader]:
         return create_loader(
             create_dataset("", root=str(folder), split=split),
             input_size=data["input_size"],
-            batch_size=_BATCH,
+            batch_size=BATCH,
             is_training=split == "train",
             interpolation=data["interpolation"],
             mean=data["mean"],
@@ -82,23 +82,20 @@ def train(model: nn.Module, folder: Path, epochs: int, name: str) -> tuple[dict[
     return before, validate(model, hold)
 
 
-def compare_images(out: Path, source_epochs: int, epochs: int) -> Half:
-    """Train the stock model on the digits, then ours from its weights and from random ones."""
-    print("Images: scikit-learn's handwritten digits", flush=True)
-    folder, checkpoint = out / DIGITS, out / f"{SOURCE}.pth"
-    with new_folder(folder, COMMAND) as new:
-        updates = epochs * (write_digits(new)["train"] // _BATCH)
-    stock = build(SOURCE)
-    _, learned = train(stock, folder, source_epochs, SOURCE)
-    with own_file(checkpoint) as part:
-        tensor_files.save(stock.state_dict(), part)
-    outcomes = []
-    for name in list(ARGUMENTS)[1:]:
-        for start, file in ((STOCK, checkpoint), (RANDOM, None)):
-            before, after = train(build(name, file), folder, epochs, f"{name} from {start}")
-            outcomes.append(Outcome(name, start, before["loss"], after["loss"], after["top1"]))
-            print(
-                f"  {name} from {start}: {before['loss']:.3f}, after {updates} updates {after['loss']:.3f}", flush=True
-            )
-    source = f"{SOURCE} of the same size after {source_epochs} epochs"
-    return Half("Image models, handwritten digits", "nats per image", source, learned["loss"], updates, outcomes)
+def compare_images(runs: Path, folder: Path, source_epochs: int, epochs: int) -> Compared:
+    """Train the stock model on the digits in ``folder``, then ours, unless ``runs`` has them; a record each."""
+    checkpoint = runs / f"{SOURCE}.pth"
+
+    def learned(name: str) -> dict[str, float]:
+        architecture, start = name.split(".")
+        model = build(architecture, checkpoint if start == STOCK else None)
+        before, after = train(model, folder, source_epochs if name == SOURCE else epochs, name)
+        if name == SOURCE:
+            with own_file(checkpoint) as part:
+                tensor_files.save(model.state_dict(), part)
+        return {"before": before["loss"], "after": after["loss"], "top1": after["top1"]}
+
+    def kept(name: str) -> dict[str, float]:
+        return measured(runs / f"{name}.json", lambda: learned(name), dict[str, float])
+
+    return Compared([record(name, kept(name)) for name in (SOURCE, *NAMES)], {})

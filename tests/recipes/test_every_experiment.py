@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.flash import compare as flash
 from recipes.from_softmax import compare as from_softmax
 from recipes.from_softmax import images as from_softmax_images
+from recipes.from_softmax.parts import PARTS
 from recipes.from_softmax.results import with_shares
 from recipes.long_contexts import lengths
 from recipes.long_copy import compare as long_copy
@@ -21,6 +23,7 @@ from recipes.lra import compare as lra
 from recipes.offline_rl import compare as offline_rl
 from recipes.papers import compare as papers
 from recipes.papers import compare_images as papers_images
+from recipes.pretrained import compare as pretrained
 from recipes.shared import comparison
 from recipes.shared.commands import ROOT
 from recipes.shared.comparison import Compared
@@ -47,7 +50,8 @@ class Case(NamedTuple):
     log: dict[str, dict[str, float]] | None = None  # what fairseq logs of each split at an update
     files: dict[str, Any] = {}  # of a complete training, beside its log
     shown: tuple[str, ...] = ()  # cells of the row of the first model, with ``record`` twice
-    said: tuple[str, ...] = ()  # elsewhere in the tables and the notes
+    said: tuple[str, ...] = ()  # elsewhere in the tables and the notes, or a row as Markdown
+    others: tuple[Record, ...] = ()  # further records
 
 
 def speed(model: str, kind: str, steps: float, faster: float) -> Record:
@@ -70,6 +74,12 @@ FORM = with_shares(
     {"learned": 320, "teacher": LOSSES["distillation"], "losses": LOSSES, "parts": {}, "commands": {}}
     | {"seconds": {"transfer": 10.0, "distillation": 20.0, "scratch": 20.0}}
 )
+PARTS_LOSSES = {part: {"test": math.log(2.0 + i)} for i, part in enumerate(PARTS)}
+TEACHER_AND_WINDOWED = (
+    {"model": "teacher", "seed": 1, **KNOWN, "losses": LOSSES["distillation"]},
+    {"model": "lolcats*3,softmax", "seed": 1, **KNOWN, **FORM, "parts": PARTS_LOSSES},
+)
+STARTED = {"before": 8.25, "after": 6.75}
 WORDS = {"documents": 9, "empty_documents": 0, "words": 500, "tokens": 900, "tokens_per_word": 1.8}
 BIN = {"loss": 2.0, "tokens": 100}
 TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
@@ -146,7 +156,12 @@ CASES = {
         FORM,
         shown=("flow", "320", "7.39 ± 0.00", "4.48 ± 0.00", "2.72 ± 0.00", "4.48 ± 0.00", "50.0 ± 0.0", "100.0 ± 0.0")
         + ("50.0 ± 0.0", "2", "30", "20"),
-        said=("The teacher", "learning rate 0.01", "lolcats_relu is lolcats"),
+        said=(
+            *("900 train", "learning rate 0.01", "lolcats_relu is lolcats"),
+            "| teacher | 4,321 | 2,000 updates | 2.72 | 2.72 | 1 | 60 |",
+            "| lolcats*3,softmax | 2.00 | 3.00 | 4.00 | 5.00 | 1 |",
+        ),
+        others=TEACHER_AND_WINDOWED,
     ),
     "from_softmax.images": Case(
         from_softmax_images.EXPERIMENT,
@@ -155,7 +170,8 @@ CASES = {
         FORM,
         shown=("flow", "320", "2.00 ± 0.00", "1.50 ± 0.00", "1.00 ± 0.00", "1.50 ± 0.00", "50.0 ± 0.0", "100.0 ± 0.0")
         + ("50.0 ± 0.0", "2", "30", "20"),
-        said=("The teacher", "timm's LogitDistillationTask"),
+        said=("| teacher | 4,321 | 40 epochs | 1.00 | 1.00 | 1 | 60 |", "timm's LogitDistillationTask"),
+        others=TEACHER_AND_WINDOWED,
     ),
     "long_contexts.lengths": Case(
         lengths.EXPERIMENT,
@@ -181,6 +197,21 @@ CASES = {
         {"top1": 90.0},
         shown=("DAFT-conv, Heads 384, Epochs 300", "4,321", "90.00 ± 0.00", "80.8", "2", "1,024"),
         said=("handwritten digits", "In their order."),
+    ),
+    "pretrained.compare": Case(
+        pretrained.EXPERIMENT,
+        ("--file", "FILE"),
+        {"text": "any.txt", "digits": 1437, "stock": {pretrained.text.SOURCE: 6.5, pretrained.images.SOURCE: 0.125}},
+        {"start": "stock", **STARTED},
+        shown=("flowformer_lm", "stock weights", "8.250", "6.750"),
+        said=(
+            "| linear_lm | random weights | - | - |",
+            "bits per token of 2,000 subwords; the stock model, transformer_lm after 300 updates, has 6.500",
+            "deit_tiny_patch16_224 of the same size after 16 epochs, has 0.125",
+            "| model | started from | before | after 198 updates | top-1, % |",
+            "| daft_conv_s_h16 | random weights | 8.250 | 6.750 | 91.2 |",
+        ),
+        others=({"model": "daft_conv_s_h16.random", "start": "random", **STARTED, "top1": 91.25},),
     ),
     "time_series.compare": Case(
         time_series.EXPERIMENT,
@@ -246,9 +277,9 @@ def test_an_option_that_is_typed_wins_over_quick(case, text):
     usual, quick = (case.experiment.parse(command_line(case, text, *more)) for more in ([], ["--quick"]))
     changed = [name for name, value in usual.settings().items() if quick.settings()[name] != value]
     assert changed
-    name = next(name for name in ("updates", "epochs") if name in usual.settings())
-    again = case.experiment.parse(command_line(case, text, "--quick", f"--{name}", "77"))
-    assert getattr(again, name) == 77
+    for name in {"updates", "epochs"} & {field.name for field in dataclasses.fields(usual) if field.metadata}:
+        again = case.experiment.parse(command_line(case, text, "--quick", f"--{name}", "77"))
+        assert getattr(again, name) == 77
 
 
 def test_models_and_seeds_may_be_added_and_nothing_else_changed(case, text):
@@ -277,14 +308,14 @@ def test_fairseq_takes_the_arguments_of_every_training(case, text):
 
 def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
     """One model has two records, one has none."""
-    options = case.experiment.parse(command_line(case, text, "--seeds", "2"))
-    records = records_of(case, options.models[0])
+    options = dataclasses.replace(case.experiment.parse(command_line(case, text)), seeds=2)
+    records = [*records_of(case, options.models[0]), *case.others]
     found = case.experiment.report(options, dict(case.facts), Compared(records, {"x.2": "Loss exploded"}))
     plain = comparison.write(tmp_path, found, RUN)
     rows = (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
     assert "| " + " | ".join(case.shown) + " |" in rows
     assert f"{case.experiment.lacking}: x.2: Loss exploded" in plain
-    assert all(text in plain for text in case.said)
+    assert all(said in plain or said in rows for said in case.said)
     content = read_json(tmp_path / "results.json")
     assert content["results"] == json.loads(json.dumps(records)) and content["plan"]["seeds"] == 2
     assert case.facts.items() <= content.items()

@@ -330,7 +330,6 @@ def test_refused_options(tmp_path, capsys, arguments, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--file", "none"], "compare: --file is none"),
         (["--updates", "2"], "compare: --updates is 2; allowed: at least 3"),
         (["--lengths", "512"], "compare: --file has 210 tokens"),
         (["--lengths", "512", "--tokens-per-update", "256"], "compare: --lengths has 512; allowed: at most"),

@@ -1,4 +1,4 @@
-"""The comparison of conversions: its forms, its budget, the share that is won back, its tables, and once all of it."""
+"""The comparison of conversions: its forms, its budget, the share that is won back, and once all of it."""
 
 import dataclasses
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import options
-from PIL import Image
 from torch import nn
 
 from common.attention import build_attention
@@ -16,18 +15,12 @@ from recipes.from_softmax import compare, parts
 from recipes.from_softmax.forms import DEFAULT, PLAIN, form
 from recipes.from_softmax.results import with_shares, won_back
 from recipes.from_softmax.stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED
-from recipes.shared import comparison
-from recipes.shared.comparison import Compared
-from recipes.shared.experiment import Record
-from recipes.shared.tables import Run
 
-MODELS = ["hedgehog", "lolcats*3,softmax"]
 ARGUMENTS = (
     "--file text.txt --models hedgehog lolcats*3,softmax --seeds 2 --updates 100 --width 8 --layers 4 --heads 2 "
     "--batch-tokens 64 --tokens-per-sample 16 --window 4 --transfer-share 0.25 --temperature 2 --weight 0.75"
 ).split()
 OPTIONS = compare.EXPERIMENT.parse(ARGUMENTS)
-RUN = Run("python -m recipes.from_softmax.compare", "2 CPU cores", "Python 3.11", "2026-11-25", 9.0)
 
 
 def test_forms_are_patterns_of_known_names() -> None:
@@ -123,43 +116,12 @@ def test_share_that_is_won_back() -> None:
     """0 for the exchanged model, 1 for the teacher, negative for a worse one; of logarithms."""
     assert won_back(4.0, 4.0, 2.0) == 0.0 and won_back(4.0, 2.0, 2.0) == 1.0 and won_back(4.0, 5.0, 2.0) == -0.5
     assert won_back(2.0, 2.0, 2.0) is None and won_back(1.0, 2.0, 3.0) is None
-    losses = tuple(map(math.log, (16.0, 8.0, 4.0, 32.0)))
-    shares = outcome("hedgehog", 1, losses, teacher=math.log(4.0))["won_back"]
-    of_stages = [shares[stage]["test"] for stage in (EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH)]
-    assert of_stages == pytest.approx([0.0, 0.5, 1.0, -0.5])
+    stages = (EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH)
+    losses = {stage: {"test": math.log(perplexity)} for stage, perplexity in zip(stages, (16.0, 8.0, 4.0, 32.0))}
+    shares = with_shares({"teacher": {"test": math.log(4.0)}, "losses": losses})["won_back"]
+    assert [shares[stage]["test"] for stage in stages] == pytest.approx([0.0, 0.5, 1.0, -0.5])
     alone = with_shares({"teacher": {"test": 1.0}, "losses": {DISTILLED: {"test": 1.0}}})
     assert alone["won_back"] == {DISTILLED: {"test": None}}
-
-
-def outcome(model: str, seed: int, losses: tuple[float, ...], teacher: float, parts: dict | None = None) -> Record:
-    """A record whose losses on both splits are the same."""
-    both = [{"valid": loss, "test": loss} for loss in losses]
-    stages = dict(zip((EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH), both))
-    record = {"model": model, "seed": seed, "parameters": 4321, "learned": 64, "losses": stages, "parts": parts or {}}
-    seconds = {TRANSFERRED: 10.0, DISTILLED: 20.0, SCRATCH: 25.0}
-    return with_shares(record | {"teacher": {"valid": teacher, "test": teacher}, "seconds": seconds, "commands": {}})
-
-
-def test_tables_and_files(tmp_path: Path) -> None:
-    of_parts = {part: {"valid": 1.0, "test": math.log(2.0 + i)} for i, part in enumerate(parts.PARTS)}
-    losses = tuple(map(math.log, (16.0, 8.0, 4.0, 12.0)))
-    records = [outcome(MODELS[1], seed, losses, math.log(2.0), of_parts) for seed in (1, 2)]
-    teacher = {"model": TEACHER, "seed": 1, "losses": {"valid": 0.5, "test": math.log(2.0)}}
-    teacher |= {"parameters": 4000, "seconds": 60.0, "command": "fairseq-train"}
-    failed = Compared([teacher, *records], {"hedgehog.transfer.1": "Loss exploded"}, 1)
-    facts = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "characters"}
-    plain = comparison.write(tmp_path, compare.EXPERIMENT.report(OPTIONS, facts, failed), RUN)
-    rows = (tmp_path / "results.md").read_text().splitlines()
-    cells = "64 | 16.00 ± 0.00 | 8.00 ± 0.00 | 4.00 ± 0.00 | 12.00 ± 0.00 | 33.3 ± 0.0 | 66.7 ± 0.0 | 13.8 ± 0.0 | 2"
-    assert f"| lolcats*3,softmax | {cells} | 30 | 25 |" in rows
-    assert "| hedgehog | - | - | - | - | - | - | - | - | 0 | - | - |" in rows
-    assert "| teacher | 4,000 | 100 updates | 1.65 | 2.00 | 1 | 60 |" in rows
-    assert "| lolcats*3,softmax | 2.00 ± 0.00 | 3.00 ± 0.00 | 4.00 ± 0.00 | 5.00 ± 0.00 | 2 |" in rows
-    assert "not trained: hedgehog.transfer.1: Loss exploded" in plain and "900 train" in plain
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert content["results"][1]["won_back"][DISTILLED]["test"] == pytest.approx(2.0 / 3.0)
-    with Image.open(tmp_path / "results.png") as image:
-        assert image.width > 600
 
 
 def test_parts_of_an_attention_with_a_window() -> None:
@@ -218,7 +180,4 @@ def test_what_is_wrong_is_said(text: Path, tmp_path: Path, capsys: pytest.Captur
     for wrong, said in (("--share 2", "--share is 2"), ("--layers 2", "flow\\*3,softmax"), ("--updates 3", "is 3")):
         assert compare.main(["--file", str(text), "--out", str(out), *wrong.split()]) == 1
         assert said.replace("\\", "") in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        compare.main(["--file", str(text), "--models", "gpt"])
-    assert "gpt" in capsys.readouterr().err
     assert not out.exists()

@@ -43,8 +43,6 @@ def test_from_images_to_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # In one layer of two, maps of queries and keys of 2 rows and 4 channels and a gate, of 2 heads; all projections.
     assert windowed["learned"] == 2 * (2 * 2 * 4 + 1)
     assert linear["learned"] == 2 * (8 * 24 + 24)
-    with Image.open(out / "results.png") as image:
-        assert image.width > 600
     monkeypatch.setattr(images, "train", None)
     monkeypatch.setattr(images, "losses", None)
     assert images.main(arguments) == 0

@@ -7,21 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import options
-from PIL import Image
 
 from common.attention import ATTENTIONS
 from common.json_files import read
 from recipes.long_contexts import lengths, positions
 from recipes.long_contexts.lengths import default_names, names
-from recipes.long_contexts.lengths_report import refusals
+from recipes.long_contexts.lengths_report import best_first, refusals
 from recipes.long_contexts.positions import Bin, binned, edges, everywhere, windows
-from recipes.shared import comparison
 from recipes.shared.comparison import Compared
 from recipes.shared.experiment import Data, Record
-from recipes.shared.tables import Run
 
 SIZES = "--width 8 --layers 1 --heads 2 --batch-tokens 64 --tokens-per-sample 16".split()
-RUN = Run("python -m recipes.long_contexts.lengths", "2 CPU cores", "Python 3.11", "2026-11-24", 9.0)
 
 
 def test_bins_double_on_both_sides_of_the_training_length() -> None:
@@ -66,31 +62,18 @@ def test_every_causal_mechanism_is_trained_with_the_longer_limit() -> None:
         assert (parsed.decoder_layers, parsed.decoder_ffn_embed_dim) == ((2, 16) if "flash" in name else (1, 32))
 
 
-def test_table_and_picture(tmp_path: Path) -> None:
-    def measured(model: str, seed: int, values: list[float], refused: str | None = None) -> Record:
-        bounds = edges(16, 128)
-        bins = [Bin(*part, math.log(value), 100)._asdict() for part, value in zip(zip(bounds, bounds[1:]), values)]
-        record = {"model": model, "seed": seed, "parameters": 4321, "bins": bins, "refused": refused}
-        return record | {"seconds": 60.0}
+def test_the_best_at_the_last_positions_comes_first() -> None:
+    """A model that cannot read so far comes last, and why it cannot is kept."""
 
-    flat, rising = [9.0] * 8, [9.0] * 5 + [9.9, 12.0, 18.0]
-    records = [measured("rfa", 1, rising), measured("flow", 1, flat), measured("flow", 2, [8.0] * 8)]
-    records.append(measured("quadratic", 1, [], "no weights for so many"))
-    arguments = ["--file", "text.txt", "--models", "rfa", "quadratic", "flow", "--seeds", "2", *SIZES]
-    options, compared = lengths.EXPERIMENT.parse(arguments), Compared(records, {})
-    facts = {"tokens": {"train": 900, "test": 500}, "unit": "words", "windows": 7}
-    facts |= refusals(options, Data(tmp_path, facts), compared)
-    plain = comparison.write(tmp_path, lengths.EXPERIMENT.report(options, facts, compared), RUN)
-    rows = (tmp_path / "results.md").read_text().splitlines()
-    assert "| model | parameters | 4 to 8 | 8 to 16 | 16 to 32 | 32 to 64 | 64 to 128 | change | seeds |" in rows
-    first = rows.index(f"| flow | 4,321 | {'8.50 ± 0.71 | ' * 5}+0 % | 2 |")
-    assert rows[first + 1] == "| rfa | 4,321 | 9.00 | 9.00 | 9.90 | 12.00 | 18.00 | +100 % | 1 |"
-    assert rows[first + 2] == "| quadratic | 4,321 | - | - | - | - | - | - | 1 |"
-    assert "quadratic.1 cannot read longer inputs: no weights for so many" in plain
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert content["results"][0]["bins"][-1] == {"begin": 64, "end": 128, "loss": math.log(18), "tokens": 100}
-    with Image.open(tmp_path / "results.png") as image:
-        assert image.width > 400
+    def measured(model: str, seed: int, last: float, refused: str | None = None) -> Record:
+        bins = [] if refused else [Bin(0, 16, 1.0, 9)._asdict(), Bin(16, 32, math.log(last), 9)._asdict()]
+        return {"model": model, "seed": seed, "bins": bins, "refused": refused}
+
+    records = [measured("rfa", 1, 18.0), measured("flow", 1, 20.0), measured("flow", 2, 12.0)]
+    records.append(measured("quadratic", 1, 0.0, "no weights for so many"))
+    assert best_first(["quadratic", "rfa", "flow"], records) == ["flow", "rfa", "quadratic"]
+    found = refusals(None, Data(Path(), {}), Compared(records, {}))
+    assert found == {"refused": {"quadratic.1": "no weights for so many"}}
 
 
 @pytest.fixture
