@@ -93,16 +93,5 @@ def training_command(data: Path, save_dir: str, arch: str, *arguments: str) -> l
     """Arguments of a short ``fairseq-train --task span_extraction`` on the CPU; later ``arguments`` win."""
     numbers = "--cpu --seed 1 --log-format json --log-interval 1 --optimizer adam --lr 5e-3 --batch-size 16".split()
     always = ["--required-batch-size-multiple", "1", "--no-epoch-checkpoints", "--save-dir", save_dir]
-    return [
-        str(data),
-        "--user-dir",
-        USER_DIR,
-        *TASK,
-        *WINDOWS,
-        "--arch",
-        arch,
-        *small(arch),
-        *numbers,
-        *always,
-        *arguments,
-    ]
+    model = [*TASK, *WINDOWS, "--arch", arch, *small(arch)]
+    return [str(data), "--user-dir", USER_DIR, *model, *numbers, *always, *arguments]

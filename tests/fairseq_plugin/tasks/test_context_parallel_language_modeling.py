@@ -1,17 +1,14 @@
-"""``--task context_parallel_language_modeling`` in one process: its batches, and what it refuses."""
+"""``--task context_parallel_language_modeling`` in one process: its batches; options are in test_every_task.py."""
 
 import pytest
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from tests.fairseq_plugin.helpers.commands import training_command
+from tests.fairseq_plugin.helpers.tasks import set_up
 
 
-def _task(data: str, *arguments: str, arch: str = "flowformer_lm"):
-    task = ["--task", "context_parallel_language_modeling", "--lineartime-context-parallel", "2"]
-    command = training_command(data, "unused", arch, *task, *arguments)
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-    return tasks.setup_task(cfg.task), cfg
+def _task(data: str, count: int = 2):
+    task = ["--task", "context_parallel_language_modeling", "--lineartime-context-parallel", str(count)]
+    return set_up(*training_command(data, "unused", "flowformer_lm", *task))[0]
 
 
 def _batches(task, num_shards: int, shard_id: int) -> list[list[int]]:
@@ -22,7 +19,7 @@ def _batches(task, num_shards: int, shard_id: int) -> list[list[int]]:
 
 
 def test_the_processes_of_a_sequence_read_the_same_batches(data_bin):
-    task, _ = _task(data_bin)
+    task = _task(data_bin)
     task.load_dataset("valid")
     first, second, third, fourth = (_batches(task, 4, i) for i in range(4))
     assert first == second != third == fourth
@@ -31,47 +28,11 @@ def test_the_processes_of_a_sequence_read_the_same_batches(data_bin):
     assert _batches(task, 1, 0)  # evaluation in one process
 
 
-def test_processes_that_cannot_be_divided_are_refused(data_bin):
-    task, _ = _task(data_bin, "--lineartime-context-parallel", "3")
+def test_numbers_of_processes_that_are_refused(data_bin):
+    """Those that cannot be divided into sequences, and training in one."""
+    task = _task(data_bin, 3)
     task.load_dataset("valid")
     with pytest.raises(ValueError, match="--lineartime-context-parallel is 3; allowed with 4 processes"):
         _batches(task, 4, 0)
-
-
-def test_training_in_one_process_is_refused(data_bin):
-    task, cfg = _task(data_bin)
-    with pytest.raises(ValueError, match="--lineartime-context-parallel is 2; allowed with 1 process"):
+    with pytest.raises(ValueError, match="--lineartime-context-parallel is 3; allowed with 1 process"):
         task.train_step({}, None, None, None, 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--lineartime-context-parallel", "0"), "--lineartime-context-parallel is 0; allowed"),
-        (("--lineartime-context-timeout", "0"), "--lineartime-context-timeout is 0; allowed"),
-        (("--past-target",), "--lineartime-context-parallel is 2; allowed with .*--past-target"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_refused(data_bin, arguments, named):
-    with pytest.raises(ValueError, match=named):
-        _task(data_bin, *arguments)
-
-
-def test_a_mean_over_sentences_is_refused(data_bin):
-    task, cfg = _task(data_bin, "--sentence-avg")
-    with pytest.raises(ValueError, match="--sentence-avg is given; allowed"):
-        task.build_criterion(cfg.criterion)
-
-
-def test_documents_that_do_not_see_each_other_are_refused(data_bin):
-    task, cfg = _task(data_bin, "--lineartime-reset-at-eos")
-    with pytest.raises(ValueError, match="--lineartime-reset-at-eos is given; allowed with .*-parallel 2: not given"):
-        task.build_model(cfg.model)
-
-
-@pytest.mark.parametrize("arch", ["softmax_lm", "transformer_lm", "flash_quad_lm", "daft_full_lm"])
-def test_models_that_cannot_are_refused(data_bin, arch):
-    task, cfg = _task(data_bin, arch=arch)
-    with pytest.raises(ValueError, match="--lineartime-context-parallel is 2, and .*allowed.* flow, "):
-        task.build_model(cfg.model)

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_plugin import DecisionTransformer
 from fairseq_plugin.data.episode_folder import write_folder
@@ -13,6 +11,7 @@ from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 from tests.fairseq_plugin.helpers.commands import run_in_turn
 from tests.fairseq_plugin.helpers.episodes import ACTION, STATE, TASK, episodes, training_command, write_episodes
 from tests.fairseq_plugin.helpers.logs import entries
+from tests.fairseq_plugin.helpers.tasks import set_up
 
 LIMIT = 20
 
@@ -53,13 +52,6 @@ def act(hub: DecisionHubInterface, context: int | str | None, steps: int = LIMIT
         rewards = found[-1][:, 0]
         states = 5.0 + 0.5 * (states - 5.0) + rng.normal(size=(2, STATE)) + found[-1].sum(1, keepdims=True)
     return np.stack(found)
-
-
-def build_task(data: Path, *arguments: str, arch: str = "linear_decision"):
-    """The task and the configuration that a command line makes."""
-    command = [str(data), *TASK, "--arch", arch, *arguments]
-    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-    return tasks.setup_task(config.task), config
 
 
 def test_it_learns(outputs: dict) -> None:
@@ -108,36 +100,42 @@ def test_one_episode_and_several(outputs: dict) -> None:
     assert all(np.allclose(one, many[0], atol=1e-6) for one, many in zip(single, several))
 
 
+#: What ``reset`` and what ``act`` refuse, in a message; states and rewards of the first step.
+BAD_RESETS = [
+    ((np.nan,), "target is nan"),
+    (([],), r"target is \[\]"),
+    ((1e300,), r"target is 1e\+300.*float32"),
+    ((1.0, 0), "context is 0"),
+]
+BAD_STEPS = [
+    ((np.zeros(STATE + 1), None), r"states have shape \(4,\) at step 0; allowed: \(3,\)"),
+    ((np.full(STATE, np.nan), None), "not finite at step 0"),
+    ((np.full(STATE, 1e39), None), r"state at step 0 is 1e\+39.*float32"),
+    ((np.zeros(STATE), 1.0), "rewards are 1.0 at step 0; allowed: None"),
+]
+BAD_REWARDS = [
+    (None, "rewards are None at step 1; allowed"),
+    ([1.0, 2.0], "at step 1; allowed: 1 finite numbers"),
+    (1e300, r"return that remains at step 1 is .*float32"),
+]
+
+
 def test_acting_says_what_it_cannot_do(outputs: dict) -> None:
     hub = load(outputs, "whole")
     state = np.zeros(STATE)
     with pytest.raises(ValueError, match="before reset"):
         hub.act(state)
-    for bad, named in (
-        ({"target": np.nan}, "target is nan"),
-        ({"target": []}, r"target is \[\]"),
-        ({"target": 1e300}, r"target is 1e\+300.*float32"),
-    ):
+    for bad, named in BAD_RESETS:
         with pytest.raises(ValueError, match=named):
-            hub.reset(**bad)
-    with pytest.raises(ValueError, match="context is 0"):
-        hub.reset(1.0, 0)
+            hub.reset(*bad)
     hub.reset(1.0)
-    for bad, rewards, named in (
-        (np.zeros(STATE + 1), None, r"states have shape \(4,\) at step 0; allowed: \(3,\)"),
-        (np.full(STATE, np.nan), None, "not finite at step 0"),
-        (np.full(STATE, 1e39), None, r"state at step 0 is 1e\+39.*float32"),
-        (state, 1.0, "rewards are 1.0 at step 0; allowed: None"),
-    ):
+    for bad, named in BAD_STEPS:
         with pytest.raises(ValueError, match=named):
-            hub.act(bad, rewards)
+            hub.act(*bad)
     hub.act(state)
-    with pytest.raises(ValueError, match="rewards are None at step 1; allowed"):
-        hub.act(state)
-    with pytest.raises(ValueError, match="at step 1; allowed: 1 finite numbers"):
-        hub.act(state, [1.0, 2.0])
-    with pytest.raises(ValueError, match=r"return that remains at step 1 is .*float32"):
-        hub.act(state, 1e300)
+    for bad, named in BAD_REWARDS:
+        with pytest.raises(ValueError, match=named):
+            hub.act(state, bad)
     for _ in range(LIMIT - 1):  # the refused one was no step
         hub.act(state, 0.0)
     with pytest.raises(ValueError, match=f"more than {LIMIT} steps; allowed: {LIMIT}, as --max-episode-length"):
@@ -146,32 +144,15 @@ def test_acting_says_what_it_cannot_do(outputs: dict) -> None:
         load(outputs, "cosformer").reset(1.0, "full")
 
 
-def test_refused_command_lines(data: Path, tmp_path: Path) -> None:
-    """A folder that is none, options out of range, long episodes, another architecture or criterion, other sizes."""
-    task, _ = build_task(tmp_path)
-    with pytest.raises(ValueError, match="lacks episodes.json"):
-        task.load_dataset("train")
-    for option, bad in (
-        ("--context", "0"),
-        ("--context", "all"),
-        ("--max-episode-length", "0"),
-        ("--windows-per-epoch", "0"),
-        ("--return-scale", "0"),
-    ):
-        with pytest.raises(ValueError, match=f"{option} is {bad}.*; allowed"):
-            build_task(data, option, bad)
-    task, _ = build_task(data, "--max-episode-length", "11")
+def test_episodes_that_are_refused(data: Path, tmp_path: Path) -> None:
+    """Longer ones than the model is for, a split that is not there, other sizes; options are in test_every_task.py."""
+    command = [*TASK, "--arch", "linear_decision"]
+    task, _ = set_up(data, *command, "--max-episode-length", "11")
     with pytest.raises(ValueError, match="episode 0 of train has 12 steps; allowed: at most 11, --max-episode-length"):
         task.load_dataset("train")
     with pytest.raises(ValueError, match="no split valid; allowed: train"):
         task.load_dataset("valid")
-    task, config = build_task(data, arch="flow_classifier")
-    with pytest.raises(ValueError, match="--arch is flow_classifier; allowed .*: .*flowformer_decision"):
-        task.build_model(config.model)
-    task, config = build_task(data, "--criterion", "cross_entropy")
-    with pytest.raises(ValueError, match="--criterion is cross_entropy; allowed .*: action_mse"):
-        task.build_criterion(config.criterion)
-    task, _ = build_task(data)
+    task, _ = set_up(data, *command)
     assert task.description.state_size == STATE  # read, and kept from here on
     write_folder(tmp_path / "other", {"train": [one._replace(states=one.states[:, :1]) for one in episodes(2)]}, "toy")
     task.cfg.data = str(tmp_path / "other")

@@ -1,6 +1,5 @@
 """The pixel task: what a sample is, what training does to it, what is refused, and every command on it."""
 
-import json
 import math
 import re
 from argparse import Namespace
@@ -10,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.models import FairseqIncrementalDecoder
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 
 from fairseq_plugin.data.pixels import SHAPE_FILE, ImageShape, pixel_dictionary, to_images, to_tokens
 from fairseq_plugin.generation.pixel_sequence_generator import build_pixel_generator
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn, run_module
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.language_models import SMALL
+from tests.fairseq_plugin.helpers.logs import entries, losses
 from tests.fairseq_plugin.helpers.pixels import (
     COUNTS,
     SHAPE,
@@ -65,15 +61,7 @@ def test_dictionary_and_tokens() -> None:
     assert to_tokens(image)[0].tolist() == [
         4 + int(image[0, y, x, c]) for y in range(4) for x in range(5) for c in range(3)
     ]
-
-
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
-@settings(max_examples=20)
-def test_images_come_back(height: int, width: int, channels: int, count: int) -> None:
-    """``to_images`` is the inverse of ``to_tokens``."""
-    shape = ImageShape(height, width, channels)
-    images = torch.randint(0, 256, (count, *shape))
-    assert torch.equal(to_images(to_tokens(images), shape), images)
+    assert torch.equal(to_images(to_tokens(image), SHAPE), image)
 
 
 @pytest.mark.parametrize("tokens", [torch.full((2, 59), 4), torch.full((1, 60), 3), torch.full((1, 60), 260)])
@@ -83,24 +71,36 @@ def test_what_is_no_image(tokens: torch.Tensor) -> None:
         to_images(tokens, SHAPE)
 
 
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("split", COUNTS)
 def test_source_and_target(data: Path, split: str) -> None:
-    """Each image is one sample: all of it is the target, the source is ``</s>`` and all but the last."""
-    sample = batch(pixel_task(data), split, list(range(COUNTS[split])))
+    """Each image is one sample: all of it is the target, the source is ``</s>`` and all but the last.
+
+    Validation on any split, the training split too, sees the images as they are.
+    """
+    task, seen = pixel_task(data), Seen()
+    sample = batch(task, split, list(range(COUNTS[split])))
     source, target = sample["net_input"]["src_tokens"], sample["target"]
     assert np.array_equal(images_of(target), toy_images(split, COUNTS[split]))
     assert torch.equal(source[:, 1:], target[:, :-1]) and (source[:, 0] == 2).all()
     assert sample["ntokens"] == COUNTS[split] * SHAPE.length == target.numel()
+    task.begin_epoch(2, None)
+    task.valid_step(sample, seen, seen)
+    assert np.array_equal(images_of(seen.sample["target"]), toy_images(split, COUNTS[split]))
 
 
 # What training does
 
 
 def train_targets(task, indices=EVERY, epoch: int = 1) -> np.ndarray:
-    """Images that the criterion sees in a training step; the source must be made of the same."""
-    seen = Seen()
+    """Images that the criterion sees in a training step; the source must be made of the same.
+
+    The batch, which fairseq keeps for ranks that run out of data, and numpy's random state stay as they are.
+    """
+    seen, sample = Seen(), batch(task, "train", indices)
+    before = sample["target"].clone(), np.random.get_state()[1].copy()
     task.begin_epoch(epoch, None)
-    task.train_step(batch(task, "train", indices), seen, seen, seen, 0)
+    task.train_step(sample, seen, seen, seen, 0)
+    assert torch.equal(sample["target"], before[0]) and np.array_equal(np.random.get_state()[1], before[1])
     source, target = seen.sample["net_input"]["src_tokens"], seen.sample["target"]
     assert torch.equal(source[:, 1:], target[:, :-1]) and (source[:, 0] == 2).all()
     return images_of(target)
@@ -133,21 +133,16 @@ def test_shifts(data: Path, largest: int) -> None:
     assert drawn == set(range(-largest, largest + 1))
 
 
-def test_augmentation_is_that_of_the_paper_by_default(data: Path) -> None:
-    """Both are on, by 10 at most; each can be turned off, and then nothing is done."""
-    originals = toy_images("train", COUNTS["train"]).astype(int)
-    found = train_targets(pixel_task(data))
-    assert found.min() >= 0 and found.max() <= 255
-    assert np.array_equal(found, train_targets(pixel_task(data, "--pixel-max-shift", "10")))
-    for image, original in zip(found, originals):
-        candidates = [(view + s).clip(0, 255) for view in (original, original[:, ::-1]) for s in range(-10, 11)]
-        assert any(np.array_equal(image, candidate) for candidate in candidates)
-    off = train_targets(pixel_task(data, "--pixel-no-flip", "--pixel-max-shift", "0"))
-    assert np.array_equal(off, originals)
-
-
 def test_augmentation_is_decided_by_seed_epoch_and_index(data: Path) -> None:
-    """The same in any batch and any order; another in another epoch and with another seed."""
+    """The same in any batch and any order; another in another epoch and with another seed.
+
+    By default it is the paper's, flips and shifts by 10; without both nothing is done.
+    """
+    default = train_targets(pixel_task(data))
+    assert np.array_equal(default, train_targets(pixel_task(data, "--pixel-max-shift", "10")))
+    originals = toy_images("train", COUNTS["train"])
+    off = train_targets(pixel_task(data, "--pixel-no-flip", "--pixel-max-shift", "0"))
+    assert np.array_equal(off, originals) and not np.array_equal(off, default)
     task = pixel_task(data, "--seed", "5")
     whole = train_targets(task, epoch=3)
     np.random.seed(99)
@@ -156,66 +151,21 @@ def test_augmentation_is_decided_by_seed_epoch_and_index(data: Path) -> None:
         assert sum(np.array_equal(*pair) for pair in zip(other, whole)) < 15
 
 
-def test_augmentation_leaves_numpys_random_state_and_the_batch_alone(data: Path) -> None:
-    """fairseq keeps a batch for ranks that run out of data."""
-    task = pixel_task(data)
-    sample = batch(task, "train", EVERY)
-    before = sample["target"].clone(), np.random.get_state()[1].copy()
-    task.augment(sample)
-    assert torch.equal(sample["target"], before[0]) and np.array_equal(np.random.get_state()[1], before[1])
-
-
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_nothing_is_changed_outside_of_training(data: Path, split: str) -> None:
-    """Validation on any split, the training split too, sees the images."""
-    task, seen = pixel_task(data), Seen()
-    task.begin_epoch(2, None)
-    task.valid_step(batch(task, split, [3, 1]), seen, seen)
-    assert np.array_equal(images_of(seen.sample["target"]), toy_images(split, COUNTS[split])[[3, 1]])
-
-
 # What is refused
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--tokens-per-sample", "59"], "--tokens-per-sample is 59 .*; allowed: 60"),
-        (["--sample-break-mode", "eos"], "--sample-break-mode is eos; allowed with --task pixel_modeling: none"),
-        (["--shorten-method", "truncate"], "--shorten-method is truncate; allowed"),
-        (["--add-bos-token"], "--add-bos-token is True; allowed"),
-        (["--past-target"], "--past-target is True; allowed"),
-        (["--self-target"], "--self-target is True; allowed"),
-        (["--pad-to-fixed-bsz"], "--pad-to-fixed-bsz is True; allowed"),
-        (["--output-dictionary-size", "100"], "--output-dictionary-size is 100; allowed"),
-        (["--pixel-max-shift", "-1"], "--pixel-max-shift is -1; allowed: 0..255"),
-        (["--pixel-max-shift", "256"], "--pixel-max-shift is 256; allowed: 0..255"),
-    ],
-)
-def test_options_that_are_refused(data: Path, arguments, message: str) -> None:
-    """Each option under which a sample would be no image says what is allowed."""
-    with pytest.raises(ValueError, match=message):
-        pixel_task(data, *arguments)
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, f"lacks {SHAPE_FILE}; allowed"),
         ("4 5 3", "cannot be read"),
         ("[4, 5, 3]", r"holds \[4, 5, 3\]; allowed: an object with height, width, channels"),
-        ('{"height": 4, "width": 5}', "and nothing else"),
         ('{"height": 4, "width": 5, "channels": 3, "alpha": 1}', "and nothing else"),
-        ('{"height": 4, "width": 0, "channels": 3}', "integers of at least 1"),
         ('{"height": 4, "width": true, "channels": 3}', "integers of at least 1"),
     ],
 )
-def test_shapes_that_are_refused(tmp_path: Path, content, message: str) -> None:
-    """A missing, broken or impossible shape."""
-    write_pixels(tmp_path)
-    (tmp_path / SHAPE_FILE).unlink()
-    if content is not None:
-        (tmp_path / SHAPE_FILE).write_text(content)
+def test_shapes_that_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    """A broken or impossible shape; a missing one and options are in test_every_task.py."""
+    (write_pixels(tmp_path) / SHAPE_FILE).write_text(content)
     with pytest.raises(ValueError, match=message):
         pixel_task(tmp_path)
 
@@ -274,25 +224,11 @@ class Stubborn(FairseqIncrementalDecoder):
         return SHAPE.length
 
 
-class StubbornModel(nn.Module):
-    """The little of a language model that the generator touches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoder = Stubborn()
-
-    def max_decoder_positions(self) -> int:
-        return self.decoder.max_positions()
-
-    def get_normalized_probs(self, out, log_probs, sample):
-        return out[0].log_softmax(-1)
-
-
-@pytest.mark.parametrize("given", [0, 1, 30, 59])
+@pytest.mark.parametrize("given", [0, 30, 59])
 def test_generated_images_are_whole_and_hold_nothing_else(data: Path, given: int) -> None:
     """60 values and then ``</s>``, whatever the model prefers and however improbable what is given is."""
     torch.manual_seed(1)
-    task, model = pixel_task(data), StubbornModel()
+    task, model = pixel_task(data), FairseqLanguageModel(Stubborn())
     generator = task.build_generator([model], Namespace(sampling=True, beam=4, temperature=1.0, max_len_b=7))
     prefix = torch.full((2, given), 4 + 200) if given else None
     start = torch.full((2, 1), 2)
@@ -310,7 +246,7 @@ def test_generator_keeps_the_models_probabilities() -> None:
     """Temperature and log-probabilities are fairseq's own where no special symbol is probable."""
     logits = torch.linspace(-3, 3, 260).view(1, 1, -1)
     logits[..., :4] = -1e4
-    model = StubbornModel()
+    model = FairseqLanguageModel(Stubborn())
     model.decoder.forward = lambda *_, **__: (logits.clone(), None)
     generator = build_pixel_generator([model], pixel_dictionary(), SHAPE.length)
     scores, _ = generator.model.forward_decoder(torch.full((1, 1), 2), None, [{}], 0.5)
@@ -321,49 +257,36 @@ def test_generator_keeps_the_models_probabilities() -> None:
 # Commands
 
 
-def command(data: Path, save_dir: Path, *arguments: str) -> list:
-    """Arguments of a short ``fairseq-train`` on the CPU, of 12 updates in 2 epochs; later ``arguments`` win."""
-    command = [str(data), "--user-dir", USER_DIR, "--save-dir", str(save_dir), "--tokens-per-sample", str(SHAPE.length)]
-    command += "--task pixel_modeling --arch flowformer_lm --dropout 0.1 --batch-size 8 --optimizer adam".split()
-    command += "--lr 3e-3 --max-update 12 --log-format json --log-interval 1 --cpu --seed 1".split()
-    return [*command, *SMALL, "--required-batch-size-multiple", "1", *arguments]
-
-
-def losses(output: str) -> list:
-    """Losses of all updates in a log of fairseq-train."""
-    return [float(json.loads(line)["loss"]) for line in re.findall(r"\| train_inner \| (\{.*\})", output)]
-
-
 @pytest.fixture(scope="module")
 def outputs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The output of every command."""
+    """The output of every command on a training of 12 updates in 2 epochs."""
     folder = tmp_path_factory.mktemp("pixel_runs")
+    train = [str(data), "--user-dir", USER_DIR, "--task", "pixel_modeling", "--arch", "flowformer_lm", *SMALL]
+    train += "--batch-size 8 --optimizer adam --lr 3e-3 --max-update 12 --required-batch-size-multiple 1".split()
+    train += f"--tokens-per-sample {SHAPE.length} --log-format json --log-interval 1 --cpu --seed 1".split()
+    train += ["--save-dir", str(folder / "whole")]
     path = ["--path", str(folder / "whole" / "checkpoint_last.pt"), "--cpu"]
     base = [str(data), "--user-dir", USER_DIR, *path, "--batch-size", "4"]
     task = ["--task", "pixel_modeling", "--tokens-per-sample", str(SHAPE.length)]
     sampling = ["--sampling", "--beam", "2", "--nbest", "2", "--prefix-size", "30"]
+    validate = "--valid-subset test --required-batch-size-multiple 1 --log-format json".split()
     commands = {
-        "whole": ("fairseq_cli.train", command(data, folder / "whole"), ""),
+        "whole": ("fairseq_cli.train", train, ""),
         "eval": ("fairseq_cli.eval_lm", [*base, *task], ""),
         "eval as text": ("fairseq_cli.eval_lm", [*base, *task[2:]], ""),
-        "validate": (
-            "fairseq_cli.validate",
-            [*base, *task[:2], "--valid-subset", "test", "--required-batch-size-multiple", "1", "--log-format", "json"],
-            "",
-        ),
+        "validate": ("fairseq_cli.validate", [*base, *task[:2], *validate], ""),
         "generate": ("fairseq_cli.generate", [*base, *task, *sampling, "--required-batch-size-multiple", "1"], ""),
     }
     return {**dict(zip(commands, run_in_turn(*commands.values()))), "folder": folder}
 
 
-def test_training_learns(outputs: dict) -> None:
-    """That it goes on as if it had never been stopped is in commands/test_resumption.py."""
-    whole = losses(outputs["whole"])
-    assert len(whole) == 12 and whole[-1] < whole[0] - 0.5
-
-
 def test_evaluation_prints_bits_per_dimension(outputs: dict, data: Path) -> None:
-    """fairseq-eval-lm, under either task, and fairseq-validate print the mean over all subpixels of the test images."""
+    """fairseq-eval-lm, under either task, and fairseq-validate print the mean over all subpixels of the test images.
+
+    That the training goes on as if it had never been stopped is in commands/test_resumption.py.
+    """
+    trained = losses(outputs["whole"])
+    assert len(trained) == 12 and trained[-1] < trained[0] - 0.5
     checkpoint = str(outputs["folder"] / "whole" / "checkpoint_last.pt")
     (model,), _, _ = load_model_ensemble_and_task([checkpoint], {"data": str(data)})
     target = torch.from_numpy(toy_images("test", COUNTS["test"]).reshape(COUNTS["test"], -1).astype(np.int64)) + 4
@@ -374,8 +297,8 @@ def test_evaluation_prints_bits_per_dimension(outputs: dict, data: Path) -> None
         assert float(re.search(r"Loss \(base 2\): ([\d.]+)", outputs[name]).group(1)) == pytest.approx(
             expected, abs=1e-4
         )
-    validated = json.loads(re.search(r"\| test \| (\{.*\})", outputs["validate"]).group(1))
-    assert float(validated["test_loss"]) == pytest.approx(expected, abs=1e-3)
+    (validated,) = entries(outputs["validate"], "test")
+    assert validated["test_loss"] == pytest.approx(expected, abs=1e-3)
 
 
 def test_generate_continues_images(outputs: dict) -> None:
@@ -387,19 +310,3 @@ def test_generate_continues_images(outputs: dict) -> None:
         values = sample.split()
         assert len(values) == SHAPE.length and all(0 <= int(value) <= 255 for value in values)
         assert values[:30] == targets[index].split()[:30]
-
-
-def test_the_tasks_configuration_is_fairseqs(data: Path) -> None:
-    """Every epoch has batches of its own without anything in the place of the task's configuration."""
-    task = pixel_task(data)
-    task.load_dataset("train")
-    assert task.cfg == LanguageModelingTask(task.args, task.dictionary).cfg
-    assert not task.can_reuse_epoch_itr(task.dataset("train"))
-
-
-def test_context_windows_are_refused(outputs: dict, data: Path) -> None:
-    """fairseq-eval-lm takes a context window off the samples, which would cut images."""
-    checkpoint = str(outputs["folder"] / "whole" / "checkpoint_last.pt")
-    arguments = [str(data), "--user-dir", USER_DIR, "--path", checkpoint, "--cpu", "--task", "pixel_modeling"]
-    with pytest.raises(AssertionError, match="allowed: 60, .*--context-window"):
-        run_module("fairseq_cli.eval_lm", [*arguments, "--tokens-per-sample", "60", "--context-window", "20"])

@@ -1,18 +1,15 @@
 """Pairs of sequences: samples of two inputs, what is missing, and a training through fairseq's commands."""
 
 import re
-import warnings
 
 import numpy as np
 import pytest
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-import fairseq_plugin  # noqa: F401  registers the task
 from recipes.lra.examples import Example, symbol_dictionary, write_examples
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.logs import entries
+from tests.fairseq_plugin.helpers.tasks import set_up
 
 FIRST = 4
 TASK = "--task sequence_pair_prediction --criterion sentence_prediction --num-classes 2 --init-token 0".split()
@@ -35,11 +32,7 @@ def data(tmp_path_factory):
 
 
 def load(folder, *arguments):
-    args = options.parse_args_and_arch(
-        options.get_training_parser(),
-        [str(folder), *TASK, "--arch", "flow_lra_retrieval", "--max-positions", "10", *arguments],
-    )
-    return tasks.setup_task(args)
+    return set_up(folder, *TASK, "--arch", "flow_lra_retrieval", "--max-positions", "10", *arguments)[0]
 
 
 def test_samples(data):
@@ -56,27 +49,15 @@ def test_samples(data):
     assert [dataset.size(i) for i in range(20)] == longest.tolist()  # what fairseq makes batches by
 
 
-def test_missing_parts_are_named(data, tmp_path):
-    (tmp_path / "pairs").mkdir()
+def test_parts_of_other_lengths_are_named(data, tmp_path):
+    """Parts that are missing are in test_every_task.py."""
+    (tmp_path / "pairs" / "input1").mkdir(parents=True)
     for kind in ("input0", "label"):
         (tmp_path / "pairs" / kind).symlink_to(data / kind)
-    with pytest.raises(ValueError, match=r"input1.valid.idx does not exist; allowed.*fairseq-preprocess .*--srcdict"):
-        load(tmp_path / "pairs").load_dataset("valid")
-    (tmp_path / "pairs" / "input1").mkdir()
     for ending in ("bin", "idx"):
         (tmp_path / "pairs" / "input1" / f"valid.{ending}").symlink_to(data / "input1" / f"train.{ending}")
     with pytest.raises(ValueError, match=re.escape("[20, 64, 20]")):
         load(tmp_path / "pairs").load_dataset("valid")
-
-
-@pytest.mark.parametrize("part", ["input0", "label"])
-def test_a_folder_without_a_dictionary(part, data, tmp_path):
-    """What is missing is named, and the command that makes it."""
-    for kind in {"input0", "input1", "label"} - {part}:
-        (tmp_path / kind).symlink_to(data / kind)
-    missing = re.escape(str(tmp_path / part))
-    with pytest.raises(ValueError, match=rf"{missing}.dict.txt does not exist; allowed.*--destdir {missing}"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("option", ["--separator-token=2", "--add-prev-output-tokens", "--d2v2-multi"])
@@ -94,39 +75,6 @@ def test_options_of_one_sequence_are_honoured(data):
     assert dataset[0]["id"] == 0 and [dataset[i]["id"] for i in range(20)] == list(range(20))
     whole = load(data, "--no-shuffle").load_dataset("valid")
     assert max(whole.size(i) for i in range(20)) > 4
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--num-classes", "0"], "--num-classes is 0"),
-        (["--max-positions", "0"], "--max-positions is 0"),
-        (["--regression-target"], "--regression-target is given; allowed with --task sequence_pair_prediction"),
-        (["--criterion", "cross_entropy"], "--criterion is cross_entropy; allowed with --task sequence_pair_pred"),
-    ],
-)
-def test_what_the_task_cannot_do(arguments, message, data):
-    args = options.parse_args_and_arch(
-        options.get_training_parser(), [str(data), *TASK, "--arch", "flow_lra_retrieval", *arguments]
-    )
-    with pytest.raises(ValueError, match=message):
-        config = convert_namespace_to_omegaconf(args)
-        tasks.setup_task(config.task).build_criterion(config.criterion)
-
-
-def test_labels_of_another_order_are_a_warning(data):
-    """The head of a file remembers what its scores stand for, in this model of two sequences as in others."""
-    command = [str(data), *TASK, "--arch", "flow_lra_retrieval", "--encoder-layers", "1"]
-    args = options.parse_args_and_arch(options.get_training_parser(), command)
-    model = tasks.setup_task(args).build_model(args)
-    state = model.state_dict()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.load_state_dict(state)
-    model.labels = ["1", "0"]
-    model.register_classification_head("sentence_classification_head", num_classes=2)
-    with pytest.warns(UserWarning, match=r"labels=\['0', '1'\].*labels=\['1', '0'\]"):
-        model.load_state_dict(state)
 
 
 def test_it_trains_and_validates(data, tmp_path):

@@ -1,16 +1,12 @@
 """Spans of long documents: every masked architecture, what is refused, and trainings through fairseq's commands."""
 
-import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 
 import fairseq_plugin  # noqa: F401  registers the task
@@ -21,8 +17,8 @@ from tests.fairseq_plugin.helpers import masked_models
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.logs import entries
 from tests.fairseq_plugin.helpers.spans import TASK, WINDOWS, training_command, write_names
+from tests.fairseq_plugin.helpers.tasks import set_up
 
-PROGRAM = str(Path(__file__).parents[1] / "helpers" / "resumed_trainings.py")
 MASKED = sorted(
     name for name, model in MODEL_REGISTRY.items() if name.endswith("_mlm") and issubclass(model, LinearTimeMaskedModel)
 )
@@ -33,29 +29,24 @@ def data(tmp_path_factory) -> Path:
     return write_names(tmp_path_factory.mktemp("spans") / "data-bin")
 
 
-def parsed(data: Path, *arguments: str, arch: str = "flash_mlm"):
-    command = [str(data), *TASK, *WINDOWS, "--arch", arch, *masked_models.small(arch), *arguments]
-    return options.parse_args_and_arch(options.get_training_parser(), command)
-
-
 def setup(data: Path, *arguments: str, arch: str = "flash_mlm"):
-    args = parsed(data, *arguments, arch=arch)
-    return tasks.setup_task(args), args
+    """The task and the configuration of a short training."""
+    return set_up(data, *TASK, *WINDOWS, "--arch", arch, *masked_models.small(arch), *arguments)
 
 
 def model_and_batch(data: Path, arch: str):
-    task, args = setup(data, arch=arch)
+    task, config = setup(data, arch=arch)
     torch.manual_seed(1)
-    model = task.build_model(args)
+    model = task.build_model(config.model)
     dataset = task.load_dataset("valid")
-    return task, model, dataset.collater([dataset[index] for index in range(7)])
+    return task, config, model, dataset.collater([dataset[index] for index in range(7)])
 
 
 @pytest.mark.parametrize("arch", [*MASKED, "roberta"])
 def test_every_masked_architecture_has_the_head(arch, data):
     """Scores for each token, through which gradients reach the layers; the loss is finite."""
-    task, model, batch = model_and_batch(data, arch)
-    criterion = task.build_criterion(convert_namespace_to_omegaconf(parsed(data, arch=arch)).criterion)
+    task, config, model, batch = model_and_batch(data, arch)
+    criterion = task.build_criterion(config.criterion)
     scores = task.span_scores(model.eval(), batch)
     assert scores.shape == (*batch["net_input"]["src_tokens"].shape, 2)
     loss, size, log = criterion(model, batch)
@@ -67,8 +58,8 @@ def test_every_masked_architecture_has_the_head(arch, data):
 
 def test_the_head_decays_as_asked(data):
     """--lineartime-decay-linear-only: the weights of its linear layers alone."""
-    task, args = setup(data, "--lineartime-decay-linear-only")
-    head = task.build_model(args).classification_heads["span_extraction_head"]
+    task, config = setup(data, "--lineartime-decay-linear-only")
+    head = task.build_model(config.model).classification_heads["span_extraction_head"]
     decays = {name: x.optim_overrides["optimizer"]["weight_decay_scale"] for name, x in head.named_parameters()}
     assert decays == {name: float(name.endswith("weight")) for name in decays}
 
@@ -78,10 +69,10 @@ def test_there_are_masked_models_to_test():
     assert len(MASKED) > 20
 
 
-@pytest.mark.parametrize("arch", ["flash_mlm", "flowformer_mlm", "roberta"])
+@pytest.mark.parametrize("arch", ["flash_mlm", "roberta"])
 def test_padding_changes_no_score(arch, data):
     """A window alone, and beside longer ones."""
-    task, model, batch = model_and_batch(data, arch)
+    task, _, model, batch = model_and_batch(data, arch)
     model = model.double().eval()
     scores = task.span_scores(model, batch)
     for row, length in enumerate(batch["net_input"]["src_lengths"].tolist()):
@@ -93,7 +84,7 @@ def test_padding_changes_no_score(arch, data):
 
 def test_the_text_of_an_answer(data):
     """Scores that point at the gold span give its text; at most --max-answer-length tokens of it."""
-    task, _, batch = model_and_batch(data, "flash_mlm")
+    task, _, _, batch = model_and_batch(data, "flash_mlm")
     scores = torch.zeros(*batch["starts"].shape, 2)
     scores[..., 0][batch["starts"]] = scores[..., 1][batch["ends"]] = 5.0
     scores[:, 0] = -5.0
@@ -116,35 +107,7 @@ def test_a_split_in_the_log(data, caplog):
     assert setup(data)[0].load_dataset("train").lost_spans() == 0  # the default overlaps by half
 
 
-# ---- What is refused
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--max-positions", "9"], r"--max-positions is 9; allowed: at least 10, for <s>, a question of 6 tokens"),
-        (["--max-positions", "0"], "--max-positions is 0; allowed"),
-        (["--max-question-length", "0"], "--max-question-length is 0; allowed"),
-        (["--max-answer-length", "0"], "--max-answer-length is 0; allowed"),
-        (["--span-stride", "0"], "--span-stride is 0; allowed"),
-        (
-            ["--span-stride", "24"],
-            "--span-stride is 24; allowed: at most 23, the tokens of a document in a window of 32",
-        ),
-    ],
-)
-def test_numbers_that_are_none(arguments, message, data):
-    with pytest.raises(ValueError, match=message):
-        setup(data, *arguments)
-
-
-@pytest.mark.parametrize("arch", ["flow_classifier", "flash_lm", "flow_time_series", "transformer"])
-def test_other_architectures_are_refused(arch, data):
-    task, args = setup(data)
-    args.arch = arch
-    assert arch in ARCH_MODEL_REGISTRY
-    with pytest.raises(ValueError, match=f"--arch is {arch}; allowed with --task span_extraction: roberta"):
-        task.build_model(args)
+# ---- What is refused; options are in test_every_task.py
 
 
 def test_fewer_positions_than_a_window_are_refused(data, monkeypatch):
@@ -158,20 +121,9 @@ def test_fewer_positions_than_a_window_are_refused(data, monkeypatch):
         return model
 
     monkeypatch.setattr(RobertaModel, "build_model", classmethod(short))
-    task, args = setup(data, arch="roberta")
+    task, config = setup(data, arch="roberta")
     with pytest.raises(ValueError, match="--max-positions is 32; allowed: at most 20, the positions of this roberta"):
-        task.build_model(args)
-
-
-def test_another_criterion_is_refused(data):
-    task, args = setup(data, "--criterion", "sentence_prediction")
-    with pytest.raises(ValueError, match="--criterion is sentence_prediction; allowed with --task span_extraction"):
-        task.build_criterion(convert_namespace_to_omegaconf(args).criterion)
-
-
-def test_a_folder_without_a_dictionary(tmp_path):
-    with pytest.raises(ValueError, match=r"dict.txt does not exist; allowed: a folder that .*recipes.triviaqa.prepare"):
-        setup(tmp_path)
+        task.build_model(config.model)
 
 
 def broken(data: Path, folder: Path, split: str = "valid", **arrays) -> Path:
@@ -185,38 +137,29 @@ def broken(data: Path, folder: Path, split: str = "valid", **arrays) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "arrays, message",
-    [
-        ({"pairs": np.full((24, 2), 24)}, r"valid.npz: pairs has 24 in row 0; allowed: 0 to 23"),
-        ({"pairs": np.zeros((0, 2), int), "counts": np.zeros(0, int)}, "valid.npz: pairs has shape .0, 2."),
-        ({"counts": np.full(24, 2)}, "valid.npz: counts do not add up to the 24 spans of 24 pairs"),
-        ({"counts": np.full(23, 1)}, "valid.npz: counts do not add up"),
-        ({"spans": np.full((24, 2), 400)}, "valid.npz: spans has 400 in row 0; allowed: 0 to"),
-        ({"spans": np.full((24, 2), -1)}, "valid.npz: spans has -1 in row 0"),
-        ({"spans": np.tile([2, 1], (24, 1))}, "spans has one that ends before it begins"),
-        ({"spans": np.full((24, 2), 0.5)}, "spans has shape .24, 2. and type float64"),
-    ],
-)
-def test_damaged_arrays_are_named(arrays, message, data, tmp_path):
-    folder = broken(data, tmp_path, **arrays)
-    with pytest.raises(ValueError, match=message):
-        setup(folder)[0].load_dataset("valid")
+DAMAGED_ARRAYS = {
+    r"valid.npz: pairs has 24 in row 0; allowed: 0 to 23": {"pairs": np.full((24, 2), 24)},
+    "valid.npz: pairs has shape .0, 2.": {"pairs": np.zeros((0, 2), int), "counts": np.zeros(0, int)},
+    "valid.npz: counts do not add up to the 24 spans of 24 pairs": {"counts": np.full(24, 2)},
+    "valid.npz: spans has 400 in row 0; allowed: 0 to": {"spans": np.full((24, 2), 400)},
+    "valid.npz: spans has -1 in row 0": {"spans": np.full((24, 2), -1)},
+    "spans has one that ends before it begins": {"spans": np.tile([2, 1], (24, 1))},
+    "spans has shape .24, 2. and type float64": {"spans": np.full((24, 2), 0.5)},
+}
+DAMAGED_FILES = {
+    "valid.json cannot be read": ("valid.json", "[{]"),
+    "valid.json: it is .*; allowed: an object": ("valid.json", "[]"),
+    "answers.0. is 3; allowed: a text": ("valid.json", '{"questions": [{"name": "x", "answers": [3]}]}'),
+    "valid.json has 1 questions and .*valid 24": ("valid.json", '{"questions": [{"name": "x", "answers": ["y"]}]}'),
+    "question.valid.idx does not exist": ("question/valid.idx", None),
+    "has no split valid; allowed: train": ("valid.npz", None),
+}
 
 
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("valid.json", "[{]", "valid.json cannot be read"),
-        ("valid.json", "[]", "valid.json: it is .*; allowed: an object"),
-        ("valid.json", '{"questions": [{"name": "x", "answers": [3]}]}', "answers.0. is 3; allowed: a text"),
-        ("valid.json", '{"questions": [{"name": "x", "answers": ["y"]}]}', "valid.json has 1 questions and .*valid 24"),
-        ("question/valid.idx", None, "question.valid.idx does not exist"),
-        ("valid.npz", None, "has no split valid; allowed: train"),
-    ],
-)
-def test_damaged_files_are_named(name, content, message, data, tmp_path):
-    folder = broken(data, tmp_path)
+@pytest.mark.parametrize("message", [*DAMAGED_ARRAYS, *DAMAGED_FILES])
+def test_what_is_damaged_is_named(message, data, tmp_path):
+    folder = broken(data, tmp_path, **DAMAGED_ARRAYS.get(message, {}))
+    name, content = DAMAGED_FILES.get(message, ("unused", ""))
     if content is None:
         (folder / name).unlink()
     else:
@@ -234,14 +177,10 @@ def trained(data, tmp_path_factory):
     root = tmp_path_factory.mktemp("span_trainings")
     text = root / "text"
     text.mkdir()
-    dictionary = [line.split()[0] for line in (data / "dict.txt").read_text().splitlines()]
-    rng = np.random.default_rng(0)
-    for split, lines in (("train", 40), ("valid", 8)):
-        (text / f"{split}.txt").write_text("\n".join(" ".join(rng.choice(dictionary, 30)) for _ in range(lines)) + "\n")
-    prefixes = [f"--{split}pref={text / split}.txt" for split in ("train", "valid")]
-    preprocess = ["--only-source", "--srcdict", str(data / "dict.txt"), *prefixes, "--destdir", str(text / "bin")]
+    for file in (data / "dict.txt", *(data / "document").iterdir()):
+        (text / file.name).symlink_to(file)
     learned = ["softmax_mlm", "--encoder-learned-pos"]
-    pretraining = [str(text / "bin"), "--user-dir", USER_DIR, *"--task masked_lm --criterion masked_lm --cpu".split()]
+    pretraining = [str(text), "--user-dir", USER_DIR, *"--task masked_lm --criterion masked_lm --cpu".split()]
     pretraining += ["--arch", *learned, *masked_models.small("softmax_mlm"), "--optimizer", "adam", "--max-update", "2"]
     pretraining += ["--tokens-per-sample", "32", "--max-positions", "32", "--batch-size", "8"]
     pretraining += ["--save-dir", str(root / "pretrained"), "--no-epoch-checkpoints"]
@@ -253,17 +192,19 @@ def trained(data, tmp_path_factory):
     checked = [str(data), "--user-dir", USER_DIR, *TASK, "--path", str(root / "tuned" / "checkpoint_best.pt")]
     checked += ["--cpu", "--batch-size", "5", "--log-format", "json"]
     logs = run_in_turn(
-        ("fairseq_cli.preprocess", preprocess, ""),
         ("fairseq_cli.train", pretraining, ""),
         ("fairseq_cli.train", fine_tuning, ""),
         ("fairseq_cli.train", still, ""),
         ("fairseq_cli.validate", checked, ""),
     )
-    return SimpleNamespace(root=root, training=logs[2], still=logs[3], validation=logs[4])
+    return SimpleNamespace(root=root, training=logs[1], still=logs[2], validation=logs[3])
 
 
 def test_it_learns_to_find_names(trained):
-    """Of a span by chance, F1 is below 10; the best checkpoint is that of the highest F1."""
+    """Of a span by chance, F1 is below 10; the best checkpoint is that of the highest F1, and validates so.
+
+    That it goes on as if it had never stopped is in commands/test_resumption.py.
+    """
     found = entries(trained.training, "valid")
     assert found[-1]["valid_f1"] > 80 and found[-1]["valid_em"] > 60
     assert found[-1]["valid_loss"] < 0.7 * found[0]["valid_loss"]
@@ -271,13 +212,8 @@ def test_it_learns_to_find_names(trained):
     assert found[-1]["valid_best_f1"] == best
     state = torch.load(trained.root / "tuned" / "checkpoint_best.pt")
     assert state["extra_state"]["best"] == best
-
-
-def test_validation_repeats_it(trained):
-    """Another batch size, the same questions."""
-    best = max(entries(trained.training, "valid"), key=lambda entry: entry["valid_f1"])
-    (again,) = entries(trained.validation, "valid")
-    assert again["valid_f1"] == best["valid_f1"] and again["valid_em"] == best["valid_em"]
+    (again,) = entries(trained.validation, "valid")  # with batches of another size
+    assert again["valid_f1"] == best
 
 
 def test_pretrained_weights_are_taken(trained):
@@ -294,21 +230,10 @@ def test_more_positions_than_pretrained_are_refused(trained, data):
     """A table of learned positions does not grow."""
     state = torch.load(trained.root / "pretrained" / "checkpoint_last.pt")["model"]
     for positions in ("32", "40"):
-        task, args = setup(data, "--encoder-learned-pos", "--max-positions", positions, arch="softmax_mlm")
-        model = task.build_model(args)
+        task, config = setup(data, "--encoder-learned-pos", "--max-positions", positions, arch="softmax_mlm")
+        model = task.build_model(config.model)
         if positions == "32":
             model.load_state_dict(state)
         else:
             with pytest.raises(ValueError, match=r"does not fit .*embed_positions"):
                 model.load_state_dict(state)
-
-
-def test_it_goes_on_as_if_it_had_never_stopped(data, tmp_path):
-    """Stopped in its second epoch; costs the start of a process."""
-    case = training_command(data, str(tmp_path / "run"), "flash_mlm", "--batch-size", "40", "--dropout", "0.1")
-    case += "--max-update 8 --update-freq 2 --disable-validation --num-workers 0 --data-buffer-size 0".split()
-    (tmp_path / "cases.json").write_text(json.dumps({"spans": case}))
-    (output,) = run_in_turn((PROGRAM, [str(tmp_path / "cases.json")], ""))
-    found = json.loads(re.search(r"^RESUMED (.*)$", output, flags=re.MULTILINE)[1])["spans"]
-    assert 1 < found["epochs"] < 2, "it was to be stopped in its second epoch"
-    assert found["resumed"] == found["whole"][5:] and found["differs"] == []
