@@ -31,7 +31,6 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "documents": ("linear_lm", *RESET),
     "documents, hybrid": ("hybrid_lm", "--lineartime-layers", "gated_delta,flow", *RESET),
     "documents, additions": ("linear_lm", "--linear-forget", "head", "--linear-short-conv", "3", *RESET),
-    "documents, redraw": ("favor_lm", "--favor-features", "16", "--favor-redraw", "1", *RESET),
     "hybrid": ("hybrid_lm", "--lineartime-layers", "gated_delta,linear"),
     "hybrid, softmax": ("hybrid_lm", "--lineartime-layers", "gated_delta,softmax"),
     "additions": ("flowformer_lm", "--flow-forget", "channel", "--flow-short-conv", "3"),
@@ -41,12 +40,10 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "learned positions": ("linear_lm", "--decoder-learned-pos"),
     "no positions": ("linear_lm", "--no-token-positional-embeddings"),
     "post-norm": ("linear_lm", "--lineartime-post-norm", "--layernorm-embedding", "--no-scale-embedding"),
-    "no last norm": ("linear_lm", "--no-decoder-final-norm"),
     "shared embeddings": ("linear_lm", "--share-decoder-input-output-embed"),
     "another width": ("linear_lm", "--decoder-input-dim", "16", "--decoder-output-dim", "16"),
     "adaptive softmax": ("linear_lm", *ADAPTIVE),
     "adaptive input": ("linear_lm", *ADAPTIVE_INPUT),
-    "tied weights": ("linear_lm", *ADAPTIVE_INPUT, "--tie-adaptive-weights", "--tie-adaptive-proj"),
     "characters": ("linear_lm", "--character-embeddings"),
     "beginning of sentence": ("linear_lm", "--add-bos-token"),
     "activations": ("linear_lm", "--offload-activations", "--checkpoint-activations", "--min-params-to-wrap", "10"),
@@ -61,7 +58,6 @@ TRAININGS: dict[str, tuple[str, ...]] = {
 _MASKED = ("--task", "masked_lm", "--criterion", "masked_lm")
 _LABELS = tuple("--task sentence_prediction --criterion sentence_prediction --num-classes 2 --max-positions 48".split())
 _PAIRS = ("--task", "translation", "--source-lang", "in", "--target-lang", "out")
-_ACTIVATIONS = ("--offload-activations", "--checkpoint-activations", "--min-params-to-wrap", "10")
 #: Trainings of other models than language models.
 OTHERS: dict[str, tuple[str, ...]] = {
     "masked, hybrid": ("hybrid_mlm", *_MASKED, "--lineartime-layers", "linear,softmax"),
@@ -69,9 +65,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "masked, a longest length": ("nystrom_mlm", *_MASKED, "--max-positions", "24"),
     "masked, learned positions": ("linear_mlm", *_MASKED, "--encoder-learned-pos"),
     "masked, post-norm": ("linear_mlm", *_MASKED, "--lineartime-post-norm", "--layernorm-embedding"),
-    "masked, untied": ("linear_mlm", *_MASKED, "--untie-weights-roberta"),
-    "masked, activations": ("linear_mlm", *_MASKED, *_ACTIVATIONS),
-    "masked, layer drop": ("linear_mlm", *_MASKED, "--encoder-layerdrop", "0.5", "--quant-noise-pq", "0.1"),
     "masked, some parameters": ("hedgehog_mlm", *_MASKED, "--lineartime-trained-parameters", "attention"),
     "masked, gated attention units": ("flash_mlm", *_MASKED),
     "classifier, mean": ("flowformer_classifier", *_LABELS, "--pooling", "mean"),
@@ -83,17 +76,13 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "pairs, redraw": ("favor", *_PAIRS, "--favor-features", "16", "--favor-redraw", "1"),
     "pairs, learned positions": ("linear", *_PAIRS, "--encoder-learned-pos", "--decoder-learned-pos"),
     "pairs, pre-norm": ("linear", *_PAIRS, "--encoder-normalize-before", "--decoder-normalize-before"),
-    "pairs, shared embeddings": ("linear", *_PAIRS, "--share-decoder-input-output-embed", "--layernorm-embedding"),
     "pairs, adaptive softmax": ("linear", *_PAIRS, *ADAPTIVE),
-    "pairs, activations": ("linear", *_PAIRS, *_ACTIVATIONS),
-    "pairs, layer drop": ("linear", *_PAIRS, "--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5"),
     "pairs, some parameters": ("hedgehog", *_PAIRS, "--lineartime-trained-parameters", "attention"),
 }
 #: What is refused, by a text in its message.
 REFUSED: dict[str, dict[str, str]] = {
     "hybrid, softmax": {"export_step": "grows"},
     "adaptive input": {"export_step": "--adaptive-input"},
-    "tied weights": {"export_step": "--adaptive-input"},
     "characters": {"export_step": "--character-embeddings"},
 }
 

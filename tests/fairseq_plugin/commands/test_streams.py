@@ -71,14 +71,3 @@ def test_two_processes(more: list[str], data_bin: str, tmp_path: Path) -> None:
     assert losses(run_two_processes(together)[0]) == whole[3:]
     resumed = torch.load(last, weights_only=False)["model"]
     assert all(torch.equal(resumed[name], wanted[name]) for name in wanted)
-
-
-def test_float16(data_bin: str, tmp_path: Path) -> None:
-    """--fp16 halves the model; states are not halved."""
-    half = ["--fp16", "--fp16-no-flatten-grads"]
-    commands = [
-        training_command(data_bin, str(tmp_path / name), "flowformer_lm", *TASK, *ROWS, "--dropout", "0", *more)
-        for name, more in (("half", half), ("single", []))
-    ]
-    found, expected = (losses(output) for output in run_in_turn(*(("fairseq_cli.train", x, "") for x in commands)))
-    assert found[-1] == pytest.approx(expected[-1], abs=0.5) and found[-1] < found[0]

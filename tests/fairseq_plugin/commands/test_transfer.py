@@ -12,7 +12,6 @@ from tests.fairseq_plugin.helpers.commands import (
     NO_READER_THREAD,
     USER_DIR,
     run_in_turn,
-    run_two_processes,
     training_command,
 )
 from tests.fairseq_plugin.helpers.logs import entries, perplexity
@@ -101,21 +100,3 @@ def test_distillation(run: Run) -> None:
     assert perplexity(run.outputs["evaluate"]) == pytest.approx(
         entries(run.outputs["stage 2"], "valid")[-1]["valid_ppl"], rel=1e-3
     )
-
-
-def test_two_processes_are_one(run: Run, data_bin: str) -> None:
-    """Each has half of the batches of one that adds up two: the weights are the same, but for rounding."""
-    found = []
-    start, teacher = str(run.folder / "start.pt"), str(run.folder / "teacher" / "checkpoint_last.pt")
-    common = [*KINDS, "--finetune-from-model", start, "--teacher", teacher, *TRANSFER, "--disable-validation"]
-    common += ["--max-update", "3", "--dropout", "0", "--load-checkpoint-on-all-dp-ranks"]
-    for name, more in (("one", ["--update-freq", "2"]), ("two", [])):
-        command = training_command(data_bin, str(run.folder / name), "hybrid_lm", *common, *more)
-        if name == "one":
-            run_in_turn(("fairseq_cli.train", command, ""))
-        else:
-            run_two_processes(command)
-        found.append(weights(torch.load(run.folder / name / "checkpoint_last.pt", weights_only=False)["model"]))
-    for name in found[0]:
-        if "version" not in name:
-            assert torch.allclose(found[0][name], found[1][name], rtol=1e-3, atol=1e-5), name

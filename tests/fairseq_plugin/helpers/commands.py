@@ -44,28 +44,32 @@ def _command(module: str, arguments: Sequence[str], stdin: str = "") -> Command:
 
 #: Of every short training, whatever its task and model.
 _SHORT = (
-    "--dropout 0.1 --tokens-per-sample 48 --max-tokens 384 --optimizer adam --lr 3e-3 --max-update 6 --log-format json "
+    "--dropout 0.1 --max-tokens 384 --optimizer adam --lr 3e-3 --max-update 6 --log-format json "
     "--log-interval 1 --cpu --seed 1"
 ).split()
 
 
+def _training_command(data: str, save_dir: str, model: Sequence[str], *arguments: str) -> list[str]:
+    tokens = () if "translation" in model else ("--tokens-per-sample", "48")
+    return [data, "--user-dir", USER_DIR, *model, *_SHORT, *tokens, "--save-dir", save_dir, *arguments]
+
+
 def training_command(data: str, save_dir: str, arch: str, *arguments: str) -> list[str]:
-    """Arguments of a short ``fairseq-train`` on the CPU; later ``arguments`` win."""
+    """Arguments of a short ``fairseq-train`` of a language model on the CPU; later ``arguments`` win."""
     model = ["--task", "language_modeling", "--arch", arch, *language_models.small(arch)]
-    return [data, "--user-dir", USER_DIR, *model, *_SHORT, "--save-dir", save_dir, *arguments]
+    return _training_command(data, save_dir, model, *arguments)
 
 
 def masked_training_command(data: str, save_dir: str, arch: str, *arguments: str) -> list[str]:
-    """Arguments of a short ``fairseq-train --task masked_lm`` on the CPU; later ``arguments`` win."""
+    """``training_command`` of a masked model."""
     model = ["--task", "masked_lm", "--criterion", "masked_lm", "--arch", arch, *masked_models.small(arch)]
-    return [data, "--user-dir", USER_DIR, *model, *_SHORT, "--save-dir", save_dir, *arguments]
+    return _training_command(data, save_dir, model, *arguments)
 
 
 def translation_training_command(data: str, save_dir: str, arch: str, *arguments: str) -> list[str]:
-    """Arguments of a short ``fairseq-train --task translation`` on the CPU; later ``arguments`` win."""
-    short = [word for word in _SHORT if word not in ("--tokens-per-sample", "48")]
+    """``training_command`` of an encoder-decoder."""
     model = ["--task", "translation", "--arch", arch, *encoder_decoders.SMALL]
-    return [data, "--user-dir", USER_DIR, *model, *short, "--save-dir", save_dir, *arguments]
+    return _training_command(data, save_dir, model, *arguments)
 
 
 def run_two_processes(command: Sequence[str]) -> list[str]:
