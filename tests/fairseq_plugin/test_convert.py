@@ -1,6 +1,7 @@
 """Checkpoints of fairseq's own ``transformer_lm`` as a start for ours, read as they are or converted to a file."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ ADAPTIVE = (
     "--adaptive-input --adaptive-input-cutoff 20,40 --adaptive-softmax-cutoff 20,40 --tie-adaptive-weights "
     "--tie-adaptive-proj --criterion adaptive_loss"
 ).split()
+CHARACTERS = ("--character-embeddings", "--character-filters", "[(1, 8), (2, 8)]", "--character-embedding-dim", "4")
 #: Architecture and options of the stock models.
 STOCK = {
     "pre-norm": ("transformer_lm", PRE_NORM),
@@ -34,15 +36,7 @@ STOCK = {
     "adaptive": ("transformer_lm", PRE_NORM, *ADAPTIVE),
     "adaptive, not tied": ("transformer_lm", PRE_NORM, *ADAPTIVE[:5], *ADAPTIVE[7:]),
     "other widths": ("transformer_lm", PRE_NORM, "--decoder-input-dim", "16", "--decoder-output-dim", "24"),
-    "characters": (
-        "transformer_lm",
-        PRE_NORM,
-        "--character-embeddings",
-        "--character-filters",
-        "[(1, 8), (2, 8)]",
-        "--character-embedding-dim",
-        "4",
-    ),
+    "characters": ("transformer_lm", PRE_NORM, *CHARACTERS),
     "transformer_lm_gpt": ("transformer_lm_gpt",),
 }
 OURS = ("flowformer_lm", "linear_lm", "softmax_lm")
@@ -109,10 +103,9 @@ def test_linear_models_begin_with_the_stock_weights(
         assert_close(file, _logits(ours, sequence), _logits(expected, sequence))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_layers_to_keep(kind: str, data_bin: str, tmp_path: Path) -> None:
+def test_layers_to_keep(data_bin: str, tmp_path: Path) -> None:
     """Pruned as the stock model is; the converted file keeps every weight, so that other layers may be kept."""
-    save_model(tmp_path / "stock.pt", kind, *STOCK["pre-norm"], "--decoder-layers", "3")
+    save_model(tmp_path / "stock.pt", "args", *STOCK["pre-norm"], "--decoder-layers", "3")
     stock = _loaded(TransformerLanguageModel, tmp_path, "stock.pt", data_bin, decoder_layers_to_keep="0,2")
     converted, transfer = convert(tmp_path / "stock.pt", "softmax_lm", {"decoder_layers_to_keep": "0,2"})
     torch.save(converted, tmp_path / "ours.pt")
@@ -125,10 +118,9 @@ def test_layers_to_keep(kind: str, data_bin: str, tmp_path: Path) -> None:
     assert_close("converted", _logits(_loaded(CLASS["softmax_lm"], tmp_path, "ours.pt", data_bin), sequence), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_options_of_ours(kind: str, data_bin: str, tmp_path: Path) -> None:
+def test_options_of_ours(data_bin: str, tmp_path: Path) -> None:
     """Given when a file is read or converted, they are the model's."""
-    save_model(tmp_path / "stock.pt", kind, *STOCK["pre-norm"])
+    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
     options = {"flow_form": "paper", "flow_phi": "elu+1", "flow_chunk_size": 5}
     torch.save(convert(tmp_path / "stock.pt", "flowformer_lm", options)[0], tmp_path / "ours.pt")
     plain = _loaded(CLASS["flowformer_lm"], tmp_path, "stock.pt", data_bin)
@@ -166,23 +158,22 @@ def commands(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> NamedRu
     return run_named(folder, run)
 
 
-def test_a_converted_file_evaluates_to_the_stock_loss(commands: NamedRuns) -> None:
-    """With softmax attention, to every digit that is printed."""
+def test_a_converted_file_is_a_start(commands: NamedRuns) -> None:
+    """With softmax attention its loss is the stock loss, to every digit that is printed.
+
+    After --finetune-from-model, of the stock file and of the converted one, weights are those of the stock training.
+    """
     stock, ours = (
         re.search(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+", commands.outputs[name]).group()
         for name in ("evaluate stock", "evaluate converted")
     )
     assert stock == ours
-
-
-@pytest.mark.parametrize("name", ["linear", "softmax"])
-def test_finetune_from_model(commands: NamedRuns, name: str) -> None:
-    """From the stock file and from the converted one: the weights are those of the stock training."""
-    files = [commands.folder / run / "checkpoint_last.pt" for run in ("stock", name)]
-    states = [weights(torch.load(file)["model"]) for file in files]
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][weight], states[1][weight]) for weight in states[0])
-    assert re.search(r"LanguageModel: \d+ tensors taken as a starting point; 0 left out; 0 new", commands.outputs[name])
+    files = [commands.folder / run / "checkpoint_last.pt" for run in ("stock", "linear", "softmax")]
+    state, *others = (weights(torch.load(file)["model"]) for file in files)
+    said = r"LanguageModel: \d+ tensors taken as a starting point; 0 left out; 0 new"
+    for name, other in zip(("linear", "softmax"), others):
+        assert state.keys() == other.keys() and all(torch.equal(state[x], other[x]) for x in state)
+        assert re.search(said, commands.outputs[name])
 
 
 def test_what_a_converted_file_holds(commands: NamedRuns) -> None:
@@ -205,90 +196,75 @@ def stock_file(tmp_path: Path) -> Path:
     return tmp_path / "stock.pt"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--arch", "flash_lm"], "arch is 'flash_lm'; allowed: .*flowformer_lm, .*and their sizes"),
-        (["--arch", "transformer_lm"], "arch is 'transformer_lm'; allowed: "),
-        (["--arch", "daft_full_lm"], "arch is 'daft_full_lm'; allowed: "),
-        (["--arch", "nonsense"], "arch is 'nonsense'; allowed: "),
-        (["--model-overrides", "{'flow_frm': 'paper'}"], "model_overrides has flow_frm; allowed: "),
-        (["--model-overrides", "['flow_form']"], r"--model-overrides is \['flow_form'\]; allowed"),
-        (["--model-overrides", "{'flow_form'"], "--model-overrides is .*; allowed"),
-        (["--model-overrides", "{'flow_form': 'other'}"], "with --model-overrides {'flow_form': 'other'} has"),
-        (
-            ["--model-overrides", "{'decoder_attention_heads': 5}"],
-            "--decoder-attention-heads is 5; allowed: .*--decoder-embed-dim, 32",
-        ),
-        (
-            ["--model-overrides", "{'decoder_embed_dim': 64}"],
-            "does not fit FlowformerLanguageModel: .* of other shapes",
-        ),
-        (["--model-overrides", "{'decoder_layers': 3}"], r"16 missing \(decoder.layers.2"),
-        (["--model-overrides", "{'decoder_layers': 1}"], r"16 not of this model \(decoder.layers.1"),
-        (["--model-overrides", "{'lineartime_post_norm': True}"], "leave --lineartime-post-norm away"),
-    ],
-)
-def test_bad_arguments_are_refused(stock_file: Path, arguments, reason: str) -> None:
+#: Arguments of ``convert``, and what the line that refuses them says.
+BAD_ARGUMENTS = {
+    "--arch flash_lm": "arch is 'flash_lm'; allowed: .*flowformer_lm, .*and their sizes",
+    "--arch transformer_lm": "arch is 'transformer_lm'; allowed: ",
+    "--arch nonsense": "arch is 'nonsense'; allowed: ",
+    "--model-overrides {'flow_frm':'paper'}": "model_overrides has flow_frm; allowed: ",
+    "--model-overrides ['flow_form']": r"--model-overrides is \['flow_form'\]; allowed",
+    "--model-overrides {'flow_form'": "--model-overrides is .*; allowed",
+    "--model-overrides {'flow_form':'other'}": "with --model-overrides {'flow_form': 'other'} has",
+    "--model-overrides {'decoder_attention_heads':5}": "-heads is 5; allowed: .*--decoder-embed-dim, 32",
+    "--model-overrides {'decoder_embed_dim':64}": "does not fit FlowformerLanguageModel: .* of other shapes",
+    "--model-overrides {'decoder_layers':3}": r"16 missing \(decoder.layers.2",
+    "--model-overrides {'decoder_layers':1}": r"16 not of this model \(decoder.layers.1",
+    "--model-overrides {'lineartime_post_norm':True}": "leave --lineartime-post-norm away",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS)
+def test_bad_arguments_are_refused(stock_file: Path, arguments: str) -> None:
     """On one line that names the argument, what was given and what is allowed; nothing is written."""
-    with pytest.raises(SystemExit, match=f"^python -m fairseq_plugin.convert: .*{reason}"):
-        main([str(stock_file), str(stock_file.parent / "ours.pt"), *arguments])
+    with pytest.raises(SystemExit, match=f"^python -m fairseq_plugin.convert: .*{BAD_ARGUMENTS[arguments]}"):
+        main([str(stock_file), str(stock_file.parent / "ours.pt"), *arguments.split()])
     assert [path.name for path in stock_file.parent.iterdir()] == ["stock.pt"]
 
 
-def test_a_target_that_cannot_be_written(stock_file: Path) -> None:
-    """A folder that is not there, and a target that is a folder: one line, and nothing is left behind."""
-    folder = stock_file.parent / "folder"
-    with pytest.raises(SystemExit, match="target is .*ours.pt'; allowed"):
-        main([str(stock_file), str(folder / "ours.pt")])
-    folder.mkdir()
-    with pytest.raises(SystemExit, match="folder"):
-        main([str(stock_file), str(folder)])
-    assert sorted(path.name for path in stock_file.parent.iterdir()) == ["folder", "stock.pt"]
-
-
-def _ours(path: Path) -> None:
-    save_model(path, "cfg", "flowformer_lm")
-
-
-def _without_a_tensor(path: Path) -> None:
-    weights = build("transformer_lm", *SMALL, PRE_NORM).state_dict()
-    del weights["decoder.layers.1.fc1.bias"]
-    save(path, weights, "args", "transformer_lm", *SMALL, PRE_NORM)
-
-
-def _without_bookkeeping(path: Path) -> None:
+def _changed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Write what ``change`` makes of a stock checkpoint, or the checkpoint that it has changed."""
     save_model(path, "cfg", *STOCK["pre-norm"])
     state = torch.load(path)
-    torch.save({name: state[name] for name in ("args", "cfg", "model")}, path)
+    torch.save(change(state) or state, path)
 
 
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (_ours, "holds 'flowformer_lm'; allowed with --arch flowformer_lm: 'transformer_lm'"),
-        (_without_a_tensor, r"does not fit FlowformerLanguageModel: 1 missing \(decoder.layers.1.fc1.bias\)"),
-        (_without_bookkeeping, "holds args, cfg, model; allowed"),
-        (lambda path: path.write_text("hello"), "cannot be read"),
-    ],
-)
-def test_bad_files_are_refused(write, reason: str, tmp_path: Path) -> None:
+#: What writes a bad file, and what the line that refuses it says. ../models/test_loading.py has files that are damaged.
+BAD_FILES = {
+    "holds 'flowformer_lm'; allowed with --arch flowformer_lm: 'transformer_lm'": lambda path: save_model(
+        path, "cfg", "flowformer_lm"
+    ),
+    r"does not fit FlowformerLanguageModel: 1 missing \(decoder.layers.1.fc1.bias\)": lambda path: _changed(
+        path, lambda state: state["model"].pop("decoder.layers.1.fc1.bias") is None
+    ),
+    "holds args, cfg, model; allowed": lambda path: _changed(
+        path, lambda state: {name: state[name] for name in ("args", "cfg", "model")}
+    ),
+    "cannot be read": lambda path: path.write_text("hello"),
+}
+
+
+@pytest.mark.parametrize("reason", BAD_FILES)
+def test_bad_files_are_refused(reason: str, tmp_path: Path) -> None:
     """One line that names the file; nothing is written."""
-    write(tmp_path / "source.pt")
+    BAD_FILES[reason](tmp_path / "source.pt")
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(SystemExit, match=f"^python -m fairseq_plugin.convert: .*{reason}"):
         main([str(tmp_path / "source.pt"), str(tmp_path / "target.pt")])
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_a_file_that_is_there_is_not_replaced(stock_file: Path) -> None:
-    """Neither the source nor another one."""
-    other, before = stock_file.with_name("other.pt"), stock_file.read_bytes()
+def test_targets_that_are_refused(stock_file: Path) -> None:
+    """Files that are there, the source too, folders, and files in folders that are not there; nothing is left."""
+    other, folder, before = stock_file.with_name("other.pt"), stock_file.with_name("folder"), stock_file.read_bytes()
     other.write_text("a user's")
-    for target in (stock_file, other):
-        with pytest.raises(SystemExit, match=f"target is .*{target.name}.*allowed"):
+    folder.mkdir()
+    for target, said in ((stock_file, "stock.pt.*allowed"), (other, "other.pt.*allowed"), (folder, "folder")):
+        with pytest.raises(SystemExit, match=said):
             main([str(stock_file), str(target), "--arch", "linear_lm"])
+    with pytest.raises(SystemExit, match="target is .*ours.pt'; allowed"):
+        main([str(stock_file), str(folder / "none" / "ours.pt")])
     assert stock_file.read_bytes() == before and other.read_text() == "a user's"
+    assert sorted(path.name for path in stock_file.parent.iterdir()) == ["folder", "other.pt", "stock.pt"]
 
 
 # ---- Attention with parameters of its own, masked models and encoder-decoders

@@ -49,12 +49,3 @@ def test_a_constant_of_a_window_changes_nothing():
     document[:, 0] = False
     one, other = (best_spans(scores + shift, document, 3) for shift in (0.0, 100.0))
     assert torch.allclose(one.score, other.score, atol=1e-4) and torch.equal(one.first, other.first)
-
-
-def test_half_precision():
-    """Scores of a model in half precision; what may not be chosen is minus infinity in float32."""
-    scores = torch.randn(2, 9, 2).half()
-    document = torch.zeros(2, 9, dtype=torch.bool)
-    document[:, 4:6] = True
-    found = best_spans(scores, document, 30)
-    assert found.score.dtype == torch.float32 and torch.isfinite(found.score).all()

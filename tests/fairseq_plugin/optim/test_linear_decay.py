@@ -62,25 +62,27 @@ def test_weights_of_linear_layers_decay_alone(name: str) -> None:
     assert "decoder.layers.0.self_attn.inner.r" in parameters
 
 
-def test_without_the_option_everything_decays() -> None:
-    """As fairseq has it, in one group."""
-    configuration = parsed("adam")
+@pytest.mark.parametrize(
+    ("arch", "arguments", "decayed"),
+    [
+        ("daft_conv_lm", ["--share-decoder-input-output-embed"], LINEAR),
+        ("flash_lm", [], None),
+        ("flash_quad_lm_base", [], None),
+    ],
+)
+def test_what_decays_of_other_models(arch: str, arguments: list[str], decayed: set[str] | None) -> None:
+    """No embedding that is the output too; of a gated attention unit no scale, offset or position bias.
+
+    A named size is checked like its model. Without the option everything decays, as fairseq has it, in one group.
+    """
+    configuration = parsed("adam", *arguments, arch=arch)
+    _, parameters = trainable(configuration)
+    if decayed is None:
+        decayed = {name for name in parameters if name.endswith(("_proj.weight", "output_projection.weight"))}
+    assert moved(build_optimizer(configuration.optimizer, list(parameters.values())), parameters) == decayed
     configuration.model.lineartime_decay_linear_only, configuration.optimizer._name = False, "adam"
     _, parameters = trainable(configuration)
     assert moved(build_optimizer(configuration.optimizer, list(parameters.values())), parameters) == set(parameters)
-
-
-def test_an_embedding_that_is_the_output_too_does_not_decay() -> None:
-    _, parameters = trainable(configuration := parsed("adam", "--share-decoder-input-output-embed"))
-    assert moved(build_optimizer(configuration.optimizer, list(parameters.values())), parameters) == LINEAR
-
-
-def test_named_sizes_and_gated_attention_units() -> None:
-    """Scales, offsets and position biases of a unit stay; a named size is checked like its model."""
-    for arch in ("flash_lm", "flash_quad_lm_base"):
-        _, parameters = trainable(configuration := parsed("adam", arch=arch))
-        decayed = moved(build_optimizer(configuration.optimizer, list(parameters.values())), parameters)
-        assert decayed == {name for name in parameters if name.endswith(("_proj.weight", "output_projection.weight"))}
 
 
 KINDS = {
