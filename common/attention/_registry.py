@@ -75,8 +75,8 @@ def build_attention(
 ) -> InnerAttention:
     """The attention module called ``name``; the arguments before ``forget`` are those of ``InnerAttention``.
 
-    ``forget``, "head" or "channel", wraps it in a ``ForgetAttention``; ``short_conv``, a number of taps, wraps that in a
-    ``ShortConvAttention``. Both need ``num_heads`` and ``head_dim``.
+    ``forget``, "head" or "channel", wraps it in a ``ForgetAttention``; ``short_conv``, a number of taps, wraps that
+    in a ``ShortConvAttention``. Both need ``num_heads`` and ``head_dim``.
 
     Raises:
         ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or a missing

@@ -76,9 +76,8 @@ class BigbirdAttention(OpAttention):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.seed:
-            destination[f"{prefix}numbers"] = (
-                self.numbers.double()
-            )  # floating point, since fairseq's moving average multiplies all tensors
+            # Floating point, since fairseq's moving average multiplies all tensors.
+            destination[f"{prefix}numbers"] = self.numbers.double()
 
     def op_kwargs(self) -> dict[str, Any]:
         """The numbers that choose random chunks."""
