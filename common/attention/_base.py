@@ -334,12 +334,12 @@ class OpAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        further = {**self._needed(inputs), **self.packing(segment_ids)}
+        arguments = {**self._needed(inputs), **self.packing(segment_ids)}
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         v = drop_sources(v, dropout_p)
         if self.context is not None:
-            return self.context.attend(self, (q, k, v), **masks, inputs=further)
-        return self.apply_op(*self.operands(q, k, v), **masks, **further)
+            return self.context.attend(self, (q, k, v), **masks, inputs=arguments)
+        return self.apply_op(*self.operands(q, k, v), **masks, **arguments)
 
     def extend(
         self,
@@ -363,8 +363,8 @@ class OpAttention(InnerAttention):
             check_heads("v", v)
             check_padding_mask("padding_mask", padding_mask, v)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        further = {**self._needed(inputs), **self.packing(segment_ids)}
-        return self.apply_op(*tensors, **masks, **further, initial_state=state, return_state=True)
+        arguments = {**self._needed(inputs), **self.packing(segment_ids)}
+        return self.apply_op(*tensors, **masks, **arguments, initial_state=state, return_state=True)
 
     def reference(
         self,
@@ -394,8 +394,10 @@ class OpAttention(InnerAttention):
         Without attention dropout. Costs m / e calls of ``forward`` and O(n m) memory: for short inputs.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        further = {**self._needed(inputs), **self.packing(segment_ids)}
-        return read_attention_matrix(lambda values: self.linear_op(*self.operands(q, k, values), **masks, **further), v)
+        arguments = {**self._needed(inputs), **self.packing(segment_ids)}
+        return read_attention_matrix(
+            lambda values: self.linear_op(*self.operands(q, k, values), **masks, **arguments), v
+        )
 
     def linear_op(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
         """The part of ``apply_op`` that is linear in the values: all of it, unless a subclass overrides this."""

@@ -99,7 +99,7 @@ class OutputGateAttention(OpAttention):
             check_tokens(x, out, self.output_gate_proj.in_features)
             # Padding must not reach the gate's gradients.
             x = zero_padded_tokens(x, padding_mask)
-            weight = self.output_gate_proj.weight  # a method after quantisation, which accepts any x
+            weight = self.output_gate_proj.weight  # a method after quantisation; any dtype of x is then accepted
             gate = self.output_gate_proj(in_dtype(x, weight.dtype) if isinstance(weight, Tensor) else x)  # (B, n, H e)
             gate = F.silu(in_dtype(gate, compute_dtype(gate)))
             out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)

@@ -42,7 +42,7 @@ class CosformerAttention(OpAttention):
     reference_op = staticmethod(cosformer_attention_reference)
 
     def setup(self) -> None:
-        self.max_tokens = self.shape.max_tokens  # where a host looks for it
+        self.max_tokens = self.shape.max_tokens  # read by hosts
 
     def remembered_options(self) -> dict[str, Any]:
         """Return the options that every attention records, and M."""

@@ -122,12 +122,12 @@ class GatedDeltaAttention(OutputGateAttention):
     def operate_literally(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:
         """Apply ``reference_op`` with the same gates, computed literally."""
 
-        def of_heads(weight: Tensor) -> Tensor:
+        def per_head(weight: Tensor) -> Tensor:
             return torch.stack([(x * row).sum(-1) for row in weight], dim=1)  # (B, H, n)
 
-        gates = {"beta": self._scaled(1 / (1 + torch.exp(-of_heads(self.beta_proj.weight))))}
+        gates = {"beta": self._scaled(1 / (1 + torch.exp(-per_head(self.beta_proj.weight))))}
         if self.options.gate == "data":
-            step = torch.log(1 + torch.exp(of_heads(self.decay_proj.weight) + self.dt_bias[:, None]))
+            step = torch.log(1 + torch.exp(per_head(self.decay_proj.weight) + self.dt_bias[:, None]))
             gates["log_decay"] = -torch.exp(self.A_log)[:, None] * step
         return super().operate_literally(q, k, v, **gates, **arguments)
 

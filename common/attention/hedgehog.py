@@ -57,7 +57,7 @@ class HedgehogAttention(OpAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the maps to the identity (its first rows), with zero bias."""
+        """Initialise the maps to ``torch.eye(r, d)``, with zero bias."""
         for name in ("query", "key"):
             weight = getattr(self, f"{name}_weight")
             with torch.no_grad():

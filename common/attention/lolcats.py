@@ -81,7 +81,7 @@ class LolcatsAttention(OpAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise maps to the identity (its first rows) with zero bias, and γ to ``window_weight``."""
+        """Initialise maps to ``torch.eye(r, d)`` with zero bias, and γ to ``window_weight``."""
         nn.init.constant_(self.window_gate, math.log(self.options.window_weight / (1.0 - self.options.window_weight)))
         for name in ("query", "key"):
             weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")

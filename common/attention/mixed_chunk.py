@@ -88,9 +88,9 @@ class MixedChunkAttention(OpAttention):
         before = None if initial_state is None else state_entry(initial_state, "count", 1, q)
         positions = document_positions(q, key_padding_mask, before, segment_ids, initial_state)
         heads = self._queries_and_keys(q, k, positions)
-        further = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
-        further.update(self.packing(segment_ids))
-        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **further)
+        arguments = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
+        arguments.update(self.packing(segment_ids))
+        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **arguments)
         if return_state:
             return zero_padding(out[0], query_padding_mask), out[1]
         return zero_padding(out, query_padding_mask)

@@ -319,8 +319,8 @@ class GatedAttentionUnit(RemembersOptions):
             out = self._attend_part(heads, v, padding_mask, gates)
         else:
             op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-            further = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
-            out = op(heads, v, padding_mask, **gates, **further)
+            options = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
+            out = op(heads, v, padding_mask, **gates, **options)
         out, state = out if return_state else (out, None)
         out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
         if self.gate:

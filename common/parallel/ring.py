@@ -77,7 +77,7 @@ def _rows(x: Tensor | None, start: int, end: int) -> Tensor | None:
 
 
 def state_layouts(group: ContextGroup, owner: Any, call: Call, tensors: Sequence[Tensor | None]) -> dict[str, Layout]:
-    """The layout of each entry of a largest state, found with one padding token; the same in every process."""
+    """The layout of each entry of a full-size state, found with one padding token; the same in every process."""
     cache = group.layouts.setdefault(owner, {})
     key = tuple(None if x is None else (x.shape[:2], x.shape[3:], x.dtype, x.device) for x in tensors)
     key = (*key, torch.is_autocast_enabled(tensors[-1].device.type))
