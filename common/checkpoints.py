@@ -96,7 +96,7 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
 
 
 def leave_out_foreign_records(state_dict: dict[str, Any], model: nn.Module) -> None:
-    """Remove records of options that no module of ``model`` reads from ``state_dict``, in place, with a warning.
+    """Remove from ``state_dict``, in place and with a warning, records of options that no module of ``model`` reads.
 
     In that case weights of one of our attention modules are loaded into another module, which computes something else.
     """

@@ -1,4 +1,4 @@
-"""Losses for training an attention to imitate softmax attention, and a check which mechanisms can use them.
+"""Losses for training an attention to imitate softmax attention, and a check of which mechanisms can use them.
 
 Both hosts use them: fairseq's ``--criterion attention_transfer`` and ``timm_plugin.transfer``.
 

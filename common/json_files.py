@@ -16,7 +16,7 @@ from .ops.shared.checks import shortened
 
 #: The key of the digest in an object.
 CHECKSUM = "sha256"
-#: Most digits of an integer: enough for 64 bits.
+#: Maximum number of digits of an integer: enough for 64 bits.
 _DIGITS = 20
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 _WORDS |= {list: "a list", dict: "an object", Path: "a text"}
