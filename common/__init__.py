@@ -1,11 +1,11 @@
 """The attention core of lineartime: functions (``common.ops``), modules (``common.attention``) and whole blocks.
 
-The one block is the gated attention unit (``common.modules.GatedAttentionUnit``).
+The only whole block is the gated attention unit (``common.modules.GatedAttentionUnit``).
 
-Needs torch alone; neither fairseq nor timm is imported anywhere below this package.
+It needs only torch; no file of this package imports fairseq or timm.
 """
 
-#: How the host adapters tell this package from a foreign one of the same, very common, name.
+#: By this constant the host adapters recognise this package, since its name `common` is very common.
 DISTRIBUTION = "lineartime"
 
 __version__ = "0.3.0"

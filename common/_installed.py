@@ -1,4 +1,4 @@
-"""Imports of the packages that a plugin needs; each failure is one ImportError with its cause and a command."""
+"""Imports of the packages that a plugin needs; each failure is an ImportError with its cause and a command."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ def import_for(plugin: str, name: str, command: str) -> ModuleType:
     """Import the module ``name``, which ``plugin`` needs.
 
     Raises:
-        ImportError: it is missing, or its own import fails, with whatever exception; ``command`` is what to run.
+        ImportError: it is missing, or importing it raises any exception; the message says to run ``command``.
     """
     try:
         return importlib.import_module(name)

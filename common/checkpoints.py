@@ -1,4 +1,4 @@
-"""State dicts: read without running a file's code, and checked as a whole before loading.
+"""State dicts: read without running code from a file, and checked completely before loading.
 
 Legend: a state dict maps names to tensors; a model's own is ``model.state_dict()``.
 """
@@ -16,31 +16,31 @@ from torch import Tensor, nn
 from .modules.remembered_options import RemembersOptions, is_record, read_record, spelled
 from .tensor_files import check_parts
 
-#: Names shown of each kind in a message.
+#: Number of names of each kind in a message.
 _SHOWN = 4
 
 
 class Transfer(NamedTuple):
-    """Result of transferring a foreign state dict to a model: which tensors were taken, left out, or stay new."""
+    """Result of transferring a foreign state dict to a model: which tensors were taken, left out, or are new."""
 
-    taken: list[str]  # names of the model whose tensors are the source's, as they are or resampled
-    left_out: list[str]  # names of the source that have no place in the model
-    new: list[str]  # names of the model that keep, in whole or in part, the weights it was built with
+    taken: list[str]  # the model's names whose tensors come from the source, unchanged or resampled
+    left_out: list[str]  # the source's names without a counterpart in the model
+    new: list[str]  # the model's names that keep, fully or partly, their initial weights
 
     def summary(self) -> str:
         """One line for a log. It claims no equivalence: weights of another attention are a starting point."""
-        counts = (f"{len(names)} {what}{listed(names)}" for what, names in zip(("left out", "new"), self[1:]))
+        counts = (f"{len(names)} {kind}{listed(names)}" for kind, names in zip(("left out", "new"), self[1:]))
         return f"{len(self.taken)} tensors taken as a starting point; {'; '.join(counts)}"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, on the CPU: ``.safetensors``, or torch's format with ``weights_only``.
+    """The content of a checkpoint file, on the CPU: ``.safetensors``, or torch's format, read with ``weights_only``.
 
-    No code of the file is run; classes beyond tensors and plain containers must have been allowed by name
+    No code from the file is run; classes other than tensors and plain containers must have been allowed by name
     (``torch.serialization.add_safe_globals``).
 
     Raises:
-        ValueError: no such file, one that is cut short, damaged or of another format, or that would run code.
+        ValueError: the file is missing, cut short, damaged or of another format, or it would run code.
     """
     path = Path(path)
     if not path.is_file():
@@ -53,14 +53,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         is_zip = zipfile.is_zipfile(path)
         if is_zip:
             check_parts(path)
-        # Mapped into memory where torch's format allows it: tensors take memory once they are used.
+        # Mapped into memory if torch's format allows it: tensors occupy memory only once they are used.
         contents = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"the checkpoint {str(path)!r} {_why_refused(path, error)}; allowed: tensors, plain containers and the "
             "host's configuration objects, as torch.save or safetensors write them"
         ) from error
-    except Exception as error:  # torch's and safetensors' readers raise what they like for a broken file
+    except Exception as error:  # torch's and safetensors' readers raise arbitrary exceptions for a broken file
         raise ValueError(
             f"the checkpoint {str(path)!r} cannot be read, it may be cut short or damaged: {_first_line(error)}; "
             "allowed: a whole file of torch.save, or .safetensors"
@@ -71,34 +71,34 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: bool = False) -> None:
-    """Raise one ValueError, before anything is loaded, unless names and shapes are those of ``model``.
+    """Raise ValueError, before anything is loaded, unless names and shapes are those of ``model``.
 
-    ``shapes_only`` looks at names that both have, as loading with ``strict=False`` does. A module may take a tensor of
-    another shape for its weight, and says so in a method ``takes_stored(tensor)``, or a tensor of an earlier version,
+    ``shapes_only`` checks only names that both have, as loading with ``strict=False`` does. A module may accept a
+    tensor of another shape for its weight, by a method ``takes_stored(tensor)``, or tensors of an earlier version,
     which it names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of
     tensors).
     """
-    own = {name: x for name, x in model.state_dict().items() if not is_record(name) and not is_read(name, model)}
+    expected = {name: x for name, x in model.state_dict().items() if not is_record(name) and not is_read(name, model)}
     shapes = [
         f"{name} {_shape(state_dict[name])}, not {_shape(tensor)}"
-        for name, tensor in own.items()
+        for name, tensor in expected.items()
         if name in state_dict and not _fits(state_dict[name], tensor, name, model)
     ]
-    missing = [] if shapes_only else [name for name in own if name not in state_dict]
-    unexpected = [] if shapes_only else [name for name in state_dict if name not in own and not is_read(name, model)]
-    faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", unexpected)]
+    missing = [] if shapes_only else [name for name in expected if name not in state_dict]
+    further = [] if shapes_only else [name for name in state_dict if name not in expected and not is_read(name, model)]
+    faults = [("of other shapes", shapes), ("missing", missing), ("not of this model", further)]
     if any(names for _, names in faults):
-        found = "; ".join(f"{len(names)} {what}{listed(names)}" for what, names in faults if names)
+        text = "; ".join(f"{len(names)} {fault}{listed(names)}" for fault, names in faults if names)
         raise ValueError(
-            f"the checkpoint does not fit {type(model).__name__}: {found}; allowed: the tensors of this architecture "
+            f"the checkpoint does not fit {type(model).__name__}: {text}; allowed: the tensors of this architecture "
             "with the same options. Nothing was loaded"
         )
 
 
 def leave_out_foreign_records(state_dict: dict[str, Any], model: nn.Module) -> None:
-    """Take records of options that no module of ``model`` reads out of ``state_dict``, in place, with a warning.
+    """Remove from ``state_dict``, in place and with a warning, records of options that no module of ``model`` reads.
 
-    Weights of an attention of ours are loaded there into another module, which is another function of them.
+    In that case weights of one of our attention modules are loaded into another module, which computes something else.
     """
     for name in [name for name in state_dict if is_record(name) and not is_read(name, model)]:
         record = read_record(state_dict.pop(name))
@@ -120,7 +120,7 @@ def _fits(stored: Any, own: Tensor, name: str, model: nn.Module) -> bool:
 
 
 def is_read(name: str, model: nn.Module) -> bool:
-    """Whether a module of ``model`` reads ``name``, a record or a tensor of an earlier version, where a file has it."""
+    """Whether a module of ``model`` reads the entry ``name`` of a file, a record or a tensor of an earlier version."""
     path, _, last = name.rpartition(".")
     try:
         module = model.get_submodule(path)
@@ -134,16 +134,16 @@ def _shape(stored: Any) -> str:
 
 
 def _why_refused(path: Path, error: Exception) -> str:
-    """Reason, for a message, why torch refused a file with ``weights_only``."""
+    """The reason why torch refused a file with ``weights_only``, for a message."""
     try:
         classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except Exception:  # it reads torch's present format alone; the error names the first class in any
+    except Exception:  # it reads only torch's current format; in any format the error names the first class
         classes = re.findall(r"GLOBAL ([A-Za-z_][\w.]+)", str(error))[:1]
     return f"holds code or classes that are not allowed: {', '.join(classes)}" if classes else "is no checkpoint"
 
 
 def listed(names: list[str]) -> str:
-    """The first few of ``names`` in brackets, with a space in front; nothing for none."""
+    """The first few of ``names`` in brackets, after a space; empty if there are no names."""
     if not names:
         return ""
     return f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"

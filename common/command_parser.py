@@ -1,4 +1,4 @@
-"""The parser of every command of ours: argparse's, with no abbreviations, and with negative numbers as values."""
+"""The parser of all our commands: argparse's, without abbreviations, and with negative numbers as values."""
 
 import argparse
 import re
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command line in which an option is typed by its whole name, and a value may begin with a minus.
+    """Parser of a command line in which options must be typed in full, and values may begin with a minus.
 
-    argparse takes a word that begins with a minus for an option unless it is a plain number. Here the numbers that
-    Python reads and lists of them are values, too: ``--lr -1e-3``, ``--targets -200,-800``. No option of a command
+    argparse treats a word that begins with a minus as an option unless it is a plain number. Here all numbers that
+    Python can parse, and lists of them, are values: ``--lr -1e-3``, ``--targets -200,-800``. No option of our commands
     begins with a minus and a digit.
     """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(allow_abbrev=False, **arguments)
-        # argparse has no other way to say which words are numbers; tests/test_commands.py looks whether it still asks.
+        # argparse has no public way to define which words are numbers; tests/test_commands.py checks that this works.
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf\b|nan\b)", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""A lock on a folder that ends with the process that holds it, however it ends."""
+"""A lock on a folder that is released when the process that holds it ends, for any reason."""
 
 import errno
 import logging
@@ -12,22 +12,22 @@ except ImportError:  # Windows
     fcntl = None
 
 _logger = logging.getLogger(__name__)
-#: What a process that was killed has started, as workers of a pool, may take so long to end.
+#: Time for child processes of a killed process, such as workers of a pool, to end.
 _PATIENCE_SECONDS = 2.0
 _RETRY_SECONDS = 0.1
 
 
 class FolderInUse(ValueError):
-    """Another run works in a folder; the message names it."""
+    """Another run is using a folder; the message names the folder."""
 
 
 def lock(file: IO, folder: Path) -> None:
     """Lock the open ``file`` for this process and those it forks, until all of them have closed it or ended.
 
-    Where the file system has no locks, a warning says so, and the run goes on without.
+    If the file system has no locks, a warning is logged, and the run continues without a lock.
 
     Raises:
-        FolderInUse: another process holds it. ``folder`` is for the message.
+        FolderInUse: another process holds the lock; the message names ``folder``.
     """
     if fcntl is None:
         _warn(folder, "this system has no file locks")

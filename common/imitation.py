@@ -1,6 +1,6 @@
-"""Losses by which an attention learns to imitate softmax attention, and a check of the mechanisms they are for.
+"""Losses for training an attention to imitate softmax attention, and a check of which mechanisms can use them.
 
-Both hosts take them from here: fairseq's ``--criterion attention_transfer`` and ``timm_plugin.transfer``.
+Both hosts use them: fairseq's ``--criterion attention_transfer`` and ``timm_plugin.transfer``.
 
 Legend: B batch, H heads, n queries, m keys, e channels of a head's value.
 """
@@ -15,15 +15,15 @@ from .attention import ATTENTIONS, InnerAttention
 
 #: Factor of squared errors, as in LoLCATs' code.
 SCALE = 1000.0
-#: The least weight that a logarithm is taken of: relu features may give 0.
+#: Weights are clamped to this minimum before the logarithm, since relu features may give 0.
 _LEAST_WEIGHT = 1e-6
 
 
 def squared_error(given: Tensor, wanted: Tensor) -> Tensor:
-    """1000 times the mean squared error over heads and channels of what each query gets, (B, n).
+    """1000 times the mean squared error of each query's output, over heads and channels, (B, n).
 
     ``given`` and ``wanted`` are outputs (B, H, n, e) of the heads, before the output projection (Zhang et al.,
-    *LoLCATs*, ICLR 2025, section 3.2, in the form of the authors' code). Float32 at least.
+    *LoLCATs*, ICLR 2025, section 3.2, in the form of the authors' code). Computed in at least float32.
     """
     given, wanted = _at_least_float32(given, wanted)
     return SCALE * (given - wanted).square().mean((1, 3))
@@ -33,8 +33,8 @@ def divergence(given: Tensor, wanted: Tensor) -> Tensor:
     """KL divergence of each query's weights from those of softmax attention, the mean over heads, (B, n).
 
     ``given`` and ``wanted`` are maps (B, H, n, m). It is the cross-entropy of Zhang et al., *The Hedgehog & the
-    Porcupine*, ICLR 2024, less the entropy of the softmax weights: no parameter changes that, so gradients are the
-    paper's, and the loss of equal weights is 0. Weights below 1e-6 count as 1e-6. Float32 at least.
+    Porcupine*, ICLR 2024, minus the entropy of the softmax weights. That entropy depends on no parameter, so gradients
+    are the paper's, and the loss of equal weights is 0. Weights below 1e-6 count as 1e-6. Computed in at least float32.
     """
     given, wanted = _at_least_float32(given, wanted)
     terms = torch.special.xlogy(wanted, wanted) - wanted * given.clamp(min=_LEAST_WEIGHT).log()
@@ -42,13 +42,13 @@ def divergence(given: Tensor, wanted: Tensor) -> Tensor:
 
 
 class ImitationLoss(NamedTuple):
-    """A loss, and the method of an attention whose results it compares."""
+    """A loss, and the name of the attention method whose results it compares."""
 
     of: Callable[[Tensor, Tensor], Tensor]  # (given, wanted) -> (B, n)
     method: str
 
 
-#: The losses by their names on the command lines.
+#: The losses by their names on command lines.
 IMITATION_LOSSES = {
     "outputs": ImitationLoss(squared_error, "forward"),
     "weights": ImitationLoss(divergence, "attention_matrix"),
@@ -56,9 +56,9 @@ IMITATION_LOSSES = {
 
 
 def check_imitates(option: str, loss: str, attention: InnerAttention, place: str) -> None:
-    """Raise ValueError unless ``attention``, at ``place`` in a model, can learn by ``loss``, the value of ``option``.
+    """Raise ValueError unless ``attention``, at ``place`` in a model, can be trained with ``loss``, set by ``option``.
 
-    "weights" needs weights like those of softmax, at least 0 and with the sum 1: ``InnerAttention.weighted_mean``.
+    "weights" needs weights as in softmax attention, at least 0 and with sum 1: ``InnerAttention.weighted_mean``.
     """
     if loss == "weights" and not attention.weighted_mean:
         names = ", ".join(name for name, kind in ATTENTIONS.items() if kind.weighted_mean)

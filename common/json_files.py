@@ -1,6 +1,6 @@
-"""JSON files that may be damaged: an error is one line, and values have the types that a reader asks for.
+"""JSON files that may be damaged: errors are one line, and values are checked against the types a reader expects.
 
-A file that this project writes holds the SHA-256 of its content, ``CHECKSUM``. To edit such a file, remove that line.
+Files that this project writes hold the SHA-256 of their content, ``CHECKSUM``. To edit such a file, remove that line.
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .ops.shared.checks import shortened
 
-#: The name of the digest in an object.
+#: The key of the digest in an object.
 CHECKSUM = "sha256"
-#: Digits of an integer: enough for 64 bits.
+#: Maximum number of digits of an integer: enough for 64 bits.
 _DIGITS = 20
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 _WORDS |= {list: "a list", dict: "an object", Path: "a text"}
 
 
 def parse(text: str) -> Any:
-    """The content of ``text``, which is JSON; NaN and Infinity, which Python writes, are numbers.
+    """Parse the JSON ``text``; NaN and Infinity, which Python writes, are numbers.
 
     Raises:
-        ValueError: ``text`` is not JSON, an object has a name twice, or a number is too large.
+        ValueError: ``text`` is not JSON, an object has a key twice, or a number is too large.
     """
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number, object_pairs_hook=_object)
@@ -35,16 +35,16 @@ def parse(text: str) -> Any:
 
 
 def check_file(path: Path, allowed: str) -> None:
-    """Raise ValueError where ``path`` is there and is no file: a reader of a pipe waits until somebody writes to it."""
+    """Raise ValueError if ``path`` exists and is not a regular file: reading a pipe would wait for a writer."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file; allowed: {allowed}")
 
 
 def read(path: Path, allowed: str) -> Any:
-    """The content of a file, without the checksum of an object. An error ends with what is ``allowed``.
+    """The content of a file, without an object's checksum. Error messages end with ``allowed``.
 
     Raises:
-        ValueError: the file is missing, cannot be read, is not JSON, or does not fit its checksum.
+        ValueError: the file is missing, cannot be read, is not JSON, or does not match its checksum.
     """
     check_file(path, allowed)
     try:
@@ -60,10 +60,10 @@ def signed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(content: Any) -> Any:
-    """``content`` without its checksum, if it has one.
+    """Check ``content`` against its checksum, if it has one, and return it without the checksum.
 
     Raises:
-        ValueError: the checksum does not fit the content.
+        ValueError: the checksum does not match the content.
     """
     if not isinstance(content, dict) or CHECKSUM not in content:
         return content
@@ -77,11 +77,11 @@ def checked(content: Any) -> Any:
 
 
 def typed(value: Any, kind: Any, where: str) -> Any:
-    """``value``, which was read from JSON, as the type ``kind``; errors call it ``where``.
+    """Convert ``value``, read from JSON, to the type ``kind``; error messages call it ``where``.
 
-    ``kind`` is None, a plain type, a list, tuple, dictionary or union of these, a NamedTuple or a dataclass. A list
-    becomes a tuple where one is asked for, and an object a NamedTuple or a dataclass; it may lack fields that have a
-    default. A list of all fields is a NamedTuple, too.
+    ``kind`` is None, a plain type, a list, tuple, dictionary or union of these, a NamedTuple or a dataclass. A list is
+    converted to a tuple if ``kind`` is one, and an object to a NamedTuple or a dataclass; it may omit fields that have
+    a default. A list of all fields is also accepted for a NamedTuple.
 
     Raises:
         ValueError: ``value`` is of another type.
@@ -97,26 +97,26 @@ def typed(value: Any, kind: Any, where: str) -> Any:
         return _listed(value, outer, inner, where)
     if outer in (dict, Mapping):
         _check(value, dict, where)
-        return {name: typed(one, inner[1], f"{where}.{name:.100}") for name, one in value.items()} if inner else value
+        return {name: typed(item, inner[1], f"{where}.{name:.100}") for name, item in value.items()} if inner else value
     _check(value, outer, where)
     return outer(value) if outer in (float, Path) else value
 
 
 def _made(value: Any, kind: Callable[..., Any], where: str) -> Any:
-    """The NamedTuple or dataclass ``kind`` with the fields of the object ``value``."""
+    """Build the NamedTuple or dataclass ``kind`` from the fields of the object ``value``."""
     names = getattr(kind, "_fields", None)
-    if names is not None and isinstance(value, list) and len(value) == len(names):  # as json.dumps writes it
+    if names is not None and isinstance(value, list) and len(value) == len(names):  # as json.dumps writes a NamedTuple
         value = dict(zip(names, value))
     _check(value, dict, where)
     hints, defaults = get_type_hints(kind), getattr(kind, "_field_defaults", {})
     if names is None:
         names = [field.name for field in dataclasses.fields(kind)]
         defaults = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
-    wrong = [f"has no {x}" for x in names if x not in value and x not in defaults]
-    wrong += [f"has the further name {shortened(x)}" for x in value if x not in names]
-    if wrong:
-        raise ValueError(f"{where} {wrong[0]}; allowed: {', '.join(names)}")
-    return kind(**{name: typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
+    faults = [f"has no {x}" for x in names if x not in value and x not in defaults]
+    faults += [f"has the further name {shortened(x)}" for x in value if x not in names]
+    if faults:
+        raise ValueError(f"{where} {faults[0]}; allowed: {', '.join(names)}")
+    return kind(**{name: typed(item, hints[name], f"{where}.{name}") for name, item in value.items()})
 
 
 def _listed(value: Any, outer: Any, inner: tuple[Any, ...], where: str) -> Any:
@@ -127,12 +127,12 @@ def _listed(value: Any, outer: Any, inner: tuple[Any, ...], where: str) -> Any:
         kinds = inner
     else:
         kinds = (inner[0] if inner else Any,) * len(value)
-    values = [typed(one, kind, f"{where}[{i}]") for i, (one, kind) in enumerate(zip(value, kinds))]
+    values = [typed(item, kind, f"{where}[{i}]") for i, (item, kind) in enumerate(zip(value, kinds))]
     return tuple(values) if outer is tuple else values
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
-    """``value`` as the first of ``kinds`` that it is."""
+    """``value`` as the first of ``kinds`` that it fits."""
     errors = []
     for kind in kinds:
         try:
@@ -143,14 +143,14 @@ def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
 
 
 def _check(value: Any, kind: Any, where: str) -> None:
-    """Raise ValueError unless ``value`` is of a plain type; an integer is a number, but true is neither."""
+    """Raise ValueError unless ``value`` has the plain type ``kind``; an integer is a number, but true is neither."""
     fits = {float: (int, float), Path: str}.get(kind, kind)
     if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{where} is {shortened(value)}; allowed: {_WORDS.get(kind, kind.__name__)}")
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    written = json.dumps(json.loads(json.dumps(content)), sort_keys=True)  # names are texts there
+    written = json.dumps(json.loads(json.dumps(content)), sort_keys=True)  # JSON converts keys to text
     return hashlib.sha256(written.encode()).hexdigest()
 
 
@@ -167,8 +167,8 @@ def _number(digits: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{shortened(next(name for name in names if names.count(name) > 1))} is there twice")
-    return found
+    return result

@@ -1,10 +1,10 @@
-"""Files that a command writes. Nothing is replaced or removed but what the command made itself.
+"""Files that a command writes. A command only replaces or removes files that it made itself.
 
-How that is known: each folder in which a command works has a file ``.lineartime``, which names the command and every
-file that it made there. The names alone would not do: a ``train.npz`` may be the user's. What lies in the folder and is
-not named, a symbolic link too, is a stranger, and ``find_stranger`` decides that for all commands.
+Each folder in which a command works has a file ``.lineartime``, which lists the command and every file that it made
+there. Fixed file names would not be enough: a ``train.npz`` may be the user's. Any other entry of the folder, including
+symbolic links, is a stranger; ``find_stranger`` finds them for all commands.
 
-Unfinished work on NAME lies in the folder ``NAME.part``, which has such a file, too, and is locked while it is at work.
+Unfinished work on NAME is in the folder ``NAME.part``, which also has such a file and is locked while in use.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from typing import IO
 
 from .folder_locks import lock
 
-#: The file that names a command and what it made.
+#: The file that lists a command and the files it made.
 MARK = ".lineartime"
-#: Where a folder has no command of its own.
+#: The command of folders that belong to no command.
 _UNFINISHED = "unfinished work"
-#: Folders in one for unfinished work: what is written, what it is about to replace, and what it has replaced.
+#: Subfolders for unfinished work: the new version, the old one during its replacement, and the old one to be removed.
 _PARTS = ("new", "old", "gone")
 
 
@@ -36,18 +36,18 @@ def find_stranger(path: Path, made: Collection[Path] = ()) -> Path | None:
     if not path.is_dir():
         return path if path.exists() and path not in made else None
     for child in sorted(path.iterdir()):
-        if child not in made or (found := find_stranger(child, made)) == child:
+        if child not in made or (stranger := find_stranger(child, made)) == child:
             return child
-        if found is not None:
-            return found
+        if stranger is not None:
+            return stranger
     return None
 
 
 def real_folder(path: Path, argument: str) -> Path:
-    """The folder that ``path`` names, itself no link, whether it is there or not.
+    """The real path of the folder ``path``, which need not exist.
 
     Raises:
-        ValueError: there is a file, or a link that leads nowhere.
+        ValueError: ``path`` is a file or a broken link.
     """
     if path.is_symlink() and not path.exists():
         raise ValueError(f"{argument} is {path}, a link to {os.readlink(path)}, which is not there; allowed: a folder")
@@ -57,27 +57,27 @@ def real_folder(path: Path, argument: str) -> Path:
 
 
 def check_new(path: Path, argument: str) -> None:
-    """Raise ValueError if there is anything at ``path``."""
+    """Raise ValueError if ``path`` exists, even as a broken link."""
     if os.path.lexists(path):
         kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
         raise ValueError(f"{argument} is {path}, {kind} that is there already; allowed: a name that is not")
 
 
 def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None:
-    """Raise ValueError unless ``folder`` is absent, empty or one of ``command``; see ``real_folder``, too.
+    """Raise ValueError unless ``folder`` is absent, empty or made by ``command``; also as ``real_folder`` does.
 
-    With ``whole`` it must hold nothing but what the command made, because it is going to be replaced.
+    With ``whole`` it may only hold files that the command made, because it is going to be replaced.
     """
     folder = real_folder(folder, argument)
     if whole and os.path.ismount(folder):
         raise ValueError(f"{argument} is {folder}, a mount point, which cannot be replaced; allowed: a folder below it")
     allowed = f"a new or empty folder, or one of {command}" + (" with nothing else in it" if whole else "")
     mark = folder / MARK
-    noted = None if find_stranger(mark, [mark]) else _read(mark)
-    made = {folder / name for name in noted[1]} | {mark} if noted else set()
-    if noted and noted[0] not in ("", command):  # empty: its process was killed before it had written more
-        raise ValueError(f"{argument} is {folder}, a folder of {noted[0]}; allowed: {allowed}")
-    if whole or noted is None:
+    content = None if find_stranger(mark, [mark]) else _read(mark)
+    made = {folder / name for name in content[1]} | {mark} if content else set()
+    if content and content[0] not in ("", command):  # empty if its process was killed before writing the command
+        raise ValueError(f"{argument} is {folder}, a folder of {content[0]}; allowed: {allowed}")
+    if whole or content is None:
         stranger = find_stranger(folder, made)
         if stranger is not None:
             raise ValueError(
@@ -88,15 +88,15 @@ def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None
 
 
 class Mark:
-    """The file ``.lineartime`` of a folder, open and locked: the command of the folder, and what it made there."""
+    """The file ``.lineartime`` of a folder, open and locked: the folder's command, and the files it made."""
 
     def __init__(self, folder: Path, file: IO[bytes], made: set[Path]) -> None:
         self.folder, self._file, self._made = folder, file, made
 
     def made(self) -> set[Path]:
-        """Paths that the command made, including those that its forked processes made."""
-        noted = _read(self.folder / MARK)
-        self._made = {self.folder / name for name in noted[1]} if noted else set()
+        """Paths made by the command and its forked processes, read from the file."""
+        content = _read(self.folder / MARK)
+        self._made = {self.folder / name for name in content[1]} if content else set()
         return self._made
 
     def has(self, path: Path) -> bool:
@@ -104,22 +104,22 @@ class Mark:
         return path in self._made or path in self.made()
 
     def note(self, path: Path) -> None:
-        """Write down that the command makes ``path``; before it does."""
+        """Record that the command makes ``path``; call this before making it."""
         if path not in self._made:
             self._write(path.relative_to(self.folder).as_posix())
             self._made.add(path)
 
     def forget(self, path: Path) -> None:
-        """Write down that ``path`` is no longer there."""
+        """Record that ``path`` no longer exists."""
         self._write({"gone": path.relative_to(self.folder).as_posix()})
         self._made.discard(path)
 
     def close(self, remove: bool = False) -> None:
-        """Release the folder; with ``remove`` the file goes, too."""
+        """Unlock the folder; with ``remove`` also delete the file."""
         if remove:
             try:
                 (self.folder / MARK).unlink(missing_ok=True)
-            except PermissionError:  # Windows removes no open file
+            except PermissionError:  # Windows cannot remove open files
                 self._file.close()
                 with contextlib.suppress(OSError):
                     (self.folder / MARK).unlink()
@@ -135,11 +135,11 @@ class Mark:
 
 
 def take(folder: Path, command: str, argument: str) -> Mark:
-    """Make ``folder`` one of ``command``, or take it again, and lock it until ``Mark.close`` or the process's end.
+    """Create ``folder`` for ``command``, or reuse it, and lock it until ``Mark.close`` or the end of the process.
 
     Raises:
-        ValueError: it is not absent, empty or the command's.
-        FolderInUse: another process has taken it.
+        ValueError: the folder is not absent, empty or made by ``command``.
+        FolderInUse: another process has locked it.
     """
     folder = real_folder(folder, argument)
     path = folder / MARK
@@ -149,16 +149,16 @@ def take(folder: Path, command: str, argument: str) -> Mark:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o666)
         file = open(descriptor, "ab", buffering=0)
         try:
-            os.set_inheritable(descriptor, True)  # a training that outlives its command goes on holding the folder
+            os.set_inheritable(descriptor, True)  # a training that outlives its command keeps the lock
             lock(file, folder)
-            # Whoever held it may have removed or moved it.
+            # The previous holder may have removed or moved the file.
             if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
                 file.close()
                 continue
             _cut(path)
-            noted = _read(path)
-            mark = Mark(folder, file, {folder / name for name in noted[1]} if noted else set())
-            if noted is None or not noted[0]:
+            content = _read(path)
+            mark = Mark(folder, file, {folder / name for name in content[1]} if content else set())
+            if content is None or not content[0]:
                 mark._write({"command": command})
             return mark
         except BaseException:
@@ -168,15 +168,15 @@ def take(folder: Path, command: str, argument: str) -> Mark:
 
 @contextlib.contextmanager
 def unfinished(path: Path, command: str = _UNFINISHED, keep: bool = False) -> Iterator[Path]:
-    """Yield ``path``.part/new/NAME, where ``path`` is written until it is whole; at the end ``path``.part goes.
+    """Yield ``path``.part/new/NAME, to write ``path`` there until it is complete; remove ``path``.part at the end.
 
-    What a run that was killed left there is removed before; a folder that it was just replacing is put back. With
-    ``keep`` what is unfinished stays, for the next run to go on with.
+    First, the leftovers of a killed run are removed, and a folder that it was replacing is moved back. With ``keep``
+    unfinished work is kept, so that the next run can continue it.
 
     Raises:
         ValueError: ``path``.part holds anything else.
-        FolderInUse: another process is at it.
-        OSError: what lies there cannot be removed.
+        FolderInUse: another process is using it.
+        OSError: old unfinished work cannot be removed.
     """
     part = path.with_name(path.name + ".part")
     new, old = part / "new" / path.name, part / "old" / path.name
@@ -191,23 +191,23 @@ def unfinished(path: Path, command: str = _UNFINISHED, keep: bool = False) -> It
         with naming(path):
             yield new
     finally:
-        _put_back(old, path)  # after an error between the two steps
+        _put_back(old, path)  # after an error between the two renames
         if not (keep and new.exists()):
-            with contextlib.suppress(OSError):  # the next run says what cannot be removed
+            with contextlib.suppress(OSError):  # the next run reports files that cannot be removed
                 _remove(part, _PARTS)
                 mark.close(remove=True)
-                part.rmdir()  # not if it is not empty: something came in meanwhile
+                part.rmdir()  # fails if other files have been added meanwhile
         mark.close()
 
 
 def _put_back(old: Path, path: Path) -> None:
-    """Put a folder back that was moved away to be replaced, and was not."""
+    """Move back a folder that was moved away to be replaced, if it was not replaced."""
     if old.exists() and not os.path.lexists(path):
         old.rename(path)
 
 
 def _remove(part: Path, names: Collection[str]) -> None:
-    """Remove folders of unfinished work; one that was replaced gets another name first, as it is no longer whole."""
+    """Remove folders of unfinished work; "old" is renamed first, since a partly removed folder must not be put back."""
     if (part / "old").exists():
         _remove_all(part / "gone")
         (part / "old").rename(part / "gone")
@@ -219,16 +219,16 @@ def _remove_all(folder: Path) -> None:
     try:
         if folder.exists():
             shutil.rmtree(folder)
-    except OSError as error:  # names a file by the last part of its path
+    except OSError as error:  # rmtree's error has only the last part of a path
         raise OSError(error.errno, f"{error.strerror}, so it cannot be removed", str(folder)) from error
 
 
 @contextlib.contextmanager
 def new_path(path: Path, argument: str) -> Iterator[Path]:
-    """Yield a path to write a file or folder to, which becomes ``path`` at the end, whole, or nothing.
+    """Yield a path to write a file or folder to; at the end it is renamed to ``path``, unless there was an error.
 
     Raises:
-        ValueError: there is something at ``path``, or in place of its unfinished work.
+        ValueError: ``path`` exists, or the folder for its unfinished work holds anything else.
     """
     check_new(path, argument)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,13 +240,13 @@ def new_path(path: Path, argument: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: Path, command: str, argument: str = "--out") -> Iterator[Path]:
-    """Yield an empty folder to write into; it becomes ``path`` at the end, in place of an earlier one of ``command``.
+    """Yield an empty folder to write into; at the end it becomes ``path`` and replaces an earlier one of ``command``.
 
-    The earlier one stays until the new one is whole, and whoever ends the process, one of the two is there.
+    The earlier folder is kept until the new one is complete; if the process is killed, one of the two remains.
 
     Raises:
-        ValueError: ``path`` is a folder that holds anything that the command did not make, or no folder, or this
-            process works in it.
+        ValueError: ``path`` holds anything that the command did not make, is no folder, or is at or above the working
+            directory of this process.
         FolderInUse: another process is writing it.
     """
     check_folder(path, command, argument, whole=True)
@@ -268,7 +268,7 @@ def new_folder(path: Path, command: str, argument: str = "--out") -> Iterator[Pa
 
 
 def _describe(folder: Path, command: str) -> None:
-    """Write the file ``.lineartime`` of a folder that is complete."""
+    """Write the file ``.lineartime`` of a complete folder."""
     (folder / MARK).unlink(missing_ok=True)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
     lines = [json.dumps({"command": command}), *map(json.dumps, names)]
@@ -279,12 +279,12 @@ def _describe(folder: Path, command: str) -> None:
 
 
 def _cut(mark: Path) -> None:
-    """Remove a last line that is not whole: it names what was not yet made."""
+    """Remove an incomplete last line, whose file was not made yet."""
     os.truncate(mark, mark.read_bytes().rfind(b"\n") + 1)
 
 
 def _read(mark: Path) -> tuple[str, set[str]] | None:
-    """The command and the names in a file ``.lineartime``; None if there is none."""
+    """The command and the names in a file ``.lineartime``; None if the file does not exist."""
     if not mark.is_file():
         return None
     command, names = "", set()
@@ -304,7 +304,7 @@ def _read(mark: Path) -> tuple[str, set[str]] | None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put ``path`` into an OSError that names no file, as that of a full disk does."""
+    """Add ``path`` to an OSError that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Tensors on disk, written by torch or as safetensors; see ``checkpoints`` for reading what torch wrote.
+"""Tensors on disk, written by torch or as safetensors; see ``checkpoints`` for reading torch's files.
 
-Damaged files are refused: files of safetensors hold a digest of their content, and the zip files of torch and numpy
+Damaged files are rejected: safetensors files hold a digest of their content, and the zip files of torch and numpy
 have checksums, which torch and numpy themselves do not check.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The name of the digest in the metadata of a file of safetensors.
+#: The key of the digest in the metadata of a safetensors file.
 DIGEST = "sha256"
 _READ_AT_ONCE = 2**22
 
@@ -22,7 +22,7 @@ def save(content: Any, path: Path) -> None:
     """``torch.save`` to ``path``.
 
     Raises:
-        OSError: it cannot be written, as on a full disk, where torch itself speaks of its positions in the file.
+        OSError: the file cannot be written, for example on a full disk, for which torch's own error is about positions.
     """
     with open(path, "wb") as file:
         try:
@@ -34,23 +34,23 @@ def save(content: Any, path: Path) -> None:
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write ``tensors`` and texts about them to ``path`` in the format of safetensors, with the digest of both.
+    """Write ``tensors`` and text ``metadata`` to ``path`` as safetensors, with a digest of both.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from safetensors.torch import save as to_bytes
 
-    apart = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}  # none shares memory
+    copies = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}  # no shared memory
     with open(path, "wb") as file:
-        file.write(to_bytes(apart, {**metadata, DIGEST: digest(apart, metadata)}))
+        file.write(to_bytes(copies, {**metadata, DIGEST: digest(copies, metadata)}))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, on the CPU, and the texts in a file of ``save_safetensors``. Nothing of it is run.
+    """The tensors, on the CPU, and the metadata in a file of ``save_safetensors``. No code from the file is run.
 
     Raises:
-        ValueError: no such file, or one that is cut short, of another format, or without the digest of its content.
+        ValueError: the file is missing, cut short, of another format, or without the digest of its content.
     """
     from safetensors import safe_open
 
@@ -59,7 +59,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
-    except Exception as error:  # its reader raises what it likes for a broken file
+    except Exception as error:  # safetensors raises arbitrary exceptions for a broken file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{str(path)!r} cannot be read ({reason}); allowed: a whole file of safetensors") from error
     stored = about.pop(DIGEST, None)
@@ -71,11 +71,12 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def digest(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of names, shapes, types and numbers of ``tensors``, and of texts ``about`` them; O(their size)."""
+    """SHA-256 of names, shapes, dtypes and values of ``tensors``, and of the metadata ``about`` them; O(size)."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # one number may have any stride
+        # contiguous_format, because a tensor of one number may have any stride
+        dense = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         sha.update(dense.reshape(-1).view(torch.uint8).numpy())
     for name, text in sorted((about or {}).items()):
         sha.update(f"{len(name)} {len(text)} {name}{text}\n".encode())
@@ -83,9 +84,9 @@ def digest(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 
 
 def check_parts(path: Path) -> None:
-    """Raise ValueError unless each part of a zip file, as torch and numpy write them, has the checksum in its header.
+    """Raise ValueError unless each part of a zip file of torch or numpy matches the checksum in its header.
 
-    A checksum of 0 is none: torch writes it where it was told not to compute any. O(size of the parts, unpacked), in
+    A checksum of 0 is ignored: torch writes it if computing checksums is turned off. O(unpacked size of the parts), in
     constant memory: the whole file is read once, which takes 0.2 s for a checkpoint of 500 MB in the system's cache.
     """
     try:
@@ -96,6 +97,6 @@ def check_parts(path: Path) -> None:
                         pass
     except FileNotFoundError:
         raise
-    except Exception as error:  # zipfile, too, raises what it likes for a broken file
+    except Exception as error:  # zipfile also raises arbitrary exceptions for a broken file
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"a part of it is damaged ({reason})") from error

@@ -1,8 +1,8 @@
 """Attention modules by name: (q, k, v) -> out, the inner attention that both hosts' adapters wrap.
 
-``build_attention("flow", causal=True, form="paper")``. A mechanism is one file of this folder, whose class is also
-found here: ``FlowAttention``, ``LinearAttention`` and so on. Files that begin with an underscore are what the
-mechanisms share.
+``build_attention("flow", causal=True, form="paper")``. Each mechanism is one file of this folder, and its class
+can be imported from here: ``FlowAttention``, ``LinearAttention`` and so on. Files that begin with an underscore hold
+the code that mechanisms share.
 """
 
 from ._about import About

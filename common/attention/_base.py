@@ -1,4 +1,4 @@
-"""The contract between a mechanism and the hosts: what it declares, what it is given, and what it computes.
+"""The contract between a mechanism and the hosts: its declarations, its inputs and its methods.
 
 Legend: B batch, H heads, n queries, m keys, d channels of a head's query and key, e channels of its value, D width.
 """
@@ -24,7 +24,7 @@ from ..ops.shared.state import State
 from ._about import About
 from ._options import AttentionOptions
 
-#: What a mechanism may support.
+#: Features that a mechanism may support.
 SUPPORTS = {
     "causal": "each token sees those before it and itself; decoding by `extend`",
     "bidirectional": "each token sees all tokens",
@@ -34,7 +34,7 @@ SUPPORTS = {
     "forget": "causal, its running sums can forget by gates, the further input `log_decay` of `ForgetAttention`",
     "rotary": "it rotates queries and keys itself, by its option `rotary`",
 }
-#: What a mechanism may need of a host beside q, k and v: facts for its constructor, then inputs of every call.
+#: A mechanism may need these from a host in addition to q, k and v: facts for its constructor, inputs of each call.
 FACTS = ("num_heads", "head_dim", "max_tokens")
 INPUTS = {
     "x": "the tokens (B, n, D) before their projection",
@@ -45,7 +45,7 @@ INPUTS = {
 
 
 class AttentionShape(NamedTuple):
-    """Facts that a host knows of the attention it builds; every mechanism is given all of them."""
+    """Facts that a host knows about the attention it builds; every mechanism receives all of them."""
 
     causal: bool = False
     num_heads: int | None = None  # H
@@ -64,35 +64,35 @@ class InnerAttention(RemembersOptions):
         spatial_dims: 1 for sequences, 2 for images.
         options: fields of the class's ``Options``.
 
-    A mechanism is an ``OpAttention``; around one stand ``ForgetAttention``, ``RotaryAttention`` and
-    ``ShortConvAttention``, in this order from the inside. Each declares
-    ``Options``, ``supports`` and ``needs``, builds its parameters in ``setup``, and has:
+    A mechanism is an ``OpAttention``. ``ForgetAttention``, ``RotaryAttention`` and ``ShortConvAttention`` can wrap it,
+    in this order from the inside. Each class declares ``Options``, ``supports`` and ``needs``, builds its parameters in
+    ``setup``, and has:
 
     ``forward(q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0, segment_ids=None) -> out``:
     attention over whole sequences. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), heads already split.
     Masks are bool, (B, m) for keys and (B, n) for queries, True = padding; a padded query gives 0. ``dropout_p`` is
-    applied in either mode of the module, since hosts decide that themselves. ``segment_ids`` (B, n), integers that
-    never decrease along a row, are its documents, none of which sees another; positions begin anew with each. The
-    inputs that ``needs`` names are further keywords.
+    applied in training and in evaluation, since the host decides when to use it. ``segment_ids`` (B, n), integers that
+    never decrease along a row, number its packed documents, which do not see each other; positions restart with each.
+    The inputs that ``needs`` names are further keywords.
 
     ``extend(q, k, v, padding_mask=None, state=None, segment_ids=None, dropout_p=0.0) -> (out, state)``, where it
-    supports "causal": attention from the next tokens of a sequence, one or many. ``padding_mask`` (B, n) is theirs
-    alone, ``state`` None starts a sequence. Every tensor of a state has the batch as dimension 0.
+    supports "causal": attention from the next tokens of a sequence, one or many. ``padding_mask`` (B, n) covers these
+    tokens only; ``state`` None starts a sequence. Every tensor of a state has the batch as dimension 0.
 
     ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, query_padding_mask, positions) ->
-    out``, where it supports "source": ``source_state`` and ``attend_source``, which check their tensors. The inputs
-    that ``needs`` names are further keywords of the former.
+    out``, where it supports "source": the implementations behind ``source_state`` and ``attend_source``, which check
+    the tensors. The inputs that ``needs`` names are further keywords of ``_source_state``.
 
     ``reference(q, k, v, key_padding_mask=None, query_padding_mask=None) -> out``: the paper's formula, literally and
-    slowly, with this module's parameters and options; what everything faster is compared with.
+    slowly, with this module's parameters and options; faster implementations are compared with it.
 
     Raises:
         ValueError: an option that the mechanism does not have or a value it does not allow; ``causal`` or images where
-            it does not support them; a fact that it needs and that is not given. ``torch.jit.script`` of a mechanism
-            that does not support "torchscript".
+            it does not support them; a missing fact that it needs. ``torch.jit.script`` of a mechanism that does not
+            support "torchscript".
     """
 
-    # torch.jit.trace has no type for these where an instance has its own.
+    # torch.jit.trace cannot type these attributes where an instance overrides them.
     __jit_ignored_attributes__ = ("about", "name", "needs", "supports")
     #: The name in the registry, set by ``register_attention``.
     name: ClassVar[str] = ""
@@ -104,25 +104,25 @@ class InnerAttention(RemembersOptions):
     supports: ClassVar[frozenset[str]] = frozenset({"causal", "bidirectional"})
     #: Names of ``FACTS`` and of ``INPUTS``.
     needs: frozenset[str] = frozenset()
-    #: Options that tensors of the state dict show, so that they need not be remembered.
+    #: Options that can be read off tensors of the state dict, so that the record of options omits them.
     shown_by_weights: ClassVar[frozenset[str]] = frozenset()
-    #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state has a largest size.
+    #: Whether time and memory are linear in the tokens, up to a logarithm, and the decoding state has a bounded size.
     linear_cost: bool = True
-    #: Whether each output is a mean of the values of all tokens that are seen, with any options: the weights of a query
-    #: are at least 0, none is 0 whatever the tokens are, and their sum is 1, as in softmax attention, or less where a
-    #: normaliser is kept from 0.
+    #: Whether, with any options, each output is a weighted mean of the values of all visible tokens: the weights of a
+    #: query are at least 0, no weight is always 0, and they sum to 1, as in softmax attention, or to less where the
+    #: normaliser has a lower bound.
     weighted_mean: ClassVar[bool] = False
-    #: Whether tokens in another order, not causal, have the same outputs in that order: they are a set, without
+    #: Whether, if not causal, permuting the tokens permutes the outputs in the same way: tokens are a set, without
     #: positions, neighbours or a grid.
     permutation_equivariant: ClassVar[bool] = False
-    #: Whether, without gates, its state is sums that add up: the state of all tokens is that of one part and another.
+    #: Whether, without gates, its state consists of sums: the states of two parts add up to that of the whole sequence.
     sums_add_up: ClassVar[bool] = False
-    #: ``attend_part(q, k, v, padding_mask, before, sums_before) -> out``, where all parts of a sequence can be computed
-    #: at the same time, if sums are exchanged on the way; see ``ops.flow.parts``.
+    #: ``attend_part(q, k, v, padding_mask, before, sums_before) -> out``, if all parts of a sequence can be computed at
+    #: the same time while exchanging sums; see ``ops.flow.parts``.
     attend_part: Callable[..., Tensor] | None = None
-    #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
+    #: Inside ``common.parallel.context_parallel``, the ``Context`` of this process's part of a sequence; else None.
     context: Any = None
-    #: Whether training draws anew what states depend on: a state is of no use to another pass.
+    #: Whether training redraws random numbers that states depend on, so that a state is useless to another pass.
     redraws: bool = False
 
     def __init__(
@@ -143,33 +143,33 @@ class InnerAttention(RemembersOptions):
         self.setup()
 
     def setup(self) -> None:
-        """Build parameters and buffers from ``self.shape`` and ``self.options``; nothing where there are none."""
+        """Build parameters and buffers from ``self.shape`` and ``self.options``; does nothing by default."""
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head of what a host projects tokens to: "q", "k" and "v". One that is left out is None."""
+        """Channels per head of a host's projections "q", "k" and "v". A tensor without an entry here is None."""
         return {"q": head_dim, "k": head_dim, "v": head_dim}
 
     def key_features(self, head_dim: int) -> int:
-        """Features of a head's key, by which running sums have their rows; where it supports "forget"."""
+        """Features of a head's key, the rows of its running sums; used where it supports "forget"."""
         return head_dim
 
     def state_tokens(self) -> int | None:
         """The largest number of tokens that a decoding state has entries for; None if it has entries for all tokens.
 
-        After n tokens it has entries for min(n, that number), and sums whose size does not depend on n.
+        After n tokens the state has entries for min(n, this number) of them, and sums whose size is independent of n.
         """
         return 0 if self.linear_cost else None
 
     @classmethod
     def packs_documents(cls) -> bool:
-        """Whether it takes ``segment_ids``, the documents of a row."""
+        """Whether it accepts ``segment_ids``, the documents of a row."""
         return False
 
     def remembered_options(self) -> dict[str, Any]:
         """Return the mechanism's name, whether it is causal, its heads, and the options that change its outputs.
 
-        With other values of these, the same weights give other outputs. Options that change speed alone are left out,
-        and so are those that tensors of the state dict show (``shown_by_weights``).
+        With other values of these, the same weights give other outputs. Options that change only speed are omitted,
+        and so are those that can be read off tensors of the state dict (``shown_by_weights``).
         """
         described = self.options.described()
         options = {
@@ -181,11 +181,11 @@ class InnerAttention(RemembersOptions):
         return {"attention": self.name or type(self).__name__, "causal": self.causal, **heads, **options}
 
     def inputs(self, **available: Any) -> dict[str, Any]:
-        """Select from the inputs that a host can give, by name, those that this module takes."""
+        """Select the inputs that this module needs from all those that a host can provide, by name."""
         return {name: value for name, value in available.items() if name in self.needs}
 
     def __prepare_scriptable__(self) -> "InnerAttention":
-        """torch's hook of ``torch.jit.script``, for a module and all in it; ValueError for what has no TorchScript."""
+        """torch's hook of ``torch.jit.script``, called for each submodule; ValueError if it does not support that."""
         if "torchscript" not in self.supports:
             name = self.name or type(self).__name__
             raise ValueError(
@@ -205,18 +205,18 @@ class InnerAttention(RemembersOptions):
         dropout_p: float = 0.0,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
-        """Refused with a ValueError; a mechanism that supports "causal" defines it."""
+        """Raise ValueError; a mechanism that supports "causal" overrides it."""
         raise ValueError(f"causal is {self.causal}; attention {self.name!r} does not decode; allowed: forward alone")
 
     def source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None = None, **inputs: Tensor) -> State:
-        """State of a source k (B, H, m, d), v (B, H, m, e) for ``attend_source``, of one size for any m; O(m) time.
+        """State of a source k (B, H, m, d), v (B, H, m, e) for ``attend_source``; its size is independent of m. O(m).
 
         ``key_padding_mask`` (B, m), True = padding; ``inputs`` are those that ``needs`` names. Sums are float32
         (float64 for float64 inputs), and every tensor has the batch as dimension 0.
 
         Raises:
             ValueError: the mechanism does not support "source", was built with ``causal=True``, or is RFA in training,
-                where each pass draws other directions; or the tensors do not fit.
+                where each pass draws new directions; or the tensors do not fit.
         """
         self._check_source()
         check_key_value(k, v)
@@ -226,11 +226,11 @@ class InnerAttention(RemembersOptions):
     def attend_source(
         self, q: Tensor, state: State, query_padding_mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """``forward`` of q (B, H, n, d) and the source of ``state`` -> (B, H, n, e) in q's dtype; O(n), whatever m is.
+        """``forward`` of q (B, H, n, d) and the source of ``state`` -> (B, H, n, e) in q's dtype; O(n) for any m.
 
         No query's output depends on another query. ``query_padding_mask`` (B, n), True = padding. ``positions`` (B, n),
-        int64, are the numbers of the queries among the real tokens of their sequence, from 0, which decoding has to
-        say where they matter (cosFormer); None counts them by the mask.
+        int64, are the positions of the queries among the real tokens of their sequence, from 0. Decoding must pass them
+        where they matter (cosFormer); None counts them by the mask.
 
         Raises:
             ValueError: as ``source_state``; a state that does not fit.
@@ -250,8 +250,8 @@ class InnerAttention(RemembersOptions):
 
     def _check_shape(self) -> None:
         name = self.name or type(self).__name__
-        wanted = {"causal"} if self.causal else {"bidirectional", "source"}
-        if not wanted & self.supports:
+        modes = {"causal"} if self.causal else {"bidirectional", "source"}
+        if not modes & self.supports:
             raise ValueError(f"causal is {self.causal}; allowed for attention {name!r}: {not self.causal}")
         allowed = {1: "1 for sequences"} if "spatial_shape" not in self.needs else {}
         allowed |= {2: "2 for images"} if "bidirectional" in self.supports else {}
@@ -273,22 +273,22 @@ class InnerAttention(RemembersOptions):
 
 
 class OpAttention(InnerAttention):
-    """An ``InnerAttention`` that is one public function of ``common.ops``, which checks its tensors at each call.
+    """An ``InnerAttention`` that calls one public function of ``common.ops``, which checks its tensors at each call.
 
     Subclasses name the function, ``op``, and its literal form, ``reference_op``. Both are called with the tensors that
     ``op_inputs`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
 
     * ``causal``, where the mechanism may be causal,
-    * the options, but those that ``setup`` alone reads (``setup_only``), and for ``reference_op`` those of speed,
-    * what the module holds: ``op_kwargs()``, and ``reference_kwargs()`` for ``reference_op``,
+    * the options, except those that only ``setup`` reads (``setup_only``) and, for ``reference_op``, those of speed,
+    * the module's parameters and buffers: ``op_kwargs()``, or ``reference_kwargs()`` for ``reference_op``,
     * the inputs that ``needs`` names,
-    * for ``op`` of a causal sequence in parts, ``initial_state`` and ``return_state``,
-    * for ``op`` of packed documents, ``segment_ids``.
+    * for ``op`` on the next part of a causal sequence, ``initial_state`` and ``return_state``,
+    * for ``op`` on packed documents, ``segment_ids``.
     """
 
     op: Callable
     reference_op: Callable
-    #: The tensors that ``op`` takes, in their order. One that ``projections`` leaves out is None.
+    #: The tensors that ``op`` accepts, in order. A tensor without an entry in ``projections`` is None.
     op_inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
 
     def __init__(self, causal: bool = False, **facts_and_options: Any) -> None:
@@ -296,12 +296,12 @@ class OpAttention(InnerAttention):
         self._declare()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over ``state``, which may be the pickle of another version."""
+        """Restore ``state``, which may come from a pickle of another version."""
         super().__setstate__(state)
         self._declare()
 
     def _declare(self) -> None:
-        """Set what does not change between calls: arguments of ``op`` and ``reference_op``, and projected tensors."""
+        """Cache the arguments of ``op`` and ``reference_op`` that never change, and the names of projected tensors."""
         described = self.options.described()
         causal = {"causal": self.causal} if "causal" in self.supports else {}
         options = {name: x for name, x in self.options.as_dict().items() if not described[name].setup_only}
@@ -311,7 +311,7 @@ class OpAttention(InnerAttention):
 
     @classmethod
     def packs_documents(cls) -> bool:
-        """Whether ``op`` takes ``segment_ids``."""
+        """Whether ``op`` accepts ``segment_ids``."""
         return "segment_ids" in inspect.signature(cls.op).parameters
 
     def op_kwargs(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class OpAttention(InnerAttention):
         return {}
 
     def reference_kwargs(self) -> dict[str, Any]:
-        """Further arguments of ``reference_op`` in this call: ``op_kwargs()``, unless computed literally."""
+        """Further arguments of ``reference_op`` in this call: ``op_kwargs()``, unless a subclass overrides it."""
         return self.op_kwargs()
 
     def forward(
@@ -334,12 +334,12 @@ class OpAttention(InnerAttention):
         **inputs: Any,
     ) -> Tensor:
         """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); see ``InnerAttention``."""
-        further = {**self._needed(inputs), **self.packing(segment_ids)}
+        arguments = {**self._needed(inputs), **self.packing(segment_ids)}
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         v = drop_sources(v, dropout_p)
         if self.context is not None:
-            return self.context.attend(self, (q, k, v), **masks, inputs=further)
-        return self.apply_op(*self.operands(q, k, v), **masks, **further)
+            return self.context.attend(self, (q, k, v), **masks, inputs=arguments)
+        return self.apply_op(*self.operands(q, k, v), **masks, **arguments)
 
     def extend(
         self,
@@ -352,19 +352,19 @@ class OpAttention(InnerAttention):
         dropout_p: float = 0.0,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; cost as the mechanism says.
+        """The next tokens' outputs (B, H, n, e) and the state after them; the cost depends on the mechanism.
 
-        A source that is dropped is dropped for the tokens after these, too: the state is without it.
+        A dropped source stays dropped for later tokens, since the state does not contain it.
         """
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
         tensors = self.operands(q, k, drop_sources(v, dropout_p))
-        if padding_mask is not None:  # op knows it by other names
+        if padding_mask is not None:  # checked here, since op has other names for it
             check_heads("v", v)
             check_padding_mask("padding_mask", padding_mask, v)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        further = {**self._needed(inputs), **self.packing(segment_ids)}
-        return self.apply_op(*tensors, **masks, **further, initial_state=state, return_state=True)
+        arguments = {**self._needed(inputs), **self.packing(segment_ids)}
+        return self.apply_op(*tensors, **masks, **arguments, initial_state=state, return_state=True)
 
     def reference(
         self,
@@ -389,28 +389,30 @@ class OpAttention(InnerAttention):
         segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """The matrix (B, H, n, m) of which matrix @ v is ``forward``; ``record_attention(model, maps=True)`` keeps it.
+        """The matrix (B, H, n, m) with matrix @ v = ``forward``; ``record_attention(model, maps=True)`` records it.
 
         Without attention dropout. Costs m / e calls of ``forward`` and O(n m) memory: for short inputs.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
-        further = {**self._needed(inputs), **self.packing(segment_ids)}
-        return read_attention_matrix(lambda values: self.linear_op(*self.operands(q, k, values), **masks, **further), v)
+        arguments = {**self._needed(inputs), **self.packing(segment_ids)}
+        return read_attention_matrix(
+            lambda values: self.linear_op(*self.operands(q, k, values), **masks, **arguments), v
+        )
 
     def linear_op(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
-        """The part of ``apply_op`` that is linear in the values: all of it, unless a subclass says otherwise."""
+        """The part of ``apply_op`` that is linear in the values: all of it, unless a subclass overrides this."""
         return self.apply_op(*tensors, **arguments)
 
     def apply_op(self, *tensors: Tensor | None, **arguments: Any) -> Any:
-        """``op`` of the tensors that it takes, with all of its arguments."""
+        """Call ``op`` with its tensors (``operands``) and all of its arguments."""
         return type(self).op(*tensors, **arguments, **self._arguments, **self.op_kwargs())
 
     def apply_reference(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
-        """``reference_op`` of the same."""
+        """Call ``reference_op`` with the same tensors and all of its arguments."""
         return type(self).reference_op(*tensors, **arguments, **self._reference_arguments, **self.reference_kwargs())
 
     def operands(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:
-        """The tensors that ``op`` takes; ValueError for one that is projected and not given, or the reverse."""
+        """The tensors that ``op`` accepts; ValueError if a projected tensor is None, or another one is not None."""
         for name, tensor in (("q", q), ("k", k)):
             if (tensor is None) == (name in self._projected):
                 is_given, allowed = ("None", "a tensor") if tensor is None else ("given", "None")
@@ -422,7 +424,7 @@ class OpAttention(InnerAttention):
         return tuple(tensors[name] for name in self.op_inputs)
 
     def packing(self, segment_ids: Tensor | None) -> dict[str, Tensor]:
-        """``segment_ids`` as an argument of ``op``, where given; ValueError where ``op`` has none."""
+        """``segment_ids`` as an argument of ``op``, if given; ValueError if ``op`` does not accept it."""
         if segment_ids is None:
             return {}
         if self.context is not None:
@@ -432,14 +434,14 @@ class OpAttention(InnerAttention):
         return {"segment_ids": segment_ids}
 
     def _needed(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """``inputs``, if they are those that ``needs`` names; ValueError otherwise."""
+        """The ``inputs`` that are not None; ValueError unless they are exactly those that ``needs`` names."""
         inputs = {name: x for name, x in inputs.items() if x is not None}
-        wanted = {name for name in INPUTS if name in self.needs}
+        required = {name for name in INPUTS if name in self.needs}
         if self.causal and "forget" in self.supports and "log_decay" in inputs:
-            wanted.add("log_decay")
-        if inputs.keys() == wanted:
+            required.add("log_decay")
+        if inputs.keys() == required:
             return inputs
-        name = min(inputs.keys() ^ wanted)
+        name = min(inputs.keys() ^ required)
         is_given, allowed = ("is given", "without it") if name in inputs else ("is None", f"{INPUTS.get(name)}")
         raise ValueError(f"{name} {is_given}; allowed for attention {self.name!r}: {allowed}")
 

@@ -1,4 +1,4 @@
-"""The base class of both kinds of DAFT: heads side by side in one row of channels, and queries that may be missing."""
+"""The base class of both kinds of DAFT: ops on merged heads (B, n, H c), with optional queries."""
 
 from typing import Any, Final
 
@@ -13,17 +13,17 @@ from ._base import OpAttention, drop_sources
 
 
 class DaftAttention(OpAttention):
-    """An ``OpAttention`` whose op is of (B, n, H c), *A Dot Product Attention Free Transformer*.
+    """An ``OpAttention`` whose op works on merged heads (B, n, H c), *A Dot Product Attention Free Transformer*.
 
-    Subclasses define ``_check(q, k, v)``, of tensors whose heads are apart, and ``_in_torchscript``.
+    Subclasses define ``_check(q, k, v)``, for tensors (B, H, n, c), and ``_in_torchscript``.
     """
 
     causal: Final[bool]
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head of queries, if there are any, of keys and of values."""
-        own = super().projections(head_dim)
-        return own if self.options.query else {"k": own["k"], "v": own["v"]}
+        """Channels per head of the queries (with the option ``query``), keys and values."""
+        channels = super().projections(head_dim)
+        return channels if self.options.query else {"k": channels["k"], "v": channels["v"]}
 
     def forward(
         self,
@@ -44,16 +44,16 @@ class DaftAttention(OpAttention):
             query = None if q is None else merge_heads(q)
             values = merge_heads(drop_sources(v, dropout_p))
             return split_heads(self._in_torchscript(query, merge_heads(k), values, spatial_shape), v.shape[1])
-        else:  # a branch of its own, which TorchScript does not compile
+        else:  # a separate branch, which TorchScript does not compile
             masks = key_padding_mask, query_padding_mask
             return super().forward(q, k, v, *masks, dropout_p, segment_ids, spatial_shape=spatial_shape)
 
     def apply_op(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
-        """``op`` of q, k and v (B, H, n, c), whose heads it gets side by side."""
+        """Apply ``op`` to q, k and v (B, H, n, c), with their heads merged."""
         query_padding_mask = arguments.pop("query_padding_mask")
         self._check(q, k, v)
         check_padding_mask("query_padding_mask", query_padding_mask, v)
-        # An output of 0 is not enough: what is not finite in a padded query would still be in its gradient.
+        # Zeroing the output is not enough: inf or nan in a padded query would still reach the gradients.
         query = None if q is None else merge_heads(zero_padding(q, query_padding_mask))
         out = self.apply_merged(query, merge_heads(k), merge_heads(v), **arguments)
         if not arguments.get("return_state"):
@@ -61,11 +61,11 @@ class DaftAttention(OpAttention):
         return split_heads(out[0], v.shape[1]), out[1]
 
     def apply_merged(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
-        """``op`` of q, k and v (B, n, H c)."""
+        """Apply ``op`` to q, k and v (B, n, H c)."""
         return super().apply_op(q, k, v, **arguments)
 
     def apply_reference(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
-        """``reference_op`` of the same."""
+        """Apply ``reference_op`` to q, k and v (B, H, n, c)."""
         query_padding_mask = arguments.pop("query_padding_mask")
         tensors = [None if x is None else side_by_side(x) for x in (q, k, v)]
         out = super().apply_reference(*tensors, **arguments)
@@ -80,20 +80,20 @@ class DaftAttention(OpAttention):
         segment_ids: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """exp(w + k) over its sum, (B, H, n, n), without the query's gate; the mean over channels that have own keys.
+        """exp(w + k) over its sum, (B, H, n, n), before the query's gate; the mean over channels with separate keys.
 
         Where a head has one key for each token, map @ v is ``forward`` before the gate.
         """
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         inputs = {**self._needed(inputs), **self.packing(segment_ids)}
-        kinds = [k] if k.shape[-1] == 1 else [key.expand_as(k) for key in k.split(1, dim=-1)]  # of each channel alone
+        kinds = [k] if k.shape[-1] == 1 else [key.expand_as(k) for key in k.split(1, dim=-1)]  # one channel each
         maps = [
             read_attention_matrix(lambda values, k=kind: self._weighed(k, values, masks, inputs), v) for kind in kinds
         ]
         return torch.stack(maps).mean(0)
 
     def _weighed(self, k: Tensor, v: Tensor, masks: dict[str, Tensor | None], inputs: dict[str, Any]) -> Tensor:
-        """``apply_op`` without queries."""
+        """Apply ``apply_op`` without queries."""
         return self.apply_op(None, k, v, **masks, **inputs)
 
     def recorded_keys(self, k: Tensor, segment_ids: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gates in front of any mechanism of running sums, by which the sums forget what they read long ago."""
+"""Forget gates for any mechanism based on running sums, which make the sums forget old tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from ._options import AttentionOptions, choice
 
 @dataclass(frozen=True)
 class ForgetOptions(AttentionOptions):
-    """Option of ``build_attention`` for every causal mechanism of running sums."""
+    """Option of ``build_attention`` for every causal mechanism based on running sums."""
 
     forget: str = choice(
         NONE,
@@ -26,14 +26,14 @@ class ForgetOptions(AttentionOptions):
 
 
 class ForgetAttention(InnerAttention):
-    """Gives ``inner`` gates of each token, log_decay = log sigmoid(W x + b), by which its running sums forget.
+    """Gives ``inner`` a gate per token, log_decay = log sigmoid(W x + b), which makes its running sums forget.
 
-    A sum over all tokens so far cannot tell what was just read from what was read long ago. Here it is multiplied by
-    the gate exp(log_decay_t) before token t is added. It is an addition of ours to these mechanisms: none of their
-    papers has it; RFA-Gate, Mamba-2 and gated linear attention forget in the same way. ``forget`` is "head", one gate
-    for each head, or "channel", one for each feature of its keys. x (B, n, D), the tokens before their projection, is a
-    further input, with D = ``num_heads`` x ``head_dim``. Otherwise shapes, masks and state are those of ``inner``. A
-    token that is padding makes nothing forgotten. O(n D H) more, and by channel the sums cost more too.
+    A sum over all tokens so far cannot tell recent tokens from old ones. Here it is multiplied by the gate
+    exp(log_decay_t) before token t is added. This is our addition and in none of the papers of these mechanisms;
+    RFA-Gate, Mamba-2 and gated linear attention forget in the same way. ``forget`` is "head", one gate for each head,
+    or "channel", one for each feature of its keys. x (B, n, D), the tokens before their projection, is a further input,
+    with D = ``num_heads`` x ``head_dim``. Otherwise shapes, masks and state are those of ``inner``. Padding tokens do
+    not make the sums forget. The gates cost O(n D H) in addition, and gates by channel make the sums slower.
 
     Raises:
         ValueError: ``inner`` is not causal or has no running sums; ``forget``, ``num_heads`` or ``head_dim`` is not
@@ -52,11 +52,11 @@ class ForgetAttention(InnerAttention):
         self.gate = ForgetGate(forget, num_heads * head_dim, num_heads, inner.key_features(head_dim))
 
     def packs_documents(self) -> bool:
-        """Whether the inner attention takes ``segment_ids``."""
+        """Whether the inner attention accepts ``segment_ids``."""
         return self.inner.packs_documents()
 
     def state_tokens(self) -> int | None:
-        """The number for the inner attention."""
+        """The value of the inner attention."""
         return self.inner.state_tokens()
 
     def projections(self, head_dim: int) -> dict[str, int]:
@@ -110,7 +110,7 @@ class ForgetAttention(InnerAttention):
         return self.inner.reference(q, k, v, key_padding_mask, query_padding_mask, log_decay=log_decay, **inputs)
 
     def _real(self, x: Tensor | None, q: Tensor, padding_mask: Tensor | None, mask_name: str) -> Tensor:
-        """x with zeros at padding, whose contents must not reach the gradients of the gates; checked."""
+        """Check x, and zero it at padding, which must not reach the gradients of the gates."""
         check_heads("q", q)
         check_padding_mask(mask_name, padding_mask, q)
         check_tokens(x, q, self.gate.width)

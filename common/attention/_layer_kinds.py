@@ -1,4 +1,4 @@
-"""Stacks whose layers have several kinds of attention: a pattern such as "flow*3,softmax", which repeats."""
+"""Models that mix kinds of attention by layer, following a repeated pattern such as "flow*3,softmax"."""
 
 import re
 from collections.abc import Sequence
@@ -6,45 +6,45 @@ from collections.abc import Sequence
 from ..ops.shared.checks import ArgumentError, allowed_names, shortened
 
 _ITEM = re.compile(r"(?P<name>\w+)(\*(?P<count>[1-9]\d*))?")
-#: Layers of one period: far more than a model has, and few enough to be listed one by one.
+#: Limit on the layers of one period: far more than a model has, and few enough to list.
 _MOST = 10_000
 
 
 def pattern_names(pattern: str, allowed: Sequence[str]) -> list[str]:
-    """The names in ``pattern``, which may be one name alone, each as often as it stands for a layer: one period.
+    """The attention names of one period of ``pattern``, one per layer; a pattern may be a single name.
 
     Raises:
-        ValueError: a pattern of another form or of more than 10,000 layers, or a name that is not in ``allowed``.
+        ValueError: a malformed pattern, one of more than 10,000 layers, or a name that is not in ``allowed``.
     """
-    given, named = f"`layers` is {shortened(pattern)}", []
+    problem, names = f"`layers` is {shortened(pattern)}", []
     for item in pattern.split(","):
-        found = _ITEM.fullmatch(item.strip())
-        if found is None:
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
             raise ArgumentError(
-                f"{given}, with {shortened(item.strip())}; allowed: NAME or NAME*COUNT, separated by commas"
+                f"{problem}, with {shortened(item.strip())}; allowed: NAME or NAME*COUNT, separated by commas"
             )
-        if found["name"] not in allowed:
-            raise ArgumentError(f"{given}, with {shortened(found['name'])}; {allowed_names(found['name'], allowed)}")
-        count = found["count"] or "1"
-        if len(count) > len(str(_MOST)) or len(named) + int(count) > _MOST:
-            raise ArgumentError(f"{given}, a pattern of more than {_MOST} layers; allowed: of at most {_MOST}")
-        named += [found["name"]] * int(count)
-    return named
+        if match["name"] not in allowed:
+            raise ArgumentError(f"{problem}, with {shortened(match['name'])}; {allowed_names(match['name'], allowed)}")
+        count = match["count"] or "1"
+        if len(count) > len(str(_MOST)) or len(names) + int(count) > _MOST:
+            raise ArgumentError(f"{problem}, a pattern of more than {_MOST} layers; allowed: of at most {_MOST}")
+        names += [match["name"]] * int(count)
+    return names
 
 
 def layer_kinds(pattern: str, allowed: Sequence[str], layers: Sequence[int], whole: bool = True) -> list[str]:
-    """The name of the attention of each of ``layers``, numbers of layers from 0: that of a ``pattern`` that repeats.
+    """The name of the attention in each of ``layers``, layer numbers from 0, for a repeated ``pattern``.
 
-    "flow*3,softmax" is flow in layers 0 to 2, softmax in layer 3, flow in layers 4 to 6, and so on. Workspaces between
-    names do not matter. Unless ``layers`` are the ``whole`` stack, it is not known how many there are.
+    "flow*3,softmax" is flow in layers 0 to 2, softmax in layer 3, flow in layers 4 to 6, and so on. Spaces around
+    names do not matter. ``whole`` says that ``layers`` are all layers of the model; otherwise their number is unknown.
 
     Raises:
-        ValueError: as ``pattern_names``, and a pattern for more layers than there are.
+        ValueError: as ``pattern_names``, or a pattern that is longer than the whole model.
     """
-    named = pattern_names(pattern, allowed)
-    if whole and len(named) > len(layers):
+    names = pattern_names(pattern, allowed)
+    if whole and len(names) > len(layers):
         raise ArgumentError(
-            f"`layers` is {pattern!r}, a pattern of {len(named)} layers; "
+            f"`layers` is {pattern!r}, a pattern of {len(names)} layers; "
             f"allowed: of at most {len(layers)}, as many as there are"
         )
-    return [named[i % len(named)] for i in layers]
+    return [names[i % len(names)] for i in layers]

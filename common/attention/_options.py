@@ -1,4 +1,4 @@
-"""How a mechanism declares its options: once, as fields of a frozen dataclass, which checks them once, when it is made.
+"""Declaration of a mechanism's options: fields of a frozen dataclass, which checks the values when it is built.
 
 Both hosts derive their command lines and keyword arguments from these fields.
 """
@@ -14,14 +14,14 @@ from ..ops.shared.chunks import CHUNK_SIZE
 
 
 class Option(NamedTuple):
-    """Description of one option: all that is known of it besides its name and default."""
+    """Description of one option: everything except its name and default."""
 
-    help: str  # one sentence for a command line
-    type: type  # what a command line reads: str, int, float or bool
+    help: str  # one sentence for the help of a command line
+    type: type  # the type that a command line reads: str, int, float or bool
     choices: tuple[str, ...] | None  # the allowed values where they are names
-    parse: Callable[[str, Any], Any]  # (name, value) -> the value that is kept; ValueError for one that is not allowed
-    speed_only: bool  # True where the option changes speed and memory but never a result
-    setup_only: bool  # True where the module's ``setup`` alone reads the option, and its op does not take it
+    parse: Callable[[str, Any], Any]  # (name, value) -> the stored value; ValueError if it is not allowed
+    speed_only: bool  # True if the option changes speed and memory, but never the result
+    setup_only: bool  # True if only the module's ``setup`` reads the option, and its op has no such argument
 
 
 def option(
@@ -33,13 +33,13 @@ def option(
     speed_only: bool = False,
     setup_only: bool = False,
 ) -> Any:
-    """A field of an options dataclass; see ``Option``. The functions below make the common kinds."""
-    described = Option(help, type, None if choices is None else tuple(choices), parse, speed_only, setup_only)
-    return field(default=default, metadata={"option": described})
+    """A field of an options dataclass; see ``Option``. The functions below build the common kinds."""
+    description = Option(help, type, None if choices is None else tuple(choices), parse, speed_only, setup_only)
+    return field(default=default, metadata={"option": description})
 
 
 def default_of(op: Callable, name: str) -> Any:
-    """The default of the argument ``name`` of a function of ``common.ops``, where that default is written."""
+    """The default of the argument ``name`` of ``op``, so that defaults are written only in ``common.ops``."""
     return inspect.signature(op).parameters[name].default
 
 
@@ -62,7 +62,7 @@ def count(
     most: int | None = None,
     odd: bool = False,
 ) -> Any:
-    """A field that holds an integer from 1 to ``most``; with ``optional`` also None, which a command line spells 0."""
+    """A field that holds an integer from 1 to ``most``; with ``optional`` also None, which is 0 on a command line."""
 
     def parse(name: str, value: Any) -> int | None:
         if optional and (value is None or (value == 0 and not isinstance(value, bool))):
@@ -78,7 +78,7 @@ def count(
 
 
 def causal_chunk_size(default: int = CHUNK_SIZE) -> Any:
-    """The field ``chunk_size`` of mechanisms whose causal form goes through a sequence chunk by chunk."""
+    """The field ``chunk_size`` of mechanisms whose causal form processes a sequence chunk by chunk."""
     help = "tokens computed at once by the causal form: speed and memory, never the result"
     return count(default, help, speed_only=True)
 
@@ -86,22 +86,22 @@ def causal_chunk_size(default: int = CHUNK_SIZE) -> Any:
 def number(
     default: float | None, help: str, optional: bool = False, setup_only: bool = False, below: float = math.inf
 ) -> Any:
-    """A field that holds a number above 0 and below ``below``, which a string may spell out.
+    """A field that holds a number above 0 and below ``below``; strings are converted.
 
     With ``optional`` also "inf" and None.
     """
 
     def parse(name: str, value: Any) -> float | None:
         try:
-            read = float(value) if isinstance(value, str) else value
+            converted = float(value) if isinstance(value, str) else value
         except ValueError:
-            read = math.nan
-        is_number = isinstance(read, (int, float)) and not isinstance(read, bool) and read > 0.0
-        if not (is_number and (optional or read < below) or (optional and read is None)):
+            converted = math.nan
+        is_number = isinstance(converted, (int, float)) and not isinstance(converted, bool) and converted > 0.0
+        if not (is_number and (optional or converted < below) or (optional and converted is None)):
             limit = "" if below == math.inf else f" and below {below:g}"
             allowed = f"a number above 0{limit}{', inf, or None' if optional else ''}"
             raise ArgumentError(f"`{name}` is {shortened(value)}; allowed: {allowed}")
-        return read
+        return converted
 
     return option(default, help, float, parse, setup_only=setup_only)
 
@@ -119,19 +119,19 @@ def flag(default: bool, help: str, setup_only: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """The options of one mechanism. A subclass has one field per option, made by one of the functions above.
+    """The options of one mechanism. A subclass has one field per option, built by one of the functions above.
 
     Raises:
         ValueError: a value that its option does not allow.
     """
 
     def __post_init__(self) -> None:
-        for name, described in self.described().items():
-            object.__setattr__(self, name, described.parse(name, getattr(self, name)))
+        for name, description in self.described().items():
+            object.__setattr__(self, name, description.parse(name, getattr(self, name)))
 
     @classmethod
     def described(cls) -> dict[str, Option]:
-        """Each option's name and what is known of it, in the order of declaration."""
+        """Each option's name and description, in the order of declaration."""
         return {x.name: x.metadata["option"] for x in fields(cls)}
 
     @classmethod

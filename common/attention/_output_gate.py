@@ -1,4 +1,4 @@
-"""The end of a layer of today's linear attention: each head's output is normalised, and a gate of the tokens opens it.
+"""Output norm and output gate of recent linear attention: each head's output is normalised, then gated by the token.
 
 Legend: B batch, H heads, n tokens, d channels of a head, e channels of its value, D = H d width.
 """
@@ -18,7 +18,7 @@ from ._options import choice
 
 OUTPUT_NORMS = ("none", "rms", "group")
 OUTPUT_GATES = ("none", "swish")
-#: Added to what a norm takes the root of, as in torch's own norms and in the authors' code.
+#: Added under the root of the norms, as in torch's norms and in the authors' code.
 _EPS = 1e-5
 
 
@@ -35,26 +35,26 @@ def output_gate(default: str) -> Any:
 
 
 class OutputGateAttention(OpAttention):
-    """An ``OpAttention`` of tokens x (B, n, D) whose output o_i (B, H, n, e) becomes norm(o_i) ⊙ swish(W x_i).
+    """An ``OpAttention`` on tokens x (B, n, D) whose output o_i (B, H, n, e) becomes norm(o_i) ⊙ swish(W x_i).
 
-    swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and after it. The norm is of each head alone,
-    with a weight (and, of "group", a bias) for each of its channels: "rms", o / rms(o), or "group", (o - mean) / std.
-    Each can be left out. A padded query gives 0. In half precision, ``op`` gets and gives float32: what has no
-    normaliser yet may be larger than float16 has numbers for. O(n D H e) time more.
+    swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and later papers. The norm is computed per
+    head, with a weight (for "group" also a bias) per channel: "rms", o / rms(o), or "group", (o - mean) / std. Norm and
+    gate are both optional. A padded query gives 0. For inputs in half precision, ``op`` computes in float32, because
+    outputs without a normaliser may exceed the range of float16. Costs O(n D H e) more time.
 
     A subclass has the options ``output_norm`` and ``output_gate``, needs "num_heads", "head_dim" and "x", and calls
-    ``build_output`` in ``setup``. It sets ``op_takes_x`` where ``op`` itself takes x, and ``gate_bias`` where the paper
-    has a bias in the gate. Where neither op nor gate takes x, the module does not need it.
+    ``build_output`` in ``setup``. It sets ``op_takes_x`` if ``op`` itself has an argument x, and ``gate_bias`` if the
+    paper's gate has a bias. If neither op nor gate uses x, the module does not need it.
     """
 
     needs = frozenset({"num_heads", "head_dim", "x"})
-    #: Whether ``op`` and ``reference_op`` take x.
+    #: Whether ``op`` and ``reference_op`` have an argument x.
     op_takes_x: ClassVar[bool] = True
     #: Whether the gate is swish(W x + b).
     gate_bias: ClassVar[bool] = False
 
     def build_output(self) -> None:
-        """Parameters of the norm and of the gate, as ``self.options`` has them."""
+        """Build the parameters of norm and gate that ``self.options`` asks for."""
         heads, options = self.shape.num_heads, self.options
         channels, width = self.projections(self.shape.head_dim)["v"], heads * self.shape.head_dim
         normed, centred = options.output_norm != "none", options.output_norm == "group"
@@ -66,7 +66,7 @@ class OutputGateAttention(OpAttention):
             self.needs = self.needs - {"x"}
 
     def reset_output(self) -> None:
-        """Norm and gate as they are at first."""
+        """Initialise the parameters of norm and gate."""
         if self.output_norm_weight is not None:
             nn.init.ones_(self.output_norm_weight)
         if self.output_norm_bias is not None:
@@ -75,31 +75,31 @@ class OutputGateAttention(OpAttention):
             self.output_gate_proj.reset_parameters()
 
     def apply_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Any:
-        """``op``, then norm and gate."""
+        """Apply ``op``, then norm and gate."""
         widened = _widened(tensors) if self._finishes() else tensors
-        result = self.operate(*widened, **self._x_of_op(x), **arguments)  # checks all but x
+        result = self.operate(*widened, **self._x_of_op(x), **arguments)  # checks everything except x
         out, *state = result if arguments.get("return_state") else (result,)
         out = self.finished(out, x, arguments["query_padding_mask"]).to(tensors[-1].dtype)
         return (out, *state) if state else out
 
     def operate(self, *tensors: Tensor, **arguments: Any) -> Any:
-        """``op`` without what follows it; where something comes before ``op``, a subclass computes that here."""
+        """Apply ``op`` without norm and gate; a subclass adds steps before ``op`` here."""
         return super().apply_op(*tensors, **arguments)
 
     def operate_literally(self, *tensors: Tensor, **arguments: Any) -> Tensor:
-        """``reference_op`` without norm and gate; a subclass computes here, literally, what comes before ``op``."""
+        """Apply ``reference_op`` without norm and gate; a subclass adds the literal steps before it here."""
         return super().apply_reference(*tensors, **arguments)
 
     def finished(self, out: Tensor, x: Tensor | None, padding_mask: Tensor | None = None) -> Tensor:
-        """Norm and gate of ``out`` (B, H, n, e), from x (B, n, D); ``padding_mask`` (B, n), True = padding, gives 0."""
+        """Apply norm and gate to ``out`` (B, H, n, e), with x (B, n, D); 0 where ``padding_mask`` (B, n) is True."""
         if not self._finishes():
             return out
         out = self._normalised(out)
         if self.output_gate_proj is not None:
             check_tokens(x, out, self.output_gate_proj.in_features)
-            # What stands in padding must not reach the gate's gradients.
+            # Padding must not reach the gate's gradients.
             x = zero_padded_tokens(x, padding_mask)
-            weight = self.output_gate_proj.weight  # a method once it is quantised, and then it takes x as it is
+            weight = self.output_gate_proj.weight  # a method after quantisation; any dtype of x is then accepted
             gate = self.output_gate_proj(in_dtype(x, weight.dtype) if isinstance(weight, Tensor) else x)  # (B, n, H e)
             gate = F.silu(in_dtype(gate, compute_dtype(gate)))
             out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)
@@ -117,7 +117,7 @@ class OutputGateAttention(OpAttention):
         return F.layer_norm(out, out.shape[-1:], eps=_EPS) * weight + bias
 
     def apply_reference(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
-        """``reference_op``, then norm and gate of each head, as the formula says them."""
+        """Apply ``reference_op``, then norm and gate of each head, literally."""
         out = self.operate_literally(*tensors, **self._x_of_op(x), **arguments)
         heads = list(out.unbind(1))  # (B, n, e) each
         for h, head in enumerate(heads):
@@ -136,11 +136,11 @@ class OutputGateAttention(OpAttention):
         return cleared(out, arguments["query_padding_mask"])
 
     def linear_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
-        """``op`` without norm and gate: ``finished(map @ v, x)`` is ``forward``."""
+        """Apply ``op`` without norm and gate: ``finished(map @ v, x)`` is ``forward``."""
         return self.operate(*tensors, **self._x_of_op(x), **arguments)
 
     def _finishes(self) -> bool:
-        """Whether anything follows ``op``."""
+        """Whether there is a norm or a gate."""
         return self.output_norm_weight is not None or self.output_gate_proj is not None
 
     def _x_of_op(self, x: Tensor | None) -> dict[str, Tensor | None]:
@@ -148,6 +148,6 @@ class OutputGateAttention(OpAttention):
 
 
 def _widened(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Tensors of one half precision in float32; others, which ``op`` checks, as they are."""
-    kinds = {getattr(x, "dtype", None) for x in tensors}
-    return tuple(x.float() for x in tensors) if kinds in ({torch.float16}, {torch.bfloat16}) else tensors
+    """Convert tensors of one half-precision dtype to float32; return others unchanged, since ``op`` checks them."""
+    dtypes = {getattr(x, "dtype", None) for x in tensors}
+    return tuple(x.float() for x in tensors) if dtypes in ({torch.float16}, {torch.bfloat16}) else tensors

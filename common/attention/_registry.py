@@ -1,4 +1,4 @@
-"""The mechanisms by name. A file of this folder registers its own; nothing else has to be edited."""
+"""The registry of mechanisms by name. Each file of this folder registers its own mechanism; no list is edited."""
 
 import functools
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from ._forget import ForgetAttention, ForgetOptions
 from ._options import AttentionOptions
 from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 
-#: Every mechanism by its name, in alphabetical order of the files.
+#: Every mechanism by name, in the alphabetical order of the files.
 ATTENTIONS: dict[str, type[InnerAttention]] = {}
 
 _Attention = TypeVar("_Attention", bound=type[InnerAttention])
 
 
 def register_attention(name: str) -> Callable[[_Attention], _Attention]:
-    """A class decorator: the mechanism is called ``name`` in ``build_attention`` and in both hosts."""
+    """A class decorator that registers a mechanism as ``name``, for ``build_attention`` and both hosts."""
 
     def register(attention: _Attention) -> _Attention:
         if name in ATTENTIONS:
@@ -41,23 +41,23 @@ def import_mechanisms(package: str, path: list[str]) -> None:
 
 
 def supporting(what: str, images: bool = False) -> tuple[str, ...]:
-    """Names of the mechanisms that support ``what``, a key of ``SUPPORTS``; ``images``: those of images alone too."""
+    """Names of the mechanisms that support ``what``, a key of ``SUPPORTS``; with ``images``, also those for images."""
     names = (name for name, kind in ATTENTIONS.items() if what in kind.supports)
     return tuple(name for name in names if images or "spatial_shape" not in ATTENTIONS[name].needs)
 
 
 @functools.cache
 def options_of(name: str, causal: bool) -> type[AttentionOptions]:
-    """A dataclass of all options that ``build_attention(name, causal)`` takes, for the command line of a host.
+    """A dataclass of all options that ``build_attention(name, causal)`` accepts, for the command line of a host.
 
-    They are the mechanism's own, and ``forget`` and ``short_conv`` where these are allowed.
+    These are the mechanism's own options, and ``forget`` and ``short_conv`` where these are allowed.
     """
     attention = ATTENTIONS[name]
     shared = (ForgetOptions,) if causal and "forget" in attention.supports else ()
     shared += (ShortConvOptions,) if causal and takes_short_conv(attention) else ()
     if not shared:
         return attention.Options
-    # A dataclass has the fields of its last base first.
+    # A dataclass lists the fields of its last base first.
     return make_dataclass("CausalOptions", (), bases=(*reversed(shared), attention.Options), frozen=True)
 
 
@@ -75,12 +75,12 @@ def build_attention(
 ) -> InnerAttention:
     """The attention module called ``name``; the arguments before ``forget`` are those of ``InnerAttention``.
 
-    With ``forget``, "head" or "channel", it is in a ``ForgetAttention``, and with ``short_conv`` taps all that in a
-    ``ShortConvAttention``; both need ``num_heads`` and ``head_dim``.
+    ``forget``, "head" or "channel", wraps it in a ``ForgetAttention``; ``short_conv``, a number of taps, wraps that
+    in a ``ShortConvAttention``. Both need ``num_heads`` and ``head_dim``.
 
     Raises:
-        ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or something
-            that it needs and that is not given; ``forget`` where ``ForgetAttention`` refuses it, ``short_conv`` where
+        ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or a missing
+            fact that it needs; ``forget`` where ``ForgetAttention`` refuses it, ``short_conv`` where
             ``ShortConvAttention`` does.
     """
     check_choice("attention", name, tuple(ATTENTIONS))

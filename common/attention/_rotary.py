@@ -15,16 +15,17 @@ from ._short_conv import ShortConvAttention
 
 
 class RotaryAttention(InnerAttention):
-    """Rotates queries and keys by their position among the real tokens (RoFormer) before ``inner`` sees them.
+    """Rotates queries and keys by their position among the real tokens (RoFormer) before calling ``inner``.
 
-    Shapes and masks as in ``InnerAttention``; the state is the inner one's and ``rotary_count`` (B,), real tokens so
-    far. Where queries and keys are the same tokens, because ``inner`` is causal or for self-attention alone, both count
-    by ``key_padding_mask``. Otherwise queries count by their own mask, and one mask alone is a ValueError.
+    Shapes and masks as in ``InnerAttention``; the state is that of ``inner`` and ``rotary_count`` (B,), the real
+    tokens so far. If queries and keys are the same tokens, because ``inner`` is causal or only for self-attention, both
+    are counted by ``key_padding_mask``. Otherwise queries are counted by their own mask, and both masks or neither must
+    be given.
 
     Raises:
-        ValueError: an odd head dimension; an ``inner`` of images alone, whose tokens have no one order, or one without
-            queries or keys, or whose keys are of another width; or a short convolution in ``inner``: it would mix
-            rotated tokens. It belongs around this one.
+        ValueError: an odd head dimension; an ``inner`` that is only for images, whose tokens are in no single order;
+            one without queries or keys, or with queries and keys of different widths; one with a short convolution,
+            which would mix rotated tokens and belongs around this module.
     """
 
     __jit_unused_properties__ = ("linear_cost",)
@@ -51,7 +52,7 @@ class RotaryAttention(InnerAttention):
         return self.inner.linear_cost
 
     def state_tokens(self) -> int | None:
-        """The number for the inner attention."""
+        """The value of the inner attention."""
         return self.inner.state_tokens()
 
     def forward(
@@ -104,7 +105,7 @@ class RotaryAttention(InnerAttention):
         return out, {**state, "rotary_count": count}
 
     def packs_documents(self) -> bool:
-        """Whether the inner attention takes ``segment_ids``."""
+        """Whether the inner attention accepts ``segment_ids``."""
         return self.inner.packs_documents()
 
     def projections(self, head_dim: int) -> dict[str, int]:
@@ -112,7 +113,7 @@ class RotaryAttention(InnerAttention):
         return self.inner.projections(head_dim)
 
     def key_features(self, head_dim: int) -> int:
-        """The number for the inner attention."""
+        """The value of the inner attention."""
         return self.inner.key_features(head_dim)
 
     def reference(
@@ -124,7 +125,7 @@ class RotaryAttention(InnerAttention):
         query_padding_mask: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """The inner attention's literal formula of rotated queries and keys; shapes and masks as in ``forward``."""
+        """The inner attention's literal formula on rotated queries and keys; shapes and masks as in ``forward``."""
         one_sequence = self.causal or "cross" not in self.supports
         q = rotated(q, key_padding_mask if one_sequence else query_padding_mask)
         k = rotated(k, key_padding_mask)
@@ -136,7 +137,7 @@ class RotaryAttention(InnerAttention):
 
 
 def _check_widths(inner: InnerAttention, head_dim: int) -> None:
-    """Raise ValueError unless queries and keys of ``inner`` are as wide as each other, an even number of channels."""
+    """Raise ValueError unless queries and keys of ``inner`` have the same, even number of channels."""
     widths = [inner.projections(head_dim).get(name) for name in ("q", "k")]
     if None in widths or widths[0] != widths[1] or widths[0] % 2:
         q, k = ("no" if width is None else width for width in widths)

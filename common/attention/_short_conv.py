@@ -1,4 +1,4 @@
-"""A short causal convolution of queries, keys and values in front of any mechanism whose decoding state is constant."""
+"""A short causal convolution of queries, keys and values before any mechanism with a decoding state of fixed size."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,22 +32,22 @@ class ShortConvOptions(AttentionOptions):
 
 
 def takes_short_conv(attention: type[InnerAttention] | InnerAttention) -> bool:
-    """Whether a mechanism, causal, can have a short convolution: where its decoding state has a constant size."""
+    """Whether a causal mechanism can have a short convolution: its decoding state must have a constant size."""
     return "causal" in attention.supports and bool(attention.linear_cost)
 
 
 class ShortConvAttention(InnerAttention):
-    """Convolves q, k and v over the last ``taps`` real tokens, each channel by itself, before ``inner`` sees them.
+    """Convolves each channel of q, k and v over the last ``taps`` real tokens before calling ``inner``.
 
-    Sums over all tokens blur which of them stood next to each other. This brings the local order back, in O(n taps d)
-    and with a state of constant size. It is an addition of ours: none of the papers has it, layers of
-    flash-linear-attention do. Those have silu after it. No activation follows here, since each mechanism brings its
-    own feature map: with silu, Flow-Attention learned to name the token before in 50 % of cases, without in 94 % (16
-    symbols, 300 updates, one seed, 2026-11-22).
+    Sums over all tokens lose which tokens were neighbours. The convolution restores the local order, in O(n taps d)
+    and with a state of constant size. It is our addition and in none of the papers; layers of flash-linear-attention
+    have it too, followed by silu. No activation follows here, since each mechanism has its own feature map: with silu,
+    Flow-Attention learned to name the previous token in 50 % of cases, without silu in 94 % (16 symbols, 300 updates,
+    one seed, 2026-11-22).
 
-    Where ``inner`` takes no q or k, that is left out. Inputs that ``inner`` needs besides, such as the tokens x, stay
-    as they are. Shapes and masks as in ``InnerAttention``. Queries and keys are the same tokens, so a query's
-    neighbours are tokens that neither mask leaves out. The state is the inner one's with ``short_conv_q``,
+    If ``inner`` has no q or k, it is not convolved. Other inputs of ``inner``, such as the tokens x, are passed
+    unchanged. Shapes and masks as in ``InnerAttention``. Queries and keys are the same tokens, so queries are convolved
+    over tokens that neither mask marks as padding. The state is that of ``inner`` with ``short_conv_q``,
     ``short_conv_k`` and ``short_conv_v``, (B, H, taps - 1, c) each.
 
     Raises:
@@ -70,11 +70,11 @@ class ShortConvAttention(InnerAttention):
             setattr(self, f"{name}_conv", ShortConv(num_heads, channels[name], taps) if name in channels else None)
 
     def packs_documents(self) -> bool:
-        """Whether the inner attention takes ``segment_ids``."""
+        """Whether the inner attention accepts ``segment_ids``."""
         return self.inner.packs_documents()
 
     def state_tokens(self) -> int | None:
-        """The number for the inner attention."""
+        """The value of the inner attention."""
         return self.inner.state_tokens()
 
     def projections(self, head_dim: int) -> dict[str, int]:
@@ -82,7 +82,7 @@ class ShortConvAttention(InnerAttention):
         return self.inner.projections(head_dim)
 
     def key_features(self, head_dim: int) -> int:
-        """The number for the inner attention."""
+        """The value of the inner attention."""
         return self.inner.key_features(head_dim)
 
     def forward(
@@ -101,14 +101,14 @@ class ShortConvAttention(InnerAttention):
         masks = (either_mask(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
         segment_ids = inputs.get("segment_ids")
         documents = [None if segment_ids is None else find_documents(segment_ids, mask, None, v) for mask in masks]
-        each = zip(self._convs(), (q, k, v), masks, documents)
-        convolved = (x if conv is None else self._convolved(conv, x, mask, found) for conv, x, mask, found in each)
+        calls = zip(self._convs(), (q, k, v), masks, documents)
+        convolved = (x if conv is None else self._convolved(conv, x, mask, docs) for conv, x, mask, docs in calls)
         return self.inner(*convolved, key_padding_mask, query_padding_mask, dropout_p, **inputs)
 
     def _convolved(
         self, conv: ShortConv, x: Tensor, padding_mask: Tensor | None, documents: Documents | None
     ) -> Tensor:
-        """x (B, H, n, c) of a whole sequence, or of this process's part of one, after ``conv``."""
+        """Apply ``conv`` to x (B, H, n, c), a whole sequence or this process's part of one."""
         if self.context is None:
             return conv(x, padding_mask, None, documents)[0]
 
@@ -127,22 +127,22 @@ class ShortConvAttention(InnerAttention):
         state: State | None = None,
         **inputs: Any,
     ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; O(taps) more per token."""
+        """The next tokens' outputs (B, H, n, e) and the state after them; the convolution costs O(taps) per token."""
         self._check(q, k, v)
         check_padding_mask("padding_mask", padding_mask, v)
         convs = dict(zip(_NAMES, self._convs()))
-        shapes = {_entry(x): conv.state_shape(v.shape[0]) for x, conv in convs.items() if conv is not None}
-        before, rest = split_state(state, shapes)
+        shapes = {_entry(name): conv.state_shape(v.shape[0]) for name, conv in convs.items() if conv is not None}
+        before, inner_state = split_state(state, shapes)
         before = state_of_sums(before, shapes, compute_dtype(v), v) or {}
         segment_ids = inputs.get("segment_ids")
-        documents = None if segment_ids is None else find_documents(segment_ids, padding_mask, rest, v)
+        documents = None if segment_ids is None else find_documents(segment_ids, padding_mask, inner_state, v)
         convolved, after = {"q": q, "k": k, "v": v}, {}
         for name, conv in convs.items():
             if conv is not None:
                 entry = _entry(name)
                 convolved[name], after[entry] = conv(convolved[name], padding_mask, before.get(entry), documents)
-        out, rest = self.inner.extend(**convolved, padding_mask=padding_mask, state=rest, **inputs)
-        return out, {**rest, **after}
+        out, inner_state = self.inner.extend(**convolved, padding_mask=padding_mask, state=inner_state, **inputs)
+        return out, {**inner_state, **after}
 
     def reference(
         self,
@@ -153,7 +153,7 @@ class ShortConvAttention(InnerAttention):
         query_padding_mask: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
-        """The inner attention's literal formula of literal convolutions; shapes and masks as in ``forward``."""
+        """The inner attention's literal formula after literal convolutions; shapes and masks as in ``forward``."""
         masks = (either_padding(query_padding_mask, key_padding_mask), key_padding_mask, key_padding_mask)
         convolved = (
             x if conv is None else conv.reference(x, mask) for conv, x, mask in zip(self._convs(), (q, k, v), masks)
@@ -161,14 +161,14 @@ class ShortConvAttention(InnerAttention):
         return self.inner.reference(*convolved, key_padding_mask, query_padding_mask, **inputs)
 
     def _convs(self) -> tuple[ShortConv | None, ...]:
-        """Convolutions of q, k and v; None for a tensor that ``inner`` does not take."""
+        """Convolutions of q, k and v; None for a tensor that ``inner`` does not have."""
         return self.q_conv, self.k_conv, self.v_conv
 
     def _check(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> None:
-        """Raise ValueError unless each tensor that is convolved fits its convolution and the ones before."""
+        """Raise ValueError unless each convolved tensor fits its convolution and the tensors before it."""
         first = None
         for name, x, conv in zip(_NAMES, (q, k, v), self._convs()):
-            if conv is None:  # the inner attention says what it takes there
+            if conv is None:  # the inner attention checks this tensor
                 continue
             heads, channels, _ = conv.weight.shape
             if not isinstance(x, Tensor):
@@ -189,5 +189,5 @@ class ShortConvAttention(InnerAttention):
 
 
 def _entry(name: str) -> str:
-    """The state's entry of q, k or v."""
+    """The name of the state's entry for q, k or v."""
     return f"short_conv_{name}"

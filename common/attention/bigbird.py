@@ -31,11 +31,11 @@ class BigbirdOptions(AttentionOptions):
 class BigbirdAttention(OpAttention):
     """Softmax over neighbouring, first, last and random chunks; not causal.
 
-    Not causal. ``numbers`` (1024, r) choose the random chunks, the same for all heads. They are drawn from ``seed``,
-    which is drawn from torch's generator when the module is built. A state dict remembers the seed in place of the
-    numbers, which averages in float32 would round. Files of version 0.2 hold numbers: they are taken, ``seed`` is 0
-    then, and a state dict holds the numbers too. An image is the sequence of its rows. Shapes and masks as in
-    ``InnerAttention``; options as in ``common.ops.bigbird_attention``.
+    ``numbers`` (1024, r) choose the random chunks, the same for all heads. They are drawn from ``seed``, which comes
+    from torch's generator when the module is built. A state dict records the seed instead of the numbers, which would
+    be rounded when state dicts are averaged in float32. Files of version 0.2 hold the numbers: these are loaded,
+    ``seed`` is then 0, and a state dict holds the numbers too. An image is the sequence of its rows. Shapes and masks
+    as in ``InnerAttention``; options as in ``common.ops.bigbird_attention``.
     """
 
     about = About(
@@ -51,22 +51,22 @@ class BigbirdAttention(OpAttention):
     counts = ("seed",)
     former_names = frozenset({"numbers"})
     numbers: Tensor
-    seed: int = 0  # of the numbers; 0 for those of a file of version 0.2
+    seed: int = 0  # the seed of the numbers; 0 if these come from a file of version 0.2
 
     def setup(self) -> None:
         self.seed = int(torch.randint(1, 2**31, (), device="cpu"))
         self.register_buffer("numbers", self._draw().to(torch.empty(0).device), persistent=False)
 
     def restore_counts(self, counts: dict[str, int]) -> None:
-        """Choose the random chunks that the weights were trained with, where the seed is known."""
+        """Restore the random chunks that the weights were trained with, if their seed is known."""
         super().restore_counts(counts)
         if self.seed:
             numbers = self._draw()
-            # A model on "meta" gets its tensors as it is loaded (assign=True); these are in no file.
+            # A model on "meta" gets its tensors from the file (assign=True), but these are not in the file.
             self.numbers = numbers if self.numbers.is_meta else numbers.to(self.numbers)
 
     def restore_former(self, tensors: dict[str, Tensor]) -> None:
-        """The numbers of a file without a seed."""
+        """Load the numbers of a file without a seed."""
         numbers = tensors["numbers"].round().long()
         self.seed, self.numbers = 0, numbers if self.numbers.is_meta else numbers.to(self.numbers)
 
@@ -76,7 +76,8 @@ class BigbirdAttention(OpAttention):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.seed:
-            destination[f"{prefix}numbers"] = self.numbers.double()  # fairseq's moving average multiplies everything
+            # Floating point, since fairseq's moving average multiplies all tensors.
+            destination[f"{prefix}numbers"] = self.numbers.double()
 
     def op_kwargs(self) -> dict[str, Any]:
         """The numbers that choose random chunks."""

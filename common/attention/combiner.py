@@ -34,12 +34,12 @@ class CombinerOptions(AttentionOptions):
 class CombinerAttention(OpAttention):
     """Softmax over the tokens of the own row, and one learned summary of each row before (row-major axial).
 
-    The key of a summary is W_2 norm(x + W_1 a), with a what ``row_attention`` gives and x the layer's input, as in the
-    authors' code (``row_summary='proj'``): two matrices of the model's width more than a Transformer has.
+    The key of a summary is W_2 norm(x + W_1 a), where a is the output of ``row_attention`` and x the layer's input, as
+    in the authors' code (``row_summary='proj'``): two more matrices of the model's width than in a Transformer.
     Self-attention only. D = H d = H e is the width: q, k and v (B, H, n, d), x (B, n, D). O(n (R + n / R) D + n D²).
 
-    Decoding keeps the tokens of a row that is not full, and two summaries of each token of the rows before: O(n D). A
-    step costs O((R + n / R) D), and O(R (R + n / R) D + R D² + n D) where it fills a row.
+    Decoding keeps the tokens of the unfinished row, and two summaries of each token of the rows before: O(n D). A step
+    costs O((R + n / R) D), and O(R (R + n / R) D + R D² + n D) if it fills a row.
 
     Raises:
         ValueError: an option that is not allowed, or an odd ``head_dim`` with rotary positions.
@@ -81,7 +81,7 @@ class CombinerAttention(OpAttention):
         return_state: bool = False,
         segment_ids: Tensor | None = None,
     ) -> Any:
-        """``op`` of tokens that are rotated by position, and of the summaries of their rows."""
+        """Apply ``op`` to tokens, rotated by position, and to the summaries of their rows."""
         self._check(q, k, v, x)
         check_masks(key_padding_mask, k, query_padding_mask, q)
         if segment_ids is not None:
@@ -94,7 +94,7 @@ class CombinerAttention(OpAttention):
         return self._extend({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, key_padding_mask, initial_state)
 
     def _extend(self, tokens: State, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """The next tokens after ``state``."""
+        """Outputs of the next tokens after ``state``, and the new state."""
         row_length, q, k = self.options.row_length, tokens["q"], tokens["k"]
         state = state_before(tokens, row_length, state)
         if self.options.rotary:
@@ -108,7 +108,7 @@ class CombinerAttention(OpAttention):
         return zero_padding(out, padding_mask).to(q.dtype), state
 
     def _document(self, return_state: bool, masks: dict[str, Any], state: State | None, **tokens: Tensor) -> Any:
-        """``apply_op`` of rows of one document each."""
+        """Apply ``apply_op`` to rows that hold one document each."""
         return self.apply_op(**tokens, **masks, initial_state=state, return_state=return_state)
 
     def _whole(
@@ -121,8 +121,8 @@ class CombinerAttention(OpAttention):
         query_padding_mask: Tensor | None,
         weighed: Tensor | None = None,
     ) -> Tensor:
-        """A whole sequence; with ``weighed``, those values under the weights that v makes."""
-        x = zero_padded_tokens(x, key_padding_mask)  # it must not reach the parameters' gradients
+        """The output for a whole sequence; with ``weighed``, these values replace v but v still makes the weights."""
+        x = zero_padded_tokens(x, key_padding_mask)  # padding must not reach the parameters' gradients
         positions = token_positions(q, key_padding_mask)
         if self.options.rotary:
             q, k = rotate(q, positions), rotate(k, positions)
@@ -137,7 +137,7 @@ class CombinerAttention(OpAttention):
     def _summaries(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the summaries of tokens that begin with a row; q and k are rotated, x 0 at padding."""
+        """Summary keys and values of tokens that start at a row; q and k are rotated already, x is 0 at padding."""
         summary_v = row_attention(q, k, v, row_length=self.options.row_length, key_padding_mask=padding_mask)
         summary_k = self.summary_proj(summary_v.transpose(1, 2).flatten(2))  # (B, H, n, d) -> (B, n, D)
         summary_k = self.summary_k_proj(self.summary_norm(x + summary_k))
@@ -156,7 +156,7 @@ class CombinerAttention(OpAttention):
         *,
         x: Tensor,
     ) -> Tensor:
-        """As in ``OpAttention``; the keys of summaries, which depend on v, are those of the call."""
+        """As in ``OpAttention``; the summaries' keys, which depend on v, are those of the given v."""
         self._check(q, k, v, x)
         if segment_ids is not None:
             raise ValueError("segment_ids is given; allowed for the map of combiner: one document in each row")
@@ -173,7 +173,7 @@ class CombinerAttention(OpAttention):
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
     ) -> Tensor:
-        """``reference_op`` of the same."""
+        """Apply ``reference_op`` to the same tensors, literally."""
         turn = (lambda y: rotated(y, key_padding_mask)) if self.options.rotary else (lambda y: y)
         q, k = turn(q), turn(k)
         options = {"row_length": self.options.row_length, "key_padding_mask": key_padding_mask}

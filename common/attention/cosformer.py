@@ -28,7 +28,7 @@ class CosformerOptions(AttentionOptions):
 class CosformerAttention(OpAttention):
     """Linear attention that falls off with distance, as a cosine, for at most M = ``max_tokens`` tokens.
 
-    M is part of the trained model: weights fall off over M tokens, however long the input is. Shapes and masks as in
+    M is part of the trained model: weights fall off over M tokens for inputs of any length. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.cosformer_attention``. Raises ValueError for a longer input.
     """
 
@@ -42,14 +42,14 @@ class CosformerAttention(OpAttention):
     reference_op = staticmethod(cosformer_attention_reference)
 
     def setup(self) -> None:
-        self.max_tokens = self.shape.max_tokens  # where a host looks for it
+        self.max_tokens = self.shape.max_tokens  # read by hosts
 
     def remembered_options(self) -> dict[str, Any]:
-        """Return the options that any attention remembers, and M."""
+        """Return the options that every attention records, and M."""
         return {**super().remembered_options(), "max_tokens": self.max_tokens}
 
     def op_kwargs(self) -> dict[str, Any]:
-        """M, which is no option but a fact."""
+        """M, which is a fact and not an option."""
         return {"max_tokens": self.max_tokens}
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:

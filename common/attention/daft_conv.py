@@ -19,8 +19,8 @@ from ._registry import register_attention
 
 Window = int | tuple[int, int]
 
-#: Side of the window in the paper's image models, and tokens in that of its Enwik8 model (one more where a window has
-#: a token in its middle).
+#: Side of the window in the paper's image models, and size of the window in its Enwik8 model (one more if the window
+#: must have a middle token).
 _IMAGE_WINDOW = 11
 _TEXT_WINDOW = 64
 
@@ -66,15 +66,15 @@ class DaftConvAttention(DaftAttention):
     """Attention by key and by distance in a window, over sequences and images.
 
     ``daft_conv`` with a learned filter r per head, and one key per token and head. H = ``num_heads``; q and v (B, H, n,
-    d), k (B, H, n, 1). ``window`` is a number of tokens, or a pair (height, width) for tokens that are the raster of an
-    image, whose size ``spatial_shape`` then gives; odd unless causal. Outside of the window every token is seen with
-    bias 0, with ``local_only`` none is (Figure 2). Filters are γ (r - mean) / std + β per head, γ and β 0 at first
-    (with ``local_only`` β cancels), or r itself, 0 at first, without ``reparameterize`` (Table 7). ``query`` False
-    leaves sigmoid(q) out (Table 8), and q is None. Self-attention only. Masks as in ``InnerAttention``, state as in
+    d), k (B, H, n, 1). ``window`` is a number of tokens, or a pair (height, width) if the tokens are the raster of an
+    image, whose size is ``spatial_shape``; it is odd unless causal. Tokens outside the window are seen with bias 0, or
+    not at all with ``local_only`` (Figure 2). Filters are γ (r - mean) / std + β per head, with γ and β initially 0
+    (with ``local_only`` β cancels); without ``reparameterize`` the filter is r, initially 0 (Table 7). ``query`` False
+    drops sigmoid(q) (Table 8), and q is None. Self-attention only. Masks as in ``InnerAttention``, state as in
     ``daft_conv``.
 
     With a ``gumbel_temperature`` (0.5 in the paper) each head selects one neighbour (Eq. 11): in training the filter is
-    multiplied by a Gumbel-softmax sample of itself, in evaluation the largest entry alone stands, which is indexed.
+    multiplied by a Gumbel-softmax sample of itself; in evaluation only its largest entry is used, by indexing.
 
     Raises:
         ValueError: a count below 1, an even window that is not causal, a temperature that is not above 0, or a
@@ -106,7 +106,7 @@ class DaftConvAttention(DaftAttention):
         if len(self.window_shape) == 2:
             self.needs = self.needs | {"spatial_shape"}
         self.local_only, self.gumbel_temperature = options.local_only, options.gumbel_temperature
-        self.standardise = options.reparameterize  # not under that name, which timm calls as a method
+        self.standardise = options.reparameterize  # another name, since timm calls `reparameterize` as a method
         self.r = nn.Parameter(torch.empty(heads, *self.window_shape))
         self.gamma = nn.Parameter(torch.empty(heads, 1)) if self.standardise else None
         self.beta = nn.Parameter(torch.empty(heads, 1)) if self.standardise else None
@@ -121,7 +121,7 @@ class DaftConvAttention(DaftAttention):
         return {**super().projections(head_dim), "k": 1}
 
     def reset_parameters(self) -> None:
-        """Filters that are 0, so that at first attention is by key alone."""
+        """Initialise filters to 0, so that attention at first depends on keys only."""
         if self.standardise:
             nn.init.normal_(self.r)
             nn.init.zeros_(self.gamma)
@@ -135,12 +135,12 @@ class DaftConvAttention(DaftAttention):
         if self.standardise:
             assert self.gamma is not None and self.beta is not None  # for TorchScript
             flat = r.flatten(1)
-            # The epsilon is for windows of one entry, whose deviation is 0.
+            # The epsilon is needed for windows of one entry, whose deviation is 0.
             r = (self.gamma * F.layer_norm(flat, [flat.shape[1]], eps=1e-6) + self.beta).view_as(r)
         return r
 
     def entropy(self) -> Tensor:
-        """Σ over heads of the entropy of softmax(r) over the window, in nats: what Eq. 10 keeps small."""
+        """Σ over heads of the entropy of softmax(r) over the window, in nats; Eq. 10 penalises it."""
         log_p = self.position_bias().flatten(1).log_softmax(1)
         return -(log_p.exp() * log_p).sum()
 
@@ -149,12 +149,12 @@ class DaftConvAttention(DaftAttention):
         return {"r": self.filters()}
 
     def reference_kwargs(self) -> dict[str, Any]:
-        """Filters of this call, computed literally; in training, with the random draws that ``held`` would make."""
+        """The filters of this call, computed literally; in training, with the same random draws as ``op_kwargs``."""
         options = self.options.gumbel_temperature, self.training
         return {"r": filters_reference(self.r, self.gamma, self.beta, *options)}
 
     def apply_merged(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
-        """``daft_conv``, or ``daft_select`` of a whole sequence where each head has selected a neighbour."""
+        """Apply ``daft_conv``, or ``daft_select`` to a whole sequence if each head has selected a neighbour."""
         if self.gumbel_temperature is None or self.training or "return_state" in arguments:
             return super().apply_merged(q, k, v, **arguments)
         window = self.window_shape if len(self.window_shape) > 1 else self.window_shape[0]
@@ -173,7 +173,7 @@ class DaftConvAttention(DaftAttention):
     def filters(self) -> Tensor:
         """The filters (h, window) or (h, height, width) of one call: ``position_bias()``, unless one entry is selected.
 
-        With a selection they are drawn anew in training, the bias times a Gumbel softmax, and one-hot otherwise.
+        With a selection they are the bias times a new Gumbel-softmax sample in training, and times a one-hot otherwise.
         """
         r = self.position_bias()
         temperature = self.gumbel_temperature
@@ -185,7 +185,7 @@ class DaftConvAttention(DaftAttention):
         return torch.zeros_like(r).flatten(1).scatter(1, index[:, None], bias[:, None]).view_as(r)
 
     def _selected(self) -> tuple[Tensor, Tensor]:
-        """Index of each head's largest entry in the flattened window, (h,), and the entry itself, (h,)."""
+        """The index of each head's largest entry in the flattened window, (h,), and its value, (h,)."""
         bias, index = self.position_bias().flatten(1).max(1)
         return index, bias
 
@@ -194,14 +194,14 @@ class DaftConvAttention(DaftAttention):
         if v.shape[1] != self.shape.num_heads:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: {self.shape.num_heads} heads")
         if not isinstance(k, Tensor) or tuple(k.shape) != (*v.shape[:3], 1):
-            given = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
+            shape = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
             raise ValueError(
-                f"k has shape {given} and v {tuple(v.shape)}; allowed: (B, H, tokens, 1), one key per head"
+                f"k has shape {shape} and v {tuple(v.shape)}; allowed: (B, H, tokens, 1), one key per head"
             )
 
 
 def position_entropy(model: nn.Module) -> Tensor:
-    """Σ ``entropy()`` over every DAFT-conv attention of ``model``: the sum of Eq. 10, whose factor there is 0.001.
+    """Σ ``entropy()`` over every DAFT-conv attention of ``model``: the penalty of Eq. 10, where its factor is 0.001.
 
     Raises:
         ValueError: ``model`` holds no DAFT-conv attention.
@@ -213,7 +213,7 @@ def position_entropy(model: nn.Module) -> Tensor:
 
 
 def _window_shape(window: Window | None, causal: bool, spatial_dims: int) -> tuple[int, ...]:
-    """``window`` as the last dimensions of the filters; ValueError for what they cannot be."""
+    """``window`` as the last dimensions of the filters; ValueError if it is not allowed."""
     if window is None:
         window = _IMAGE_WINDOW if spatial_dims == 2 else _TEXT_WINDOW + (not causal)
     sizes = (window,) * spatial_dims if isinstance(window, int) else window

@@ -34,9 +34,9 @@ class DaftFullAttention(DaftAttention):
     """Attention by key and by pair of positions, for at most T = ``max_tokens`` tokens.
 
     ``daft_full`` with a learned position bias w, in O(n² H d) time. w is pe0 pe1ᵀ with pe0, pe1 (T, ``bias_dim``), or a
-    free matrix (T, T) with ``bias_dim`` None or 0 (Table 6). It is one for all channels, so that heads have no meaning
-    here: any split of the width gives the same. ``query`` False leaves sigmoid(q) out (Table 8), and q is None.
-    Self-attention only. Shapes and masks as in ``InnerAttention``; the state is every key and value so far.
+    free matrix (T, T) with ``bias_dim`` None or 0 (Table 6). All channels share w, so the number of heads does not
+    change the result. ``query`` False drops sigmoid(q) (Table 8), and q is None. Self-attention only. Shapes and masks
+    as in ``InnerAttention``; the state holds all keys and values so far.
 
     Raises:
         ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens.
@@ -58,7 +58,7 @@ class DaftFullAttention(DaftAttention):
 
     def setup(self) -> None:
         tokens, bias_dim = self.shape.max_tokens, self.options.bias_dim
-        self.max_tokens = tokens  # where a host looks for it
+        self.max_tokens = tokens  # read by hosts
         shape = (tokens, tokens if bias_dim is None else bias_dim)
         self.pe0 = nn.Parameter(torch.empty(shape)) if bias_dim is not None else None
         self.pe1 = nn.Parameter(torch.empty(shape)) if bias_dim is not None else None
@@ -66,14 +66,15 @@ class DaftFullAttention(DaftAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Factors from N(0, 0.1), a free w from N(0, 0.02). The paper does not say."""
-        # Smaller factors learn slowly, each waiting for the other: 3.21 bits per character with 0.02 against 3.08 after
-        # 250 updates of 2,048 characters of tinyshakespeare, 4 layers of width 128 (2026-11-21, one seed).
+        """Initialise factors from N(0, 0.1), or a free w from N(0, 0.02). The paper does not specify it."""
+        # Smaller factors learn slowly, since each has gradients as small as the other: 3.21 bits per character with
+        # 0.02 against 3.08 after 250 updates of 2,048 characters of tinyshakespeare, 4 layers of width 128 (2026-11-21,
+        # one seed).
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02 if self.options.bias_dim is None else 0.1)
 
     def position_bias(self) -> Tensor:
-        """w (T, T): row t is added to the keys that token t sees."""
+        """w (T, T): row t is added to the keys for token t."""
         if self.w is not None:
             return self.w
         assert self.pe0 is not None and self.pe1 is not None  # for TorchScript
@@ -88,7 +89,7 @@ class DaftFullAttention(DaftAttention):
         return daft_full_in_torchscript(q, k, v, self.position_bias()[:tokens, :tokens])
 
     def _check(self, q: Tensor | None, k: Tensor, v: Tensor) -> None:
-        """Raise ValueError unless all are (B, H, n, d)."""
+        """Raise ValueError unless q, k and v are (B, H, n, d)."""
         check_query_key_value(v if q is None else q, k, v, one_length=True)
         if v.shape != k.shape:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: that of k, {tuple(k.shape)}")

@@ -41,12 +41,12 @@ class FavorOptions(AttentionOptions):
 class FavorAttention(OpAttention):
     """Softmax attention estimated by positive random features.
 
-    ``directions`` (r, d), r = ``features``, is a buffer that all heads share: evaluation repeats, and a state dict has
-    it. It is drawn from torch's generator when the module is built, and by ``redraw_directions()``. With ``redraw``,
-    training has directions of its own, ``training_directions``, drawn anew every so many passes. They are in no state
-    dict, since averages of weights (EMA, averaged checkpoints) would make of them what are directions no more. They
-    follow from ``directions`` and the number of passes, which a state dict remembers: training resumes with the same,
-    and processes that train together have the same. Shapes and masks as in ``InnerAttention``; options as in
+    ``directions`` (r, d), r = ``features``, is a buffer that all heads share and a state dict holds, so evaluation is
+    deterministic. It is drawn from torch's generator when the module is built, and by ``redraw_directions()``. With
+    ``redraw``, training uses separate ``training_directions``, which are redrawn every ``redraw`` passes. They are not
+    in the state dict, since averages of them (EMA, averaged checkpoints) would not be valid directions. They follow
+    from ``directions`` and the number of passes, which a state dict records: a resumed training has the same ones, and
+    so do all processes of one training. Shapes and masks as in ``InnerAttention``; options as in
     ``common.ops.favor_attention``.
     """
 
@@ -59,11 +59,11 @@ class FavorAttention(OpAttention):
     weighted_mean = True
     op = staticmethod(favor_attention)
     reference_op = staticmethod(favor_attention_reference)
-    shown_by_weights = frozenset({"features", "lengths", "redraw"})  # by the directions, which are in the state dict
+    shown_by_weights = frozenset({"features", "lengths", "redraw"})  # from the directions in the state dict
     counts = ("passes",)
     directions: Tensor
     redraws: bool
-    passes: int = 0  # in training, with ``redraw``
+    passes: int = 0  # counted in training with ``redraw``
     _pass_number: int = 0
 
     def setup(self) -> None:
@@ -73,7 +73,7 @@ class FavorAttention(OpAttention):
             self.register_buffer("training_directions", self.directions.clone(), persistent=False)
 
     def redraw_directions(self, seed: int | None = None) -> None:
-        """New directions, from torch's generator or from ``seed``; decoding states of the old ones end."""
+        """Draw new directions from torch's generator or from ``seed``; earlier decoding states become invalid."""
         self.directions = self._draw(seed).to(self.directions)
         self._draw_for_training()
 
@@ -89,7 +89,7 @@ class FavorAttention(OpAttention):
         return {"directions": self.training_directions}
 
     def restore_counts(self, counts: dict[str, int]) -> None:
-        """Go on where the training stood that the weights are of."""
+        """Resume at the pass that the loaded weights were saved at."""
         self.passes = counts.get("passes", 0)
         self._draw_for_training()
 
@@ -98,19 +98,19 @@ class FavorAttention(OpAttention):
         return draw_directions(self.options.features, self.shape.head_dim, self.options.lengths, generator)
 
     def _draw_for_training(self) -> None:
-        """Directions of the present pass: those of evaluation before the first draw, then others from one seed each."""
+        """Set the directions of this pass: those of evaluation before the first draw, then new ones per seed."""
         if not self.redraws or self.directions.is_meta:
             return
         draws = self.passes // self.options.redraw
         numbers = self.directions.double().cpu().numpy().tobytes()
-        drawn = self._draw(zlib.crc32(numbers) + draws) if draws else self.directions.clone()
-        self.training_directions = drawn.to(self.directions)
+        directions = self._draw(zlib.crc32(numbers) + draws) if draws else self.directions.clone()
+        self.training_directions = directions.to(self.directions)
 
     def _count_pass(self) -> None:
-        """Count this pass, and draw new directions if it is time for them.
+        """Count this pass, and draw new directions every ``redraw`` passes.
 
-        Each pass draws a number from torch's generator. Activation checkpointing repeats a pass with the generator as
-        it was: a pass of the same number is the same pass, and keeps its directions.
+        Each pass draws a number from torch's generator. Activation checkpointing repeats a pass with the generator
+        restored: if the number is the same as before, it is the same pass, and keeps its directions.
         """
         if is_exported():
             raise ValueError(

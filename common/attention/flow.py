@@ -22,7 +22,7 @@ from ._registry import register_attention
 
 @dataclass(frozen=True)
 class SharedFlowOptions(AttentionOptions):
-    """Options of Flow-Attention and of `flow_source` alike."""
+    """Options that Flow-Attention and `flow_source` share."""
 
     form: str = choice(
         default_of(flow_attention, "form"),
@@ -107,7 +107,7 @@ class FlowAttention(OpAttention):
             check_both_masks(key_padding_mask, query_padding_mask)
             v = drop_sources(v, dropout_p)
             return flow_attention_in_graph(q, k, v, key_padding_mask, query_padding_mask, self._flow_options)
-        else:  # a branch of its own, which TorchScript does not compile
+        else:  # a separate branch, which TorchScript does not compile
             masks = key_padding_mask, query_padding_mask
             return super().forward(q, k, v, *masks, dropout_p, segment_ids, log_decay=log_decay)
 
@@ -121,9 +121,9 @@ class FlowAttention(OpAttention):
         log_decay: Tensor | None = None,
         segment_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Competition (B, H, m) and allocation (B, H, n) weights, after ``state`` when decoding.
+        """Competition (B, H, m) and allocation (B, H, n) weights; in decoding, of the tokens after ``state``.
 
-        See ``common.ops.flow_attention_weights``. ``segment_ids`` are a ValueError: record each document by itself.
+        See ``common.ops.flow_attention_weights``. ``segment_ids`` raise ValueError: record one document at a time.
         """
         if segment_ids is not None:
             raise ValueError("segment_ids is given; allowed with competition and allocation: one document in each row")
@@ -134,12 +134,12 @@ class FlowAttention(OpAttention):
     def attend_part(
         self, q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, before: Tensor, sums_before: SumsBefore
     ) -> Tensor:
-        """A part of a sequence whose parts are computed at the same time; see ``flow_attention_of_part``."""
+        """The output of one part, while all parts are computed at the same time; see ``flow_attention_of_part``."""
         return flow_attention_of_part(
             q, k, v, padding_mask, self._flow_options, self.options.chunk_size, before, sums_before
         )
 
-    #: What ``record_attention`` keeps of a call.
+    #: The weights that ``record_attention`` records for each call.
     recorded_weights = weights
 
     def attention_map(

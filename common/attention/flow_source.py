@@ -39,9 +39,9 @@ class FlowSourceOptions(SharedFlowOptions):
 class FlowSourceAttention(OpAttention):
     """Flow-Attention to another sequence, for the cross-attention of a decoder; no parameters.
 
-    Flow-Attention proper would let a target see later ones, through the outgoing flow. Here competition and outgoing
-    flow come from the source alone, with ``source_q`` (B, H, m, d), queries of its own tokens. Shapes and masks as in
-    ``InnerAttention``; options as in ``common.ops.flow_source_attention``.
+    Ordinary Flow-Attention would let a target token see later ones through the outgoing flow. Here competition and
+    outgoing flow depend on the source only, with ``source_q`` (B, H, m, d), queries of its own tokens. Shapes and masks
+    as in ``InnerAttention``; options as in ``common.ops.flow_source_attention``.
     """
 
     about = About(

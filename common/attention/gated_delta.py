@@ -19,9 +19,9 @@ from ._options import AttentionOptions, causal_chunk_size, choice, default_of, f
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
 
-#: Where the memory's decay comes from.
+#: Sources of the memory's decay.
 GATES = ("data", "none")
-#: The rate at first is uniform up to this, and the step log-uniform between these, as in the authors' layer.
+#: Initial rates are uniform up to the first, and initial steps log-uniform in the second, as in the authors' layer.
 _MOST_RATE, _STEPS = 16.0, (0.001, 0.1)
 
 
@@ -47,13 +47,13 @@ class GatedDeltaOptions(AttentionOptions):
 class GatedDeltaAttention(OutputGateAttention):
     """A memory that decays, and from which a key's old value is erased before its new one is written.
 
-    Gated DeltaNet, and DeltaNet with ``gate="none"``. Of the tokens x (B, n, D) before their projection, for each head:
-    β = sigmoid(w_b·x), twice that with ``negative_eigenvalues``, and log α = -exp(A_log) softplus(w_a·x + dt_bias), as
-    in Mamba2. At first exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in 0.001 ... 0.1, as in the
-    authors' layer (fla/layers/gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 begins with 1 to 16. Each
-    head's output goes through an RMS norm and a swish gate of the token. The papers' layers have a short convolution
-    before all this: ``short_conv=4``. x (B, n, D); other shapes and masks as in ``InnerAttention``, options as in
-    ``common.ops.gated_delta_attention`` and ``OutputGateAttention``.
+    Gated DeltaNet, and DeltaNet with ``gate="none"``. From the tokens x (B, n, D) before their projection, for each
+    head: β = sigmoid(w_b·x), twice that with ``negative_eigenvalues``, and log α = -exp(A_log) softplus(w_a·x +
+    dt_bias), as in Mamba2. Initially exp(A_log) is uniform in (0, 16] and softplus(dt_bias) log-uniform in 0.001 ...
+    0.1, as in the authors' layer (fla/layers/gated_deltanet.py of flash-linear-attention, 2026-08); Mamba2 starts from
+    1 to 16. Each head's output goes through an RMS norm and a swish gate of the token. The papers' layers have a short
+    convolution before all this: use ``short_conv=4``. x (B, n, D); other shapes and masks as in ``InnerAttention``,
+    options as in ``common.ops.gated_delta_attention`` and ``OutputGateAttention``.
     """
 
     about = About(
@@ -80,7 +80,7 @@ class GatedDeltaAttention(OutputGateAttention):
         self.build_output()
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         self.beta_proj.reset_parameters()
         self.reset_output()
         if self.options.gate == "data":
@@ -89,45 +89,45 @@ class GatedDeltaAttention(OutputGateAttention):
 
     @torch.no_grad()
     def _reset_decay(self) -> None:
-        rate = _MOST_RATE * (1 - torch.rand_like(self.A_log))  # never 0, whose logarithm would not learn
+        rate = _MOST_RATE * (1 - torch.rand_like(self.A_log))  # never 0, whose logarithm is -inf
         self.A_log.copy_(rate.log())
         least, most = map(math.log, _STEPS)
         step = torch.empty_like(self.dt_bias).uniform_(least, most).exp()
-        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # inverse softplus of the step
 
     def operate(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Any:
-        """``op`` with beta and the decay of x (B, n, D)."""
+        """Apply ``op`` with beta and the decay, which depend on x (B, n, D)."""
         gates = self._gates(q, k, v, x, arguments["key_padding_mask"])
         return type(self).op(q, k, v, **{**self._arguments, **gates, **arguments})
 
     def linear_op(self, *tensors: Tensor, **arguments: Any) -> Tensor:
-        """``op`` of values that went through their activation."""
+        """Apply ``op`` to values after their activation."""
         return super().linear_op(*tensors, **arguments, v_activation="none")
 
     def _gates(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """beta and, with a gate, log_decay of x (B, n, D): (B, H, n) each."""
+        """beta and, with a gate, log_decay from x (B, n, D): (B, H, n) each."""
         check_query_key_value(q, k, v, one_length=True)
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_tokens(x, q, self.beta_proj.in_features)
-        # In float32 or float64 whatever autocast says: over many tokens the errors of a decay add up.
+        # In float32 or float64 even under autocast: errors of a decay accumulate over many tokens.
         dtype = compute_dtype(q)
-        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # it must not reach the gradients
+        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # padding must not reach the gradients
         with autocast_off(q):
             gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, weights_of(self.beta_proj)[0].to(dtype))))}
             if self.options.gate == "data":
                 step = F.linear(x, weights_of(self.decay_proj)[0].to(dtype), self.dt_bias.to(dtype))  # (B, n, H)
-                gates["log_decay"] = self.A_log.to(dtype).exp() * F.logsigmoid(-step)  # that is -softplus(step)
+                gates["log_decay"] = self.A_log.to(dtype).exp() * F.logsigmoid(-step)  # -softplus(step)
         return {name: gate.transpose(1, 2) for name, gate in gates.items()}
 
     def operate_literally(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:
-        """``reference_op`` of the same."""
+        """Apply ``reference_op`` with the same gates, computed literally."""
 
-        def of_heads(weight: Tensor) -> Tensor:
+        def per_head(weight: Tensor) -> Tensor:
             return torch.stack([(x * row).sum(-1) for row in weight], dim=1)  # (B, H, n)
 
-        gates = {"beta": self._scaled(1 / (1 + torch.exp(-of_heads(self.beta_proj.weight))))}
+        gates = {"beta": self._scaled(1 / (1 + torch.exp(-per_head(self.beta_proj.weight))))}
         if self.options.gate == "data":
-            step = torch.log(1 + torch.exp(of_heads(self.decay_proj.weight) + self.dt_bias[:, None]))
+            step = torch.log(1 + torch.exp(per_head(self.decay_proj.weight) + self.dt_bias[:, None]))
             gates["log_decay"] = -torch.exp(self.A_log)[:, None] * step
         return super().operate_literally(q, k, v, **gates, **arguments)
 

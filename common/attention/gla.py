@@ -40,7 +40,7 @@ class GlaAttention(OutputGateAttention):
 
     α = sigmoid(W₂ W₁ x + b)^(1/16) of the token x before its projection, W₁ and W₂ of rank 16; queries and keys have
     half as many channels as values. Each head's output goes through LayerNorm and a swish gate of the token (the
-    released code has the norm "rms"). Causal alone; O(n d (C + d)). x (B, n, D); other shapes and masks as in
+    released code has the norm "rms"). O(n d (C + d)). x (B, n, D); other shapes and masks as in
     ``InnerAttention``, options as in ``common.ops.gla_attention`` and ``OutputGateAttention``.
     """
 
@@ -60,12 +60,12 @@ class GlaAttention(OutputGateAttention):
         self.build_output()
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head: fewer for queries and keys."""
+        """Channels per head: by default half as many for queries and keys as for values."""
         channels = self.options.key_channels or max(head_dim // 2, 1)
         return {"q": channels, "k": channels, "v": head_dim}
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         self.gate_down_proj.reset_parameters()
         self.gate_up_proj.reset_parameters()
         self.reset_output()

@@ -33,8 +33,8 @@ class HedgehogAttention(OpAttention):
     """Linear attention with learned features that imitate softmax weights.
 
     Features are softmax(W x + b) and softmax(-W x - b). Queries and keys of each head have their own maps,
-    ``query_weight`` and ``key_weight`` (H, r, d) and ``query_bias`` and ``key_bias`` (H, r), which are the identity at
-    first. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.hedgehog_attention``.
+    ``query_weight`` and ``key_weight`` (H, r, d) and ``query_bias`` and ``key_bias`` (H, r), initialised to the
+    identity. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.hedgehog_attention``.
     """
 
     about = About("Hedgehog", "Zhang et al., ICLR 2024", "2n r d", "2r d + 2r", sizes={"r": "rows"})
@@ -57,7 +57,7 @@ class HedgehogAttention(OpAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The maps as they are at first: the identity, as far as it goes, and no bias."""
+        """Initialise the maps to ``torch.eye(r, d)``, with zero bias."""
         for name in ("query", "key"):
             weight = getattr(self, f"{name}_weight")
             with torch.no_grad():
@@ -65,7 +65,7 @@ class HedgehogAttention(OpAttention):
             nn.init.zeros_(getattr(self, f"{name}_bias"))
 
     def op_kwargs(self) -> dict[str, Any]:
-        """The maps."""
+        """The parameters of the feature maps."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias")
         return {name: getattr(self, name) for name in names}
 

@@ -32,7 +32,7 @@ class LinformerOptions(AttentionOptions):
 class LinformerAttention(OpAttention):
     """Softmax over learned sums of keys, for at most M = ``max_tokens`` tokens; not causal.
 
-    ``key_rows`` and ``value_rows`` (M, p) are the paper's E and F, one pair for all heads; ``value_rows`` is None where
+    ``key_rows`` and ``value_rows`` (M, p) are the paper's E and F, one pair for all heads; ``value_rows`` is None if
     they are shared. Shapes and masks as in ``InnerAttention``. Raises ValueError for a longer input.
     """
 
@@ -44,17 +44,17 @@ class LinformerAttention(OpAttention):
     reference_op = staticmethod(linformer_attention_reference)
 
     def setup(self) -> None:
-        self.max_tokens = self.shape.max_tokens  # where a host looks for it
+        self.max_tokens = self.shape.max_tokens  # read by hosts
         shape = (self.shape.max_tokens, self.options.projected_length)
         self.key_rows = nn.Parameter(torch.empty(shape))
         self.value_rows = None if self.options.shared else nn.Parameter(torch.empty(shape))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first: uniform, so that sums of M tokens are about as large as a token."""
+        """Initialise all parameters uniformly, so that sums of M tokens are about as large as a token."""
         for rows in self.parameters():
             nn.init.xavier_uniform_(rows)
 
     def op_kwargs(self) -> dict[str, Any]:
-        """The matrices."""
+        """The projection matrices E and F."""
         return {"key_rows": self.key_rows, "value_rows": self.key_rows if self.options.shared else self.value_rows}

@@ -49,9 +49,9 @@ class LolcatsOptions(AttentionOptions):
 class LolcatsAttention(OpAttention):
     """Softmax in a window and learned linear attention outside of it, under one normaliser.
 
-    Queries and keys of each head have their own maps, ``query_weight`` and ``key_weight`` (H, r, d), which are the
-    identity at first; with relu they have ``query_bias`` and ``key_bias`` (H, r) too. ``window_gate`` (H,) weighs the
-    window by its sigmoid. Self-attention only. Shapes and masks as in ``InnerAttention``; options as in
+    Queries and keys of each head have their own maps, ``query_weight`` and ``key_weight`` (H, r, d), initialised to the
+    identity; with relu also ``query_bias`` and ``key_bias`` (H, r). The sigmoid of ``window_gate`` (H,) is the weight
+    of the window. Self-attention only. Shapes and masks as in ``InnerAttention``; options as in
     ``common.ops.lolcats_attention``.
     """
 
@@ -64,9 +64,9 @@ class LolcatsAttention(OpAttention):
     )
     Options = LolcatsOptions
     needs = frozenset({"num_heads", "head_dim"})
-    shown_by_weights = frozenset({"rows", "window_weight"})  # by the maps' shape, and by the learned weight
+    shown_by_weights = frozenset({"rows", "window_weight"})  # from the maps' shape and the learned weight
     weighted_mean = True
-    #: What of the formula is computed, one of ``ops.lolcats.PARTS``; see ``only_part``.
+    #: The terms of the formula that are computed, one of ``ops.lolcats.PARTS``; see ``only_part``.
     part = PARTS[0]
     op = staticmethod(lolcats_attention)
     reference_op = staticmethod(lolcats_attention_reference)
@@ -81,7 +81,7 @@ class LolcatsAttention(OpAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As they are at first: maps are the identity, as far as it goes, without bias; γ is ``window_weight``."""
+        """Initialise maps to ``torch.eye(r, d)`` with zero bias, and γ to ``window_weight``."""
         nn.init.constant_(self.window_gate, math.log(self.options.window_weight / (1.0 - self.options.window_weight)))
         for name in ("query", "key"):
             weight, bias = getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
@@ -95,7 +95,7 @@ class LolcatsAttention(OpAttention):
         return self.options.window
 
     def op_kwargs(self) -> dict[str, Any]:
-        """The maps, the gate, and what is computed with them."""
+        """The maps, the gate, and the part that is computed."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate", "part")
         return {name: getattr(self, name) for name in names}
 
@@ -104,21 +104,22 @@ class LolcatsAttention(OpAttention):
 def only_part(model: nn.Module, part: str) -> Iterator[None]:
     """Inside, every LoLCATs attention of ``model`` is its softmax window or its linear attention alone.
 
-    ``part`` is "window", "linear", which then sees the tokens of the window as well, or "both". For whole sequences,
-    in training and in evaluation: what a part of a trained model is worth, and how the linear one learns by itself.
+    ``part`` is "window", "linear", which then sees the tokens of the window as well, or "both". Works on whole
+    sequences, in training and in evaluation. Use it to measure one part of a trained model, or to train the linear part
+    alone.
 
     Raises:
-        ValueError: another ``part``, or a ``model`` without such attention.
+        ValueError: an unknown ``part``, or a ``model`` without LoLCATs attention.
     """
     check_choice("part", part, PARTS)
     modules = [module for module in model.modules() if isinstance(module, LolcatsAttention)]
     if not modules:
         raise ValueError(f"model is a {type(model).__name__} without lolcats attention; allowed: a model that has it")
-    before = [module.part for module in modules]
+    originals = [module.part for module in modules]
     for module in modules:
         module.part = part
     try:
         yield
     finally:
-        for module, own in zip(modules, before):
-            module.part = own
+        for module, original in zip(modules, originals):
+            module.part = original

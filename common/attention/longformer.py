@@ -22,8 +22,8 @@ class LongformerOptions(AttentionOptions):
 class LongformerAttention(OpAttention):
     """Softmax over a window and the first tokens, which see all and are seen by all; no parameters.
 
-    Global tokens have the projections of all, as in the Long Range Arena's code; the paper gives them their own.
-    Windows have no dilation. An image is the sequence of its rows, after a class token if there is one. Shapes and
+    Global tokens share the projections of all tokens, as in the Long Range Arena's code; in the paper they have their
+    own. Windows have no dilation. An image is the sequence of its rows, after a class token if there is one. Shapes and
     masks as in ``InnerAttention``; options as in ``common.ops.longformer_attention``.
     """
 

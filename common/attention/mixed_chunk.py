@@ -33,9 +33,9 @@ class MixedChunkOptions(AttentionOptions):
 class MixedChunkAttention(OpAttention):
     """Softmax or relu² attention inside chunks, linear attention across them.
 
-    ``mixed_chunk_attention`` per head, with softmax inside chunks unless ``kernel`` says otherwise (FLASH, Table 5).
-    The heads' own q and k serve inside a chunk; those of the linear term are scaled and shifted copies, as in the gated
-    attention unit, and all are rotated by position. Self-attention only; O(n C). Shapes and masks as in
+    ``mixed_chunk_attention`` per head, by default with softmax inside chunks (FLASH, Table 5). Attention inside a chunk
+    uses the heads' q and k; the linear term uses scaled and shifted copies of them, as in the gated attention unit. All
+    are rotated by position. Self-attention only; O(n C). Shapes and masks as in
     ``InnerAttention``, state as in ``mixed_chunk_attention``.
 
     Raises:
@@ -64,7 +64,7 @@ class MixedChunkAttention(OpAttention):
         nn.init.normal_(self.gamma, std=0.02)
 
     def state_tokens(self) -> int:
-        """A chunk, since the tokens of the chunk before leave as those of the current one come."""
+        """The size of a chunk, since tokens of the current chunk replace those of the previous one."""
         return self.options.chunk_size
 
     def apply_op(
@@ -80,17 +80,17 @@ class MixedChunkAttention(OpAttention):
         return_state: bool = False,
         segment_ids: Tensor | None = None,
     ) -> Any:
-        """``op`` of the queries and keys of both terms, which are rotated by position."""
+        """Apply ``op`` to the queries and keys of both terms, rotated by position."""
         self._check_heads(q, k, v)
         check_masks(key_padding_mask, k, query_padding_mask, q)
-        # What stands in padding must not reach the gradients of the scales.
+        # Padding must not reach the gradients of the scales.
         q, k = zero_padding(zero_padding(q, query_padding_mask), key_padding_mask), zero_padding(k, key_padding_mask)
         before = None if initial_state is None else state_entry(initial_state, "count", 1, q)
         positions = document_positions(q, key_padding_mask, before, segment_ids, initial_state)
         heads = self._queries_and_keys(q, k, positions)
-        further = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
-        further.update(self.packing(segment_ids))
-        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **further)
+        arguments = {"log_decay": log_decay, "initial_state": initial_state, "return_state": return_state}
+        arguments.update(self.packing(segment_ids))
+        out = super().apply_op(*heads, v, key_padding_mask=key_padding_mask, **arguments)
         if return_state:
             return zero_padding(out[0], query_padding_mask), out[1]
         return zero_padding(out, query_padding_mask)
@@ -105,7 +105,7 @@ class MixedChunkAttention(OpAttention):
         query_padding_mask: Tensor | None,
         log_decay: Tensor | None = None,
     ) -> Tensor:
-        """``reference_op`` of the same."""
+        """Apply ``reference_op`` to the same queries and keys, computed literally."""
         heads = [q, k, *(x * self.gamma[i, :, None] + self.beta[i, :, None] for i, x in enumerate((q, k)))]
         if self.options.rotary:
             heads = [rotated(x, key_padding_mask) for x in heads]
@@ -121,11 +121,11 @@ class MixedChunkAttention(OpAttention):
     def _queries_and_keys(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         """q_quad, k_quad, q_lin and k_lin, (B, H, n, d) each."""
         gamma, beta = self.gamma[:, :, None], self.beta[:, :, None]  # (2, H, 1, d)
-        # Under autocast q and k are of half precision, the scales are not.
+        # Under autocast q and k are in half precision, but the scales are not.
         heads = (q, k, (q * gamma[0] + beta[0]).to(q.dtype), (k * gamma[1] + beta[1]).to(k.dtype))
         if not self.options.rotary:
             return heads
         rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
-        if q.shape[2] == 1:  # fewer calls
+        if q.shape[2] == 1:  # one call for all four
             return rotate_by(torch.stack(heads), *rotation).unbind()
         return tuple(rotate_by(x, *rotation) for x in heads)

@@ -1,4 +1,4 @@
-"""Nyström attention, that of the Nyströmformer, as a module."""
+"""Nyström attention, from the Nyströmformer, as a module."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +62,10 @@ class NystromAttention(OpAttention):
         self.conv = None if kernel is None else nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         if self.conv is not None:
             self.conv.reset_parameters()
 
     def op_kwargs(self) -> dict[str, Any]:
-        """The filters."""
+        """The filters of the convolution."""
         return {"conv_weight": None if self.conv is None else self.conv.weight}

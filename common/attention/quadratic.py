@@ -1,4 +1,4 @@
-"""Multi-head attention with another kernel than softmax: an ablation of FLASH's Tables 1 and 2."""
+"""Multi-head attention with a kernel other than softmax: an ablation in FLASH's Tables 1 and 2."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class QuadraticOptions(AttentionOptions):
 class QuadraticAttention(OpAttention):
     """Attention with relu², softmax or Laplace scores, without bias; no parameters, O(n) memory.
 
-    ``gau_attention`` per head: kernel(q·k / divisor) v. Self-attention only. Shapes and masks as in ``InnerAttention``,
+    ``gau_attention`` per head: kernel(q·k / divisor) v. Self-attention only. Shapes and masks as in ``InnerAttention``;
     ``divisor`` and ``kernel``, and the ValueErrors they raise, as in ``gau_attention``.
     """
 

@@ -30,8 +30,8 @@ class ReformerOptions(AttentionOptions):
 class ReformerAttention(OpAttention):
     """Softmax over the tokens that random rotations put into the same bucket.
 
-    Queries are the keys: ``k`` is None. ``rotations`` (R, d, D) is a buffer that all heads share: evaluation repeats,
-    and a state dict has it. It is drawn from torch's generator when the module is built, and by
+    Queries are also the keys: ``k`` is None. ``rotations`` (R, d, D) is a buffer that all heads share and a state dict
+    holds, so evaluation is deterministic. It is drawn from torch's generator when the module is built, and by
     ``redraw_rotations()``. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.reformer_attention``.
     """
 
@@ -48,23 +48,23 @@ class ReformerAttention(OpAttention):
     op_inputs = ("q", "v")
     op = staticmethod(reformer_attention)
     reference_op = staticmethod(reformer_attention_reference)
-    permutation_equivariant = True  # where no bucket is larger than a chunk
-    shown_by_weights = frozenset({"rounds", "directions"})  # by the rotations, which are in the state dict
+    permutation_equivariant = True  # if no bucket is larger than a chunk
+    shown_by_weights = frozenset({"rounds", "directions"})  # from the rotations in the state dict
     rotations: Tensor
 
     def setup(self) -> None:
         self.register_buffer("rotations", self._draw())
 
     def state_tokens(self) -> int:
-        """A chunk of every bucket of every round: later tokens find no others."""
+        """One chunk for each bucket of each round: later tokens attend to no others."""
         return most_held(self.rotations, self.options.chunk_size)
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Queries, which are the keys, and values."""
+        """Channels per head of queries, which are also the keys, and values."""
         return {"q": head_dim, "v": head_dim}
 
     def redraw_rotations(self, seed: int | None = None) -> None:
-        """New rotations, from torch's generator or from ``seed``; decoding states of the old ones end."""
+        """Draw new rotations from torch's generator or from ``seed``; earlier decoding states become invalid."""
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.rotations = self._draw(generator).to(self.rotations)
 

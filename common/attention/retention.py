@@ -41,9 +41,9 @@ class RetentionOptions(AttentionOptions):
 class RetentionAttention(OutputGateAttention):
     """A sum of rotated keys and values that each head forgets at a fixed pace; only causal.
 
-    Each head's output goes through a norm of its own ("group"; the released code has "rms" without weights) and a swish
-    gate of the token x before its projection, x (B, n, D). The paper's values are twice as wide as its keys, here they
-    are as wide. Causal alone; O(n (C + d) d). Other shapes and masks as in ``InnerAttention``, options as in
+    Each head's output goes through its own norm ("group"; the released code has "rms" without weights) and a swish gate
+    of the token x before its projection, x (B, n, D). In the paper values are twice as wide as keys; here both have the
+    same width. O(n (C + d) d). Other shapes and masks as in ``InnerAttention``, options as in
     ``common.ops.retention_attention`` and ``OutputGateAttention``.
 
     Raises:
@@ -65,13 +65,13 @@ class RetentionAttention(OutputGateAttention):
         self.build_output()
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         self.reset_output()
 
     def operate(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None, **arguments: Any
     ) -> Tensor | tuple[Tensor, State]:
-        """``op`` of queries and keys that are rotated by position among the real tokens."""
+        """Apply ``op`` to queries and keys, rotated by position among the real tokens."""
         if self.options.rotary:
             check_query_key_value(q, k, v, one_length=True)
             check_padding_mask("key_padding_mask", key_padding_mask, k)
@@ -79,7 +79,7 @@ class RetentionAttention(OutputGateAttention):
             before = state_entry(state, "count", 1, q) if state else None
             positions = document_positions(k, key_padding_mask, before, segment_ids, state)
             rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
-            if q.shape[2] == 1:  # fewer calls
+            if q.shape[2] == 1:  # one call for both
                 q, k = rotate_by(torch.stack((q, k)), *rotation).unbind()
             else:
                 q, k = rotate_by(q, *rotation), rotate_by(k, *rotation)
@@ -88,7 +88,7 @@ class RetentionAttention(OutputGateAttention):
     def operate_literally(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None, **arguments: Any
     ) -> Tensor:
-        """``reference_op`` of queries and keys that are rotated by position among the real tokens."""
+        """Apply ``reference_op`` to queries and keys, rotated by position among the real tokens."""
         if self.options.rotary:
             q, k = rotated(q, key_padding_mask), rotated(k, key_padding_mask)
         return super().operate_literally(q, k, v, key_padding_mask=key_padding_mask, **arguments)

@@ -31,9 +31,9 @@ class RfaOptions(AttentionOptions):
 class RfaAttention(OpAttention):
     """A Gaussian kernel of unit vectors, estimated by sines and cosines, with a learned ``sigma``.
 
-    Directions of each head are Gaussian, times sigma (H, 1, d), 1 at first. In training they are drawn anew in each
-    pass, from torch's generator; the released code picks one of 500 that it drew before. Evaluation and decoding have
-    those of the buffer ``directions`` (H, r, d), which a state dict holds. Shapes and masks as in ``InnerAttention``;
+    Directions of each head are Gaussian, times sigma (H, 1, d), which is initially 1. In training they are redrawn in
+    each pass from torch's generator; the released code picks one of 500 sets drawn in advance. Evaluation and decoding
+    use the buffer ``directions`` (H, r, d), which a state dict holds. Shapes and masks as in ``InnerAttention``;
     options as in ``common.ops.rfa_attention``.
     """
 
@@ -57,7 +57,7 @@ class RfaAttention(OpAttention):
         self.register_buffer("directions", torch.randn(heads, self.options.features, channels))
 
     def reset_parameters(self) -> None:
-        """sigma as it is at first: 1."""
+        """Initialise sigma to 1."""
         nn.init.ones_(self.sigma)
 
     def scaled_directions(self) -> Tensor:
@@ -67,7 +67,7 @@ class RfaAttention(OpAttention):
         return directions.to(dtype) * self.sigma.to(dtype)
 
     def key_features(self, head_dim: int) -> int:
-        """Two for each direction, a sine and a cosine."""
+        """Two features per direction, a sine and a cosine."""
         return 2 * self.options.features
 
     def op_kwargs(self) -> dict[str, Any]:
@@ -75,9 +75,9 @@ class RfaAttention(OpAttention):
         return {"directions": self.scaled_directions()}
 
     def reference_kwargs(self) -> dict[str, Any]:
-        """The directions of this pass, and in training the same draws."""
-        drawn = torch.randn_like(self.directions) if self.training else self.directions
-        return {"directions": torch.stack([rows * scale for rows, scale in zip(drawn, self.sigma)])}
+        """The directions of this pass, computed literally; in training with the same draws as ``op_kwargs``."""
+        directions = torch.randn_like(self.directions) if self.training else self.directions
+        return {"directions": torch.stack([rows * scale for rows, scale in zip(directions, self.sigma)])}
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, self._fixed_directions())
@@ -88,7 +88,7 @@ class RfaAttention(OpAttention):
         return attend_source(q, state, query_padding_mask, self._fixed_directions(), self.options.floor)
 
     def _fixed_directions(self) -> Tensor:
-        """``scaled_directions`` that the next call has as well."""
+        """``scaled_directions``, which are the same in the next call; ValueError in training."""
         if self.training:
             raise ValueError("training is True; allowed for source_state and attend_source: evaluation, or forward")
         return self.scaled_directions()

@@ -13,7 +13,7 @@ from ._options import default_of, number
 from ._registry import register_attention
 from .rfa import RfaAttention, RfaOptions
 
-#: Bias of the gate at first: g is 0.95 and about 20 tokens are remembered. The paper does not say.
+#: Initial bias of the gate: g is 0.95 and about 20 tokens are remembered. The paper does not specify it.
 _BIAS = 3.0
 
 
@@ -31,8 +31,8 @@ class RfaGateOptions(RfaOptions):
 class RfaGateAttention(RfaAttention):
     """RFA that forgets, by a gate of each token and head; only causal.
 
-    g = sigmoid(w·x + b) of the token x before its projection; sums are multiplied by g, and what is added by 1 - g.
-    x (B, n, D); otherwise as ``RfaAttention``, but causal alone. The released code has no gate.
+    g = sigmoid(w·x + b) of the token x before its projection; sums are multiplied by g, and new terms by 1 - g.
+    x (B, n, D); otherwise as ``RfaAttention``, but only causal. The released code has no gate.
     """
 
     about = About(
@@ -57,7 +57,7 @@ class RfaGateAttention(RfaAttention):
         nn.init.constant_(self.gate_proj.bias, _BIAS)
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         super().reset_parameters()
         self.gate_proj.reset_parameters()
         nn.init.constant_(self.gate_proj.bias, _BIAS)

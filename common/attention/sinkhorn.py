@@ -32,7 +32,7 @@ class SinkhornAttention(OpAttention):
     """Softmax over a chunk and a soft mixture of chunks, sorted by learned weights; not causal.
 
     ``sort_weight`` (H, d, M) scores the chunks of the longest input by the sum of a chunk's keys, in place of the
-    paper's network of two layers. Not causal, and without SortCut: see ``common.ops.sinkhorn.interface``. Shapes
+    paper's network of two layers. Without SortCut: see ``common.ops.sinkhorn.interface``. Shapes
     and masks as in ``InnerAttention``; options as in ``common.ops.sinkhorn_attention``. Raises ValueError for a longer
     input.
     """
@@ -46,20 +46,20 @@ class SinkhornAttention(OpAttention):
     reference_op = staticmethod(sinkhorn_attention_reference)
 
     def setup(self) -> None:
-        self.max_tokens = self.shape.max_tokens  # where a host looks for it
+        self.max_tokens = self.shape.max_tokens  # read by hosts
         chunks = -(-self.max_tokens // self.options.chunk_size)
         self.sort_weight = nn.Parameter(torch.empty(self.shape.num_heads, self.shape.head_dim, chunks))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first: those of a linear layer, as in the Long Range Arena's code.
+        """Initialise all parameters like those of a linear layer, as in the Long Range Arena's code.
 
-        The paper does not say. Sums of C standard normal keys then have scores with a deviation of √C / temperature,
-        10.7 by default, so sorting begins nearly hard: of 16 chunks the largest weight is 0.75 in the mean, in place
-        of 0.22 with scores of deviation 1.
+        The paper does not specify it. Sums of C standard normal keys then have scores with a standard deviation of
+        √C / temperature, 10.7 by default, so sorting begins nearly hard: the largest weight of 16 chunks is 0.75 on
+        average, instead of 0.22 with a standard deviation of 1.
         """
         nn.init.normal_(self.sort_weight, std=self.shape.head_dim**-0.5)
 
     def op_kwargs(self) -> dict[str, Any]:
-        """The weight of the sorting, and the longest input."""
+        """The sorting weight, and the maximum number of tokens."""
         return {"sort_weight": self.sort_weight, "max_tokens": self.max_tokens}

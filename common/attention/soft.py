@@ -42,11 +42,12 @@ class SoftOptions(AttentionOptions):
 class SoftAttention(OpAttention):
     """A Gaussian kernel of queries, through landmarks on the grid of an image.
 
-    Images alone: q, v (B, H, n, d), and k is None, since the queries are the keys. ``landmark_conv`` and
+    Images only: q, v (B, H, n, d), and k is None, since the queries are also the keys. ``landmark_conv`` and
     ``landmark_norm``, which all heads share, make landmarks, and ``conv`` is the convolution of v, or None. Masks as in
-    ``InnerAttention``; options as in ``common.ops.soft_attention``. Linear where the number of landmarks is kept, as
-    the authors keep it at 49 with another ``ratio`` in each stage. Where that is 1 their code leaves the inverse out;
-    here one formula holds. Gradients are those of the iteration; the authors' code takes those of an exact inverse.
+    ``InnerAttention``; options as in ``common.ops.soft_attention``. The cost is linear if the number of landmarks is
+    constant: the authors use 49, by a different ``ratio`` in each stage. For a ratio of 1 their code omits the inverse;
+    here the same formula is used. Gradients are those of the iteration; the authors' code uses those of an exact
+    inverse.
     """
 
     about = About(
@@ -72,17 +73,17 @@ class SoftAttention(OpAttention):
         self.conv = None if kernel is None else nn.Conv2d(heads, heads, kernel, groups=heads, bias=False)
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head: no keys."""
+        """Channels per head of queries, which are also the keys, and values."""
         return {"q": head_dim, "v": head_dim}
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         for layer in (self.landmark_conv, self.landmark_norm, self.conv):
             if layer is not None:
                 layer.reset_parameters()
 
     def op_kwargs(self) -> dict[str, Any]:
-        """Weights of the landmarks' convolution, of their norm, its bias, and of the convolution of v."""
+        """Weights of the landmarks' convolution and norm, and of the convolution of v."""
         return {
             "landmark_weight": self.landmark_conv.weight,
             "norm_weight": self.landmark_norm.weight,

@@ -1,4 +1,4 @@
-"""Softmax attention as a module: torch's fused kernel, the peer everything is compared with."""
+"""Softmax attention as a module: torch's fused kernel, the baseline of all comparisons."""
 
 from torch import Tensor
 
@@ -15,8 +15,8 @@ class SoftmaxAttention(OpAttention):
     """Softmax attention by torch's fused kernel, with padding on either side and a state that grows.
 
     ``scaled_dot_product_attention`` with scale 1/sqrt(d); shapes and masks as in ``InnerAttention``. A padding mask in
-    a causal module costs O(n m) memory for the combined mask. ``extend`` keeps every key and value it has seen: its
-    state grows. torch's fused kernel has no gradients of second order on a CPU; there are some inside
+    a causal module costs O(n m) memory for the combined mask. The state of ``extend`` holds all keys and values so far,
+    so it grows. torch's fused kernel has no second-order gradients on a CPU; they exist inside
     ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Raises ValueError for shapes or masks that do not fit.
     """
 
@@ -38,7 +38,7 @@ class SoftmaxAttention(OpAttention):
         dropout_p: float = 0.0,
         segment_ids: Tensor | None = None,
     ) -> Tensor:
-        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); dropout is that of single weights."""
+        """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e); dropout acts on single weights."""
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         return self.apply_op(*self.operands(q, k, v), **masks, **self.packing(segment_ids), dropout_p=dropout_p)
 
@@ -52,9 +52,9 @@ class SoftmaxAttention(OpAttention):
         segment_ids: Tensor | None = None,
         dropout_p: float = 0.0,
     ) -> tuple[Tensor, State]:
-        """The next tokens' outputs (B, H, n, e) and the state after them; dropout is that of single weights."""
+        """The next tokens' outputs (B, H, n, e) and the state after them; dropout acts on single weights."""
         if dropout_p == 0.0:
             return super().extend(q, k, v, padding_mask, state, segment_ids)
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
-        tensors, going_on = self.operands(q, k, v), {"initial_state": state, "return_state": True}
-        return self.apply_op(*tensors, **masks, **going_on, **self.packing(segment_ids), dropout_p=dropout_p)
+        tensors, states = self.operands(q, k, v), {"initial_state": state, "return_state": True}
+        return self.apply_op(*tensors, **masks, **states, **self.packing(segment_ids), dropout_p=dropout_p)

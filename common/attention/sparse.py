@@ -28,10 +28,10 @@ class SparseOptions(AttentionOptions):
 class SparseAttention(OpAttention):
     """Softmax over tokens nearby and some far away, in fixed chunks or strided; no parameters.
 
-    Not causal, which the paper and the Long Range Arena do not have, the patterns are the same in both directions. The
-    defaults are the Arena's. Decoding keeps all keys and values. An image is the sequence of its rows; ``strided`` with
-    its width as the stride is a window and a column. Shapes and masks as in ``InnerAttention``; options as in
-    ``common.ops.sparse_attention``.
+    The bidirectional form has the same patterns in both directions; the paper and the Long Range Arena have only the
+    causal one. The defaults are the Arena's. Decoding keeps all keys and values. An image is the sequence of its rows;
+    ``strided`` with its width as the stride is a window and a column. Shapes and masks as in ``InnerAttention``;
+    options as in ``common.ops.sparse_attention``.
     """
 
     about = About(

@@ -36,13 +36,13 @@ class SynthesizerOptions(AttentionOptions):
 class SynthesizerAttention(OpAttention):
     """Weights from each token by itself, or from positions only, without dot products of tokens.
 
-    Logits over positions are W_2 relu(W_1 x) + b of the token with ``form`` "dense": W_1 is the host's projection to q,
-    ``columns`` (H, M, d) is W_2, ``bias`` (H, M) is b. "random": a free matrix, ``table`` (H, M, M); q is None.
-    "factorized_random": ``rows`` ``columns``ᵀ, (H, M, rank) each. k is None. Self-attention. Shapes and masks as in
-    ``InnerAttention``; the state is every value so far.
+    Logits over positions are, with ``form`` "dense", W_2 relu(W_1 x) + b of the token: W_1 is the host's projection to
+    q, ``columns`` (H, M, d) is W_2, ``bias`` (H, M) is b. "random": a free matrix, ``table`` (H, M, M); q is None.
+    "factorized_random": ``rows`` ``columns``ᵀ, (H, M, rank) each; q is None. k is always None. Self-attention. Shapes
+    and masks as in ``InnerAttention``; the state holds all values so far.
 
     Raises:
-        ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens; a q or k without use.
+        ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens; an unused q or k.
     """
 
     about = About("Synthesizer", "Tay et al., ICML 2021, section 3", "n² d", "n d")
@@ -56,28 +56,28 @@ class SynthesizerAttention(OpAttention):
     reference_op = staticmethod(synthesizer_attention_reference)
 
     def setup(self) -> None:
-        heads, channels, most, form = *self.shape[1:4], self.options.form
-        self.max_tokens = most  # where a host looks for it
+        heads, channels, tokens, form = *self.shape[1:4], self.options.form
+        self.max_tokens = tokens  # read by hosts
 
         def empty(wanted: bool, *shape: int) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(shape)) if wanted else None
 
         width = channels if form == "dense" else self.options.rank
-        self.table = empty(form == "random", heads, most, most)
-        self.rows = empty(form == "factorized_random", heads, most, width)
-        self.columns = empty(form != "random", heads, most, width)
-        self.bias = empty(form == "dense", heads, most)
+        self.table = empty(form == "random", heads, tokens, tokens)
+        self.rows = empty(form == "factorized_random", heads, tokens, width)
+        self.columns = empty(form != "random", heads, tokens, width)
+        self.bias = empty(form == "dense", heads, tokens)
         self.reset_parameters()
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head: no keys, and no queries where weights are of positions alone."""
+        """Channels per head: no keys, and no queries if weights depend on positions only."""
         return {"q": head_dim, "v": head_dim} if self.options.form == "dense" else {"v": head_dim}
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first; the paper does not say.
+        """Initialise all parameters; the paper does not specify it.
 
-        Random logits from N(0, 1), so that heads differ and no row is nearly one token. Those of a token as a linear
-        layer has them.
+        Random logits are from N(0, 1), so that heads differ and no row is nearly one-hot. The weights of the dense form
+        are scaled as in a linear layer.
         """
         if self.table is not None:
             nn.init.normal_(self.table)
@@ -89,11 +89,11 @@ class SynthesizerAttention(OpAttention):
             nn.init.zeros_(self.bias)
 
     def op_kwargs(self) -> dict[str, Any]:
-        """Parameters of the logits over positions; None for one that the form does not have."""
+        """Parameters of the logits over positions; None for those that the form does not have."""
         return {"columns": self.columns, "bias": self.bias}
 
     def operands(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:
-        """Features and v: the features are of tokens, q, or parameters of positions."""
+        """Features and v: the features are q, or parameters per position."""
         q, v = super().operands(q, k, v)
         if q is None:
             return (self.table if self.rows is None else self.rows), v

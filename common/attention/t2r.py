@@ -28,9 +28,9 @@ class T2rOptions(AttentionOptions):
 class T2rAttention(OpAttention):
     """Linear attention with learned features relu(W x + b) of queries and keys.
 
-    The map of each head, ``map_weight`` (H, f, d) and ``map_bias`` (H, f), is one for queries and keys, and begins as a
-    layer of torch does. It is what a trained softmax attention needs to become linear. Shapes and masks as in
-    ``InnerAttention``; options as in ``common.ops.t2r_attention``.
+    Queries and keys of a head share one map, ``map_weight`` (H, f, d) and ``map_bias`` (H, f), initialised as in
+    ``nn.Linear``. Only this map has to be added to convert a trained softmax attention to a linear one. Shapes and
+    masks as in ``InnerAttention``; options as in ``common.ops.t2r_attention``.
     """
 
     about = About("T2R", "Kasai et al., Transformer to RNN, EMNLP 2021", "n f d", "f d + f", sizes={"f": "features"})
@@ -50,13 +50,13 @@ class T2rAttention(OpAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The maps as they are at first, as those of ``nn.Linear``."""
+        """Initialise the maps as ``nn.Linear`` does."""
         bound = self.shape.head_dim**-0.5
         nn.init.uniform_(self.map_weight, -bound, bound)
         nn.init.uniform_(self.map_bias, -bound, bound)
 
     def op_kwargs(self) -> dict[str, Any]:
-        """The maps."""
+        """The parameters of the feature maps."""
         return {"map_weight": self.map_weight, "map_bias": self.map_bias}
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:

@@ -35,7 +35,7 @@ class YosoOptions(AttentionOptions):
 class YosoAttention(OpAttention):
     """The probability that random hashes of query and key are equal, as the weight; O(n) memory.
 
-    Outputs are unit vectors of each head. Decoding keeps every key and value. Shapes and masks as in
+    Outputs are normalised to unit vectors per head. Decoding keeps every key and value. Shapes and masks as in
     ``InnerAttention``; options as in ``common.ops.yoso_attention``.
     """
 
@@ -57,7 +57,7 @@ class YosoAttention(OpAttention):
         key_padding_mask: Tensor | None = None,
         query_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """The weights (B, H, n, m): ``forward`` is map @ v made a unit vector. O(n m d)."""
+        """The weights (B, H, n, m): ``forward`` is map @ v, normalised to a unit vector. O(n m d)."""
         dtype = compute_dtype(q)
         cosines = F.normalize(q.to(dtype), dim=-1) @ F.normalize(k.to(dtype), dim=-1).transpose(2, 3)
         weights = (1 - torch.arccos(cosines.clamp(-COSINE_LIMIT, COSINE_LIMIT)) / math.pi) ** self.options.tau

@@ -1,4 +1,4 @@
-"""Layers with parameters that are no attention: norms, positions, biases and the gated attention unit."""
+"""Layers other than the attention mechanisms: norms, positions, biases and the gated attention unit."""
 
 from .gated_attention_unit import GatedAttentionUnit
 from .norms import NORMS, ScaleNorm, build_norm

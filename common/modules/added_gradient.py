@@ -1,4 +1,4 @@
-"""An auxiliary loss that reaches any trainer through a model's output, without a change to the trainer."""
+"""An auxiliary loss that is added through a model's output, without changes to the trainer."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def add_gradient(x: Tensor, auxiliary_loss: Tensor) -> Tensor:
-    """``x`` as it is; the backward pass goes on as if ``auxiliary_loss`` had been added to the loss of the trainer.
+    """Return ``x`` unchanged; the backward pass continues as if the trainer's loss included ``auxiliary_loss``.
 
     A trainer that computes loss = f(x) gets the gradients of f(x) + ``auxiliary_loss``, while the value it sees and
     logs is f(x). They are exact when the trainer calls ``backward`` once per update on the loss itself, in one process

@@ -1,4 +1,4 @@
-"""A feed-forward block with SiLU, for gated attention units whose gate is taken away (FLASH, Table 1)."""
+"""A feed-forward block with SiLU, for gated attention units without a gate (FLASH, Table 1)."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,8 @@ class FeedForward(nn.Module):
         dim: width d.
         inner_dim: width e.
         norm: ``layernorm`` or ``scalenorm``.
-        dropout, activation_dropout: of the branch, and of what goes into W_2.
-        dropout_layer: makes these from their probability.
+        dropout, activation_dropout: probabilities for the output of the branch, and for the input of W_2.
+        dropout_layer: builds a dropout module from its probability.
 
     Raises:
         ValueError: an unknown ``norm``.
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights N(0, 0.02), biases 0, as every weight of FLASH."""
+        """Initialise weights from N(0, 0.02) and biases to 0, as all weights of FLASH."""
         for linear in (self.in_proj, self.out_proj):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)

@@ -1,4 +1,4 @@
-"""A gate that reads each token and says how much of the sums before it is kept."""
+"""A gate, computed from each token, that decides how much of the running sums is kept."""
 
 import math
 
@@ -12,9 +12,9 @@ from .linear_weights import weights_of
 
 #: One gate for each head, or one for each feature of a head's keys.
 FORGETS = ("head", "channel")
-#: Sums keep everything, as in the papers.
+#: No gate: sums keep everything, as in the papers.
 NONE = "none"
-#: Tokens that are remembered at first: of the first gate and of the last one, in equal ratios between them.
+#: Number of tokens that the first and the last gate initially remember; the others are spaced logarithmically.
 _REMEMBERED = (32.0, 1024.0)
 #: Rank of the map from tokens to the gates of channels, as in gated linear attention (Yang et al., ICML 2024).
 _RANK = 16
@@ -23,9 +23,9 @@ _RANK = 16
 class ForgetGate(nn.Module):
     """log sigmoid(W x + b): the token x (B, n, D) -> log_decay (B, H, n) by head, or (B, H, n, f) by channel.
 
-    W is 0 at first and the gates are spread so that they remember 32 to 1,024 tokens: sums begin as sums over many
-    tokens, of several lengths, and training shortens or lengthens them. By channel, W is a product of rank 16. None of
-    the papers of the mechanisms that it is for has it. Cost: O(n D H), and by channel O(n (D + H f)).
+    W is initially 0, and the biases are spread so that gates remember 32 to 1,024 tokens: sums start with several long
+    ranges, which training shortens or lengthens. By channel, W is a product of rank 16. The papers of the mechanisms
+    that use this gate do not have it. Cost: O(n D H), and by channel O(n (D + H f)).
 
     Raises:
         ValueError: ``forget`` is not in ``FORGETS``; a size is no integer of at least 1.
@@ -44,12 +44,12 @@ class ForgetGate(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All parameters as they are at first."""
+        """Initialise all parameters."""
         if self.down_proj is not None:
             self.down_proj.reset_parameters()
         nn.init.zeros_(self.gate_proj.weight)
         shortest, longest = (math.log(tokens) for tokens in _REMEMBERED)
-        # Heads, or the channels of each head: every head has gates of all lengths where it has several.
+        # Spread over the channels of each head, or else over the heads.
         gates = self.features or self.heads
         remembered = torch.linspace(shortest, longest, gates).exp() if gates > 1 else torch.tensor([128.0])
         with torch.no_grad():
@@ -57,7 +57,7 @@ class ForgetGate(nn.Module):
             self.gate_proj.bias.copy_((remembered - 1.0).log().repeat(self.gate_proj.out_features // gates))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, n, D) -> log_decay in float32, or float64 for such an x, whatever autocast says."""
+        """x (B, n, D) -> log_decay in float32, or float64 if x is float64, even under autocast."""
         dtype = compute_dtype(x)
         with autocast_off(x):
             x = x.to(dtype)

@@ -34,52 +34,53 @@ from .remembered_options import RemembersOptions
 from .rotary import check_even, cos_and_sin, document_positions, rotate_by
 from .silu import silu_parts
 
-#: Numbers of the input from which on the backward pass computes again what it needs; smaller inputs need little memory.
+#: From this many numbers in x on, the backward pass recomputes activations; smaller inputs need little memory.
 RECOMPUTED_FROM = 2**17
 
 
 class GatedAttentionUnit(RemembersOptions):
-    """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and Z, the base of Q and K, are silu(norm(x) W) (FLASH, section 3).
+    """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and the base Z of Q and K are silu(norm(x) W) (FLASH, section 3).
 
     With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
     attention (FLASH), linear in n. B batch, n tokens, d = ``dim``, e = ``expanded_dim``, s = ``query_dim``: x (B, n, d)
-    -> (B, n, d). Cost beside the attention's: O(n d (3e + s)). In training on large inputs it keeps x and its first
-    projection for the backward pass, which computes the rest once more.
+    -> (B, n, d). Cost in addition to the attention: O(n d (3e + s)). In training on large inputs it saves x and its
+    first projection for the backward pass, which recomputes the other activations.
 
     Args:
         dim: width d.
         expanded_dim: width e of U and V; None for 2d.
         query_dim: width s of Z, and so of every query and key.
-        heads: each has its own scales and offsets of Z, and e / heads channels of V.
+        heads: number of heads; each has its own scales and offsets of Z, and e / heads channels of V.
         causal: a token sees those before it and itself.
         chunk_size: C, or None for FLASH-Quad.
-        max_positions: the longest training length of the quadratic form, the reach of a ``toeplitz`` bias. Not needed
-            with a chunk size.
-        divisor: of the quadratic form's scores; None is ``max_positions`` when causal, a constant so that a prefix does
-            not depend on what follows, and otherwise each row's number of real tokens. Softmax has √s instead.
+        max_positions: the longest training length of the quadratic form, and the range of a ``toeplitz`` bias. Not
+            needed with a chunk size.
+        divisor: of the quadratic form's scores. None is ``max_positions`` when causal, a constant so that a token does
+            not depend on later ones, and otherwise each row's number of real tokens. Softmax uses √s instead.
         kernel: ``relu2``, ``softmax`` (divided by √s) or ``laplace``.
         gate: multiply by U; without it the block has no U.
-        separate_ffn: a ``FeedForward`` of inner width e after attention, where there is no gate. It has the parameters
-            of U and those of another W_o, which makes the 131 M of Table 1.
+        separate_ffn: a ``FeedForward`` of inner width e after attention, only without a gate. It has as many parameters
+            as U and a second W_o, which gives the 131 M of Table 1.
         overlap, chunk_summaries: further terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
             keeps every token and computes the whole sequence at each call.
-        local, linear: leave out the quadratic or the linear term of mixed chunk attention (Figure 7).
-        forget: gates from norm(x) by which the linear term's sum forgets: ``head``, one for each head, ``channel``, one
-            for each channel of its keys, or ``none``. Causal; ours, in no paper of FLASH.
+        local, linear: False drops the quadratic or the linear term of mixed chunk attention (Figure 7).
+        forget: gates from norm(x) that make the linear term's sum forget: ``head``, one for each head, ``channel``, one
+            for each channel of its keys, or ``none``. Causal only; our addition, not in the FLASH paper.
         rotary: rotate queries and keys by their position among the real tokens.
         bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
         norm: ``layernorm`` or ``scalenorm``.
         first_softmax, first_to_all: the fine-tuning forms of Table 4; not causal.
-        dropout, attention_dropout, activation_dropout: of the branch, of whole source tokens (there is no map to
-            drop entries of in linear time), and of what goes into W_o. The paper uses none.
-        dropout_layer: makes these from their probability, so that a host can give its own.
+        dropout, attention_dropout, activation_dropout: probabilities for the output of the branch, for whole source
+            tokens (in linear time there is no map to drop entries of), and for the input of W_o. The paper uses none.
+        dropout_layer: builds a dropout module from its probability, so that a host can pass its own.
 
     Raises:
-        ValueError: a value that is not allowed; a width that is odd with rotary positions or that the heads do not
-            divide; the quadratic form without ``max_positions``; an option of FLASH-Quad with FLASH, or the reverse.
+        ValueError: a value that is not allowed; an odd ``query_dim`` with rotary positions; an ``expanded_dim`` that is
+            no multiple of ``heads``; the quadratic form without ``max_positions``; an option of FLASH-Quad with FLASH,
+            or the reverse.
     """
 
-    #: Inside of ``common.parallel.context_parallel``: what it needs to compute a part of a sequence, a ``Context``.
+    #: Inside ``common.parallel.context_parallel``, the ``Context`` of this process's part of a sequence; else None.
     context: Any = None
 
     def __init__(
@@ -153,16 +154,16 @@ class GatedAttentionUnit(RemembersOptions):
         self.widths: list[int] = [expanded_dim, expanded_dim, query_dim] if gate else [expanded_dim, query_dim]
         self.in_proj = nn.Linear(dim, sum(self.widths))
         self.out_proj = nn.Linear(expanded_dim, dim)
-        roles = 4 if chunk_size is not None and local and linear else 2  # query and key, of one term or of both
+        roles = 4 if chunk_size is not None and local and linear else 2  # query and key, for one term or for both
         self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
         self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
-        reach = max_positions if chunk_size is None else 2 * chunk_size if overlap else chunk_size
-        self.bias = relative_bias(bias, reach, query_dim, heads) if local else None
+        tokens = max_positions if chunk_size is None else 2 * chunk_size if overlap else chunk_size
+        self.bias = relative_bias(bias, tokens, query_dim, heads) if local else None
         self.dropout = dropout_layer(dropout)
         self.attention_dropout = dropout_layer(attention_dropout)
         self.activation_dropout = dropout_layer(activation_dropout)
-        shares = {"dropout": dropout, "activation_dropout": activation_dropout, "dropout_layer": dropout_layer}
-        self.ffn = FeedForward(dim, expanded_dim, norm=norm, **shares) if separate_ffn else None
+        options = {"dropout": dropout, "activation_dropout": activation_dropout, "dropout_layer": dropout_layer}
+        self.ffn = FeedForward(dim, expanded_dim, norm=norm, **options) if separate_ffn else None
         self.reset_parameters()
 
     def _check_form(self) -> None:
@@ -188,7 +189,7 @@ class GatedAttentionUnit(RemembersOptions):
                 raise ArgumentError(f"`{name}={value}` is given; allowed: with `chunk_size`")
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
-        """Return the options that change the result but no shape of a weight."""
+        """Return the options that change the result, but not the shape of any weight."""
         names = ("causal", "kernel", "chunk_size", "divisor", "local", "linear", "rotary")
         names += ("first_softmax", "first_to_all", "overlap", "chunk_summaries")
         return {"attention": "gated attention unit", **{name: getattr(self, name) for name in names}}
@@ -197,7 +198,7 @@ class GatedAttentionUnit(RemembersOptions):
 
     @property
     def linear_cost(self) -> bool:
-        """Whether time is linear in the tokens, and the decoding state has a largest size."""
+        """Whether time is linear in the tokens, and the decoding state has a bounded size."""
         return self.chunk_size is not None and not self._keeps_tokens
 
     def state_tokens(self) -> int | None:
@@ -210,7 +211,7 @@ class GatedAttentionUnit(RemembersOptions):
         return self.chunk_size is None or self.overlap or self.chunk_summaries
 
     def reset_parameters(self) -> None:
-        """Dense weights and scales N(0, 0.02), biases and offsets 0 (section 3)."""
+        """Initialise dense weights and scales from N(0, 0.02), biases and offsets to 0 (section 3)."""
         for linear in (self.in_proj, self.out_proj):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
@@ -223,13 +224,14 @@ class GatedAttentionUnit(RemembersOptions):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None) -> Tensor:
         """x (B, n, d), ``padding_mask`` bool (B, n) with True = padding, on any side -> (B, n, d).
 
-        ``segment_ids`` (B, n), integers that never decrease along a row, are its documents, none of which sees another.
+        ``segment_ids`` (B, n), integers that never decrease along a row, number its packed documents, which do not see
+        each other.
 
-        A padded token's output is its input plus what W_o's bias makes of zeros, and with ``separate_ffn`` what that
-        makes of it; it never touches a real token.
+        The output of a padded token is its input plus W_o's bias, passed through the ``FeedForward`` with
+        ``separate_ffn``; it never affects a real token.
 
         Raises:
-            ValueError: a mask that does not fit, or more real tokens than a ``toeplitz`` bias of FLASH-Quad reaches.
+            ValueError: a mask that does not fit, or more real tokens than FLASH-Quad's ``toeplitz`` bias covers.
         """
         return self._attend(x, padding_mask, None, False, segment_ids)[0]
 
@@ -242,7 +244,7 @@ class GatedAttentionUnit(RemembersOptions):
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs and the state after them; arguments as in ``forward``, ``state`` None to start.
 
-        Every tensor of the state has the batch first. It does not grow with a chunk size; O(n) otherwise.
+        Every tensor of the state has the batch as dimension 0. With a chunk size its size is bounded; otherwise O(n).
         """
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: a unit built with causal=True")
@@ -251,9 +253,9 @@ class GatedAttentionUnit(RemembersOptions):
     def attention_matrix(
         self, x: Tensor, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None
     ) -> Tensor:
-        """The matrix (B, H, n, n) of V before the gate U, which ``record_attention(model, maps=True)`` records.
+        """The matrix (B, H, n, n) applied to V before the gate U; ``record_attention(model, maps=True)`` records it.
 
-        Attention dropout is left out. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
+        Without attention dropout. Costs n / (e / H) calls of the attention and O(n²) memory: for short inputs.
         """
         normed = self.norm(x)
         *_, v, z = (F.silu(part) for part in self.in_proj(normed).split(self.widths, dim=-1))
@@ -282,13 +284,13 @@ class GatedAttentionUnit(RemembersOptions):
         return (x if self.ffn is None else self.ffn(x)), state
 
     def _recomputed(self, function: Callable[..., Any], x: Tensor, *args: Any) -> Any:
-        """``function(x, *args)`` of x (B, n, any width); for many tokens the backward pass calls it again.
+        """``function(x, *args)`` for x (B, n, any width); for large inputs the backward pass calls it again.
 
-        The graph then keeps the arguments alone. Not where operations are traced or transformed, nor where processes
-        share a sequence: they exchange tensors in it, and do so once.
+        The graph then saves only the arguments. Not used where operations are traced or transformed, nor where
+        processes share a sequence, since ``function`` then exchanges tensors, which must happen only once.
         """
         eager = torch.is_grad_enabled() and runs_eagerly(x) and self.context is None
-        if not eager or x.shape[0] * x.shape[1] * self.dim < RECOMPUTED_FROM:  # no graph may depend on sizes
+        if not eager or x.shape[0] * x.shape[1] * self.dim < RECOMPUTED_FROM:  # graphs must not depend on sizes
             return function(x, *args)
         random = any(layer.p > 0.0 for layer in (self.dropout, self.attention_dropout, self.activation_dropout))
         return checkpoint(function, x, *args, use_reentrant=False, preserve_rng_state=random)
@@ -307,7 +309,7 @@ class GatedAttentionUnit(RemembersOptions):
         return_state: bool,
         segment_ids: Tensor | None,
     ) -> tuple[Tensor, State | None]:
-        """The branch that is added to the tokens (B, n, d), from ``_project``, and the state after them."""
+        """The branch (B, n, d), from the results of ``_project``, which is added to the tokens; and the new state."""
         *gate, v, z = silu_parts(hidden, self.widths)
         heads = self._queries_and_keys(z, self._rotation(z, padding_mask, state, segment_ids))
         v = self._split_heads(v)
@@ -317,8 +319,8 @@ class GatedAttentionUnit(RemembersOptions):
             out = self._attend_part(heads, v, padding_mask, gates)
         else:
             op = self._quadratic if self.chunk_size is None else self._mixed_chunk
-            further = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
-            out = op(heads, v, padding_mask, **gates, **further)
+            options = {"initial_state": state, "return_state": return_state, "segment_ids": segment_ids}
+            out = op(heads, v, padding_mask, **gates, **options)
         out, state = out if return_state else (out, None)
         out = out.transpose(1, 2).flatten(2)  # (B, H, n, e/H) -> (B, n, e)
         if self.gate:
@@ -326,10 +328,10 @@ class GatedAttentionUnit(RemembersOptions):
         return self.dropout(self.out_proj(self.activation_dropout(out))), state
 
     def _gates(self, normed: Tensor, padding_mask: Tensor | None) -> dict[str, Tensor]:
-        """``log_decay`` of mixed chunk attention from the normed tokens (B, n, d), where its sum forgets."""
+        """``log_decay`` of mixed chunk attention from the normed tokens (B, n, d), with the option ``forget``."""
         if self.forget_gate is None:
             return {}
-        # What stands in padding must not reach the gradients of the gates.
+        # Padding must not reach the gradients of the gates.
         return {"log_decay": self.forget_gate(zero_padded_tokens(normed, padding_mask))}
 
     def _attend_part(
@@ -337,8 +339,8 @@ class GatedAttentionUnit(RemembersOptions):
     ) -> Tensor:
         """The attention of this process's part of a sequence, after the parts before it.
 
-        Where parts begin with a chunk, only the sums of the linear term reach from one to another, and without gates
-        they add up.
+        If all parts start at a chunk boundary, parts only share the sums of the linear term, and without gates these
+        add up.
         """
         if not gates and self.context.starts_at_multiples(self.chunk_size):
             out = self._mixed_chunk(heads, v, padding_mask, initial_state=None, return_state=False)
@@ -349,9 +351,9 @@ class GatedAttentionUnit(RemembersOptions):
             )
 
         def after(tensors: tuple[Tensor, ...], mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-            own, log_decay = tensors[: len(heads)], dict(zip(gates, tensors[len(heads) + 1 :]))
+            part, log_decay = tensors[: len(heads)], dict(zip(gates, tensors[len(heads) + 1 :]))
             return self._mixed_chunk(
-                own, tensors[len(heads)], mask, **log_decay, initial_state=state, return_state=True
+                part, tensors[len(heads)], mask, **log_decay, initial_state=state, return_state=True
             )
 
         return self.context.carry(self, after, (*heads, v, *gates.values()), padding_mask)
@@ -362,7 +364,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _rotation(
         self, z: Tensor, padding_mask: Tensor | None, state: State | None, segment_ids: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines that rotate queries and keys (B, R, H, n, s) of z (B, n, s); None without ``rotary``."""
+        """Cosines and sines for queries and keys (B, R, H, n, s) from z (B, n, s); None without ``rotary``."""
         if not self.rotary:
             return None
         # (n,) or (B, 1, n)
@@ -375,10 +377,10 @@ class GatedAttentionUnit(RemembersOptions):
         copies = torch.addcmul(self.beta[:, :, None], z[:, None, None], self.gamma[:, :, None])
         if rotation is not None:
             copies = rotate_by(copies, *rotation)
-        return copies.to(z.dtype).unbind(1)  # under autocast z is of half precision, the scales are not
+        return copies.to(z.dtype).unbind(1)  # under autocast z is in half precision, but the scales are not
 
     def _count(self, state: State | None, z: Tensor) -> Tensor | None:
-        """Real tokens before this call of z (B, n, s): (B,)."""
+        """Number of real tokens before z (B, n, s), per row: (B,); None at the start of a sequence."""
         if state is None:
             return None if self.context is None else self.context.before
         if self._keeps_tokens:
@@ -402,7 +404,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _quadratic_by_document(
         self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, segment_ids: Tensor, **state: Any
     ) -> Any:
-        """``_quadratic`` of documents as rows, each with the bias of its own length."""
+        """Apply ``_quadratic`` to each document as a row, with the bias for its length."""
 
         def call(masks: dict[str, Tensor | None], before: State | None, **tokens: Tensor) -> Any:
             q, k, v = tokens.values()
@@ -412,7 +414,7 @@ class GatedAttentionUnit(RemembersOptions):
         return attend_by_document(call, tokens, segment_ids, masks, self.causal, *state.values())
 
     def _whole_bias(self, v: Tensor, padding_mask: Tensor | None, state: State | None) -> Tensor | None:
-        """The relative bias of v's tokens (B, H, n, e) and those of ``state``, as ``gau_attention`` takes it."""
+        """The relative bias for the tokens of ``state`` and of v (B, H, n, e), as ``gau_attention`` expects it."""
         if self.bias is None:
             return None
         padding = padding_mask
@@ -423,9 +425,9 @@ class GatedAttentionUnit(RemembersOptions):
         tokens = padding.shape[1]
         if not isinstance(self.bias, ToeplitzBias) or tokens <= self.max_positions:
             return self.bias(tokens)
-        # Padding has no position, so the bias must reach over the real tokens of the longest row.
-        reach = max(1, int((~padding).sum(1).max()))
-        return resize_toeplitz(self.bias(reach), tokens)
+        # Padding has no position, so the bias only has to cover the real tokens of the longest row.
+        longest = max(1, int((~padding).sum(1).max()))
+        return resize_toeplitz(self.bias(longest), tokens)
 
     def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **further: Any) -> Any:
         bias = None if self.bias is None else self.bias(2 * self.chunk_size if self.overlap else self.chunk_size)

@@ -7,7 +7,7 @@ from ..ops.shared.checks import check_choice
 
 
 class ScaleNorm(nn.Module):
-    """x · g / rms(x) over the last dimension, with one learned scalar g, 1 at first (Nguyen and Salazar, 2019)."""
+    """x · g / rms(x) over the last dimension, with one learned scalar g, initially 1 (Nguyen and Salazar, 2019)."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -16,7 +16,7 @@ class ScaleNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d) -> (..., d), x's dtype; squares are summed in float32 at least."""
+        """(..., d) -> (..., d), in x's dtype; computed in at least float32."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
 
@@ -29,6 +29,6 @@ NORMS = {"layernorm": nn.LayerNorm, "scalenorm": ScaleNorm}
 
 
 def build_norm(name: str, dim: int) -> nn.Module:
-    """The normalisation called ``name`` over ``dim`` channels; ValueError for another name than those of NORMS."""
+    """The normalisation called ``name`` over ``dim`` channels; ValueError if it is not in ``NORMS``."""
     check_choice("norm", name, tuple(NORMS))
     return NORMS[name](dim)

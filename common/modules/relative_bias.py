@@ -11,7 +11,7 @@ from .rotary import check_even, rotate
 
 logger = logging.getLogger(__name__)
 
-#: Below this many tokens a relative bias is a free vector, from there on a product of two rotated ones (FLASH, Code 6).
+#: For fewer tokens a relative bias is a free vector, otherwise a product of two rotated vectors (FLASH, Code 6).
 TOEPLITZ_LIMIT = 512
 RELATIVE_BIASES = ("auto", "toeplitz", "rotary", "none")
 
@@ -19,8 +19,8 @@ RELATIVE_BIASES = ("auto", "toeplitz", "rotary", "none")
 class ToeplitzBias(nn.Module):
     """A learned bias per distance of two tokens, for at most N = ``max_positions`` of them: (H, 2N-1) parameters.
 
-    ``bias(tokens)`` is (H, 2·tokens-1), as ``common.ops.gau_attention`` takes it; O(tokens). A state dict may hold the
-    bias of more tokens, such as a larger chunk's: its distances up to N are taken. One of fewer is a size mismatch.
+    ``bias(tokens)`` is (H, 2·tokens-1), as ``common.ops.gau_attention`` expects it; O(tokens). A state dict may hold a
+    bias for more tokens, such as a larger chunk's: its distances up to N are loaded. One for fewer is a size mismatch.
     """
 
     def __init__(self, max_positions: int, heads: int = 1) -> None:
@@ -30,11 +30,11 @@ class ToeplitzBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02), as every weight of the paper."""
+        """Initialise from N(0, 0.02), as all weights of the paper."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, tokens: int) -> Tensor:
-        """The bias of ``tokens`` tokens, (H, 2·tokens-1); ValueError for more than ``max_positions``."""
+        """The bias for ``tokens`` tokens, (H, 2·tokens-1); ValueError for more than ``max_positions``."""
         if tokens > self.max_positions:
             raise ValueError(f"the input has {tokens} tokens; allowed by its relative bias: {self.max_positions}")
         return _middle(self.weight, 2 * tokens - 1)
@@ -50,8 +50,8 @@ class ToeplitzBias(nn.Module):
         """torch's hook of ``load_state_dict``, which works on a copy of the caller's dict."""
         stored, width = state_dict.get(f"{prefix}weight"), self.weight.shape[1]
         if self.takes_stored(stored) and stored.shape[1] > width:
-            reach = (stored.shape[1] + 1) // 2
-            logger.info(f"{prefix}weight: a relative bias for {reach} tokens is read for {self.max_positions}")
+            tokens = (stored.shape[1] + 1) // 2
+            logger.info(f"{prefix}weight: a relative bias for {tokens} tokens is read for {self.max_positions}")
             state_dict[f"{prefix}weight"] = _middle(stored, width)
         super()._load_from_state_dict(state_dict, prefix, *options)
 
@@ -69,7 +69,7 @@ def _middle(bias: Tensor, width: int) -> Tensor:
 class RotaryBias(nn.Module):
     """A bias rope(a, m)·rope(b, k) of query m and key k, for any number of tokens: two vectors a, b of size s per head.
 
-    It depends on m - k alone, so ``bias(tokens)`` is (H, 2·tokens-1) again; O(tokens · s). ValueError for an odd s.
+    It depends only on m - k, so ``bias(tokens)`` is (H, 2·tokens-1), too; O(tokens · s). ValueError for an odd s.
     """
 
     def __init__(self, dim: int, heads: int = 1) -> None:
@@ -80,12 +80,12 @@ class RotaryBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02), as every weight of the paper."""
+        """Initialise from N(0, 0.02), as all weights of the paper."""
         nn.init.normal_(self.a, std=0.02)
         nn.init.normal_(self.b, std=0.02)
 
     def forward(self, tokens: int) -> Tensor:
-        """The bias of ``tokens`` tokens, (H, 2·tokens-1)."""
+        """The bias for ``tokens`` tokens, (H, 2·tokens-1)."""
         distance = torch.arange(1 - tokens, tokens, device=self.a.device)
         rotated = rotate(self.a[:, None].expand(-1, distance.numel(), -1), distance)  # (H, 2·tokens-1, s)
         return (rotated @ self.b[:, :, None]).squeeze(-1)
@@ -98,7 +98,8 @@ class RotaryBias(nn.Module):
 def relative_bias(kind: str, tokens: int, dim: int, heads: int = 1) -> nn.Module | None:
     """The module for a ``kind`` of RELATIVE_BIASES over at most ``tokens`` tokens; None for ``none``.
 
-    ``auto`` is the paper's choice: ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for others.
+    ``auto`` is the paper's choice: ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for an unknown
+    kind.
     """
     check_choice("bias", kind, RELATIVE_BIASES)
     if kind == "auto":

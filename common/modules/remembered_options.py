@@ -1,4 +1,4 @@
-"""A record in the state dict of what weights mean although no tensor shows it, such as the formula of an attention."""
+"""A record in the state dict of options that no tensor shows, such as the formula of an attention."""
 
 import json
 import warnings
@@ -7,57 +7,56 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-#: How the names of records end in a state dict; torch's own name for what a module adds to it.
+#: The last part of a record's name in a state dict: torch's name for a module's extra state.
 RECORD = "_extra_state"
-#: Records have a length that is a multiple of this, whatever the options and counts: torch's distributed checkpoints
-#: and averages of files take tensors of one shape.
+#: The length of every record is a multiple of this, so that options and counts rarely change it: torch's distributed
+#: checkpoints and averages of files need tensors of the same shape.
 _LENGTH = 512
-#: Digits of a count: one width, so that the average of two records that differ in a count alone is legible.
+#: Digits of a count: a fixed width, so that the average of two records that differ only in a count can be parsed.
 _DIGITS = 19
 
 
 class RemembersOptions(nn.Module):
-    """Base class of modules whose weights belong to certain options, such as the mechanism and form of an attention.
+    """Base class of modules that record the options of their weights, such as the mechanism and form of an attention.
 
-    ``state_dict()`` holds a record of them, torch's extra state: JSON, one byte in each number of a float32 tensor.
-    Whatever a host does to a state dict leaves it legible: copies key by key, safetensors, half precision, averages of
-    several files, moving averages. ``load_state_dict`` warns where weights are loaded under other options, and where
-    a file does not say what its weights belong to, as files of stock models and of lineartime 0.1 do not. Python shows
-    a warning of one text once.
+    ``state_dict()`` holds a record of them, torch's extra state: JSON, one byte in each number of a float32 tensor. It
+    survives everything that hosts do to a state dict: copies key by key, safetensors, half precision, averages of
+    several files, moving averages. ``load_state_dict`` warns if weights are loaded with other options, and if a file
+    has no record, such as files of stock models and of lineartime 0.1. Python shows each warning text once.
 
-    A record also keeps integers, at least 0: those of the attributes that ``counts`` names. Loading restores them.
+    A record also stores integers of at least 0: the attributes that ``counts`` names. Loading restores them.
     """
 
-    #: Names of attributes that are integers and change a result: a seed, passes in training.
+    #: Names of integer attributes that change a result: a seed, passes in training.
     counts: ClassVar[tuple[str, ...]] = ()
-    #: Names of tensors that state dicts of earlier versions held, and that ``restore_former`` takes.
+    #: Names of tensors in state dicts of earlier versions, which ``restore_former`` loads.
     former_names: ClassVar[frozenset[str]] = frozenset()
-    #: What weights belong to, for the warning about a file that does not say it.
+    #: A noun for the options, in the warning about a file without a record.
     belongs_to: ClassVar[str] = "attention"
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
-        """Names and values of the options; a subclass says which."""
+        """Names and values of the options to record; subclasses override it."""
         return {}
 
     def restore_counts(self, counts: dict[str, int]) -> None:
-        """Called when weights have been loaded, with the counts that came with them; none from older files."""
+        """Restore ``counts`` after weights were loaded with them; empty for older files."""
         for name, value in counts.items():
             setattr(self, name, value)
 
     def restore_former(self, tensors: dict[str, Tensor]) -> None:
-        """Called when weights have been loaded that came with tensors of ``former_names``."""
+        """Load the tensors of ``former_names`` that came with the weights; called after loading."""
 
     def get_extra_state(self) -> Tensor:
         """torch's hook: the record."""
         counts = {name: f"{getattr(self, name):0{_DIGITS}d}" for name in self.counts}
         text = json.dumps({"options": self.remembered_options(), "counts": counts})
         text = text.ljust(-(-len(text) // _LENGTH) * _LENGTH)
-        # Floating point, because fairseq's moving average multiplies everything; bytes are exact in half precision.
+        # Floating point, because fairseq's moving average multiplies all tensors; half precision is exact for bytes.
         return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
 
     def set_extra_state(self, state: Any) -> None:
         """torch's hook: compare the record of a file with this module."""
-        if isinstance(state, Tensor) and state.is_meta:  # nor do weights on "meta" have values
+        if isinstance(state, Tensor) and state.is_meta:  # weights on "meta" have no values either
             return
         record = read_record(state)
         if record is None:
@@ -83,7 +82,7 @@ class RemembersOptions(nn.Module):
         if former:
             unexpected_keys[:] = [name for name in unexpected_keys if name.removeprefix(prefix) not in former]
             shapes = {name: (tuple(x.shape), tuple(getattr(self, name).shape)) for name, x in former.items()}
-            error_msgs += [f"{prefix}{name} has shape {x}, not {own}" for name, (x, own) in shapes.items() if x != own]
+            error_msgs += [f"{prefix}{name} has shape {x}, not {y}" for name, (x, y) in shapes.items() if x != y]
             if not error_msgs:
                 self.restore_former(former)
         name = prefix + RECORD
@@ -101,11 +100,11 @@ class RemembersOptions(nn.Module):
             )
 
     def _compare(self, stored: dict[str, Any]) -> None:
-        own = _as_stored(self.remembered_options())
+        current = _as_stored(self.remembered_options())
         stored = _as_stored(stored)
-        other = [name for name in own if name in stored and stored[name] != own[name]]
-        if other:
-            there, here = (spelled({name: options[name] for name in other}) for options in (stored, own))
+        changed = [name for name in current if name in stored and stored[name] != current[name]]
+        if changed:
+            there, here = (spelled({name: options[name] for name in changed}) for options in (stored, current))
             self._warn(
                 f"the weights that are loaded are those of {there}; here they are used with {here}, which is another "
                 "function of them"
@@ -115,14 +114,14 @@ class RemembersOptions(nn.Module):
         return spelled(self.remembered_options())
 
     def _warn(self, message: str) -> None:
-        # Without the module's place in the model: Python then shows the warning once for all layers of a model.
+        # The text omits the module's place in the model, so that Python shows the warning once for all layers.
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
 
 
 class Remembered(RemembersOptions):
-    """A record of ``options`` for a module of a host, which gets this one as a child; no parameters, no forward.
+    """A child module that records ``options`` for a module of a host; no parameters, no forward.
 
-    Values are what JSON has: text, numbers, True and False, None, and lists of these.
+    Values must fit JSON: text, numbers, True and False, None, and lists of these.
     """
 
     belongs_to = "options"
@@ -137,19 +136,19 @@ class Remembered(RemembersOptions):
 
 
 def is_record(name: str) -> bool:
-    """Whether ``name`` is that of a record in a state dict."""
+    """Whether ``name`` is the name of a record in a state dict."""
     return name.rpartition(".")[2] == RECORD
 
 
 def read_record(stored: Any) -> dict[str, dict[str, Any]] | None:
-    """``{"options": ..., "counts": ...}`` of a record in a state dict; None where it is none, or cannot be read."""
+    """``{"options": ..., "counts": ...}`` of a record in a state dict; None if it is not a readable record."""
     try:
         record = json.loads(bytes(round(x) for x in stored.tolist()).decode())
         options, counts = record["options"], record["counts"]
-        legible = isinstance(options, dict) and all(map(_is_count, counts.values()))
+        valid = isinstance(options, dict) and all(map(_is_count, counts.values()))
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
-        return None  # averages of files of several options, or another's tensor
-    return {"options": options, "counts": counts} if legible else None
+        return None  # an average of files with different options, or a foreign tensor
+    return {"options": options, "counts": counts} if valid else None
 
 
 def _is_count(digits: str) -> bool:
@@ -157,10 +156,10 @@ def _is_count(digits: str) -> bool:
 
 
 def _is_loaded(prefix: str, state_dict: dict[str, Any], missing_keys: list[str]) -> bool:
-    """Whether weights of the module at ``prefix``, or of those beside it, are loaded, and not of other modules alone.
+    """Whether weights of the module at ``prefix`` or of its sibling modules are being loaded.
 
-    torch gives a module the part of ``state_dict`` that is its own. Modules beside it that came before have told of
-    what they miss.
+    torch passes a module only its own part of ``state_dict``. Siblings that were loaded before it have already added
+    their missing tensors to ``missing_keys``.
     """
     if not prefix:
         return bool(state_dict)
@@ -169,10 +168,10 @@ def _is_loaded(prefix: str, state_dict: dict[str, Any], missing_keys: list[str])
 
 
 def _as_stored(options: dict[str, Any]) -> dict[str, Any]:
-    """As JSON has them: a pair is a list there."""
+    """``options`` after a round trip through JSON, where a pair becomes a list."""
     return json.loads(json.dumps(options))
 
 
 def spelled(options: dict[str, Any]) -> str:
-    """Names and values for a message."""
+    """Names and values as text for a message."""
     return ", ".join(f"{name}={value!r}" for name, value in options.items())

@@ -14,7 +14,7 @@ from ..ops.shared.tracing import runs_eagerly
 
 
 def check_even(argument: str, channels: int) -> None:
-    """Raise ValueError unless ``channels`` can be rotated in two halves."""
+    """Raise ValueError unless ``channels`` is even, so that its two halves can be rotated."""
     if channels % 2:
         raise ArgumentError(f"`{argument}` is {channels}; allowed with rotary positions: an even number")
 
@@ -22,8 +22,8 @@ def check_even(argument: str, channels: int) -> None:
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Rotary position embedding of the two *halves* of x (RoFormer; FLASH's layout), in x's dtype.
 
-    x (..., n, s) and integer positions (n,) or any shape that broadcasts to (..., n): channels i and i + s/2 turn by
-    position · 10000^(-i / (s/2)). O(size of x).
+    x (..., n, s) and integer positions (n,) or any shape that broadcasts to (..., n): channels i and i + s/2 are
+    rotated by position · 10000^(-i / (s/2)). O(size of x).
 
     Raises:
         ValueError: an odd number of channels.
@@ -33,9 +33,9 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def cos_and_sin(positions: Tensor, channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines by which ``rotate_by`` turns channels: (..., n, channels / 2), float32 at least."""
+    """Cosines and sines for ``rotate_by``: (..., n, channels / 2) each, in at least float32."""
     half = channels // 2
-    # Angles in half precision would be wrong by whole turns.
+    # Angles in half precision would have errors of several full turns.
     dtype = torch.promote_types(dtype, torch.float32)
     frequency = 10000.0 ** (torch.arange(0, -half, -1, device=positions.device, dtype=dtype) / half)
     angle = positions[..., None] * frequency
@@ -43,7 +43,7 @@ def cos_and_sin(positions: Tensor, channels: int, dtype: torch.dtype) -> tuple[T
 
 
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``rotate`` by what ``cos_and_sin`` gives; nothing else is kept for the backward pass."""
+    """``rotate`` with the results of ``cos_and_sin``; only these are saved for the backward pass."""
     if not runs_eagerly(x):
         first, second = x.to(cos.dtype).chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
@@ -61,7 +61,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """``rotate_by``; its gradient is the rotation back."""
+    """``rotate_by``; its gradient is the inverse rotation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def token_positions(x: Tensor, padding_mask: Tensor | None, count: Tensor | None = None) -> Tensor:
-    """Positions among the real tokens of a sequence, for x (B, H, n, c): (n,), or (B, 1, n) where rows may differ.
+    """Positions among the real tokens of a sequence, for x (B, H, n, c): (n,), or (B, 1, n) if rows may differ.
 
     ``padding_mask`` is bool (B, n), True = padding; ``count`` (B,) tokens came before x. O(n).
     """
@@ -91,9 +91,9 @@ def token_positions(x: Tensor, padding_mask: Tensor | None, count: Tensor | None
 def document_positions(
     x: Tensor, padding_mask: Tensor | None, count: Tensor | None, segment_ids: Tensor | None, state: State | None
 ) -> Tensor:
-    """``token_positions`` in a document of ``segment_ids`` (B, n), if given, for x (B, H, n, c): (n,) or (B, 1, n).
+    """``token_positions`` within each document of ``segment_ids`` (B, n), if given: (n,) or (B, 1, n).
 
-    ``count`` (B,) tokens of the document that ``state`` is of came before x.
+    x is (B, H, n, c). ``count`` (B,) tokens of the last document in ``state`` came before x.
 
     Raises:
         ValueError: ``segment_ids`` that do not fit x, or the state.

@@ -11,9 +11,9 @@ from ..ops.shared.segments import Documents
 
 
 class ShortConv(nn.Module):
-    """y_t = Σ_j w_j x_(t-j), j = 0 ... ``taps`` - 1, for each channel of each head by itself; O(n taps) per channel.
+    """y_t = Σ_j w_j x_(t-j), j = 0 ... ``taps`` - 1, for each channel of each head; O(n taps) per channel.
 
-    t counts the real tokens of a sequence; before its first there are zeros. ``weight`` is (H, c, taps), w_0 last.
+    t counts the real tokens of a sequence, which is preceded by zeros. ``weight`` is (H, c, taps), w_0 last.
     """
 
     def __init__(self, heads: int, channels: int, taps: int) -> None:
@@ -22,9 +22,9 @@ class ShortConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform between ±1/√taps, as in torch's own convolutions.
+        """Initialise uniformly between ±1/√taps, as in torch's own convolutions.
 
-        Flow-Attention on characters learned more from it than from the identity, w_0 = 1: perplexity 7.82 and 7.78
+        Flow-Attention on characters learned better from this than from the identity, w_0 = 1: perplexity 7.82 and 7.78
         against 8.11 and 8.08 after 1,024 updates of 1,024 tokens, 2 layers of width 64 (2026-11-22, two seeds).
         """
         bound = self.weight.shape[-1] ** -0.5
@@ -39,9 +39,9 @@ class ShortConv(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """x (B, H, n, c) -> y (B, H, n, c) in x's dtype, and the last taps - 1 real tokens (B, H, taps - 1, c).
 
-        ``padding_mask`` is bool (B, n), True = padding, where y is 0. ``before`` are the last real tokens before x.
-        Both are float32, or float64 for such an x; None is the beginning of a sequence. With ``documents``, before the
-        first token of each there are zeros.
+        ``padding_mask`` is bool (B, n), True = padding, where y is 0. ``before`` are the last real tokens before x;
+        None starts a sequence. These and the returned tokens are float32, or float64 if x is float64. With
+        ``documents``, each document is preceded by zeros.
         """
         dtype, shape = compute_dtype(x), self.state_shape(x.shape[0])
         order = real_first(padding_mask)
@@ -60,9 +60,9 @@ class ShortConv(nn.Module):
         return zero_padding(put_back(y, order), padding_mask), last
 
     def _of_documents(self, seen: Tensor, order: Tensor | None, documents: Documents) -> Tensor:
-        """y (B, H, n, c) of real tokens after those before, (B, H, taps - 1 + n, c), tap by tap."""
+        """y (B, H, n, c) from ``seen`` (B, H, taps - 1 + n, c), earlier and current real tokens, tap by tap."""
         taps = self.weight.shape[-1]
-        # How many tokens of its document each one can look back to. Of earlier calls there are zeros, where too few.
+        # How many tokens of its document each token can look back to; missing tokens of earlier calls are zeros.
         back = documents.places + taps * documents.goes_on
         back = (back if order is None else back.gather(1, order))[:, None, :, None]
         weight, n, y = self.weight.to(seen.dtype), back.shape[2], 0
@@ -77,7 +77,7 @@ class ShortConv(nn.Module):
         return batch, heads, taps - 1, channels
 
     def reference(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """The sum above, token by token; shapes and mask as in ``forward``, but that padding stays what it is."""
+        """The sum above, token by token; shapes and mask as in ``forward``, but y = x at padding."""
         y = x.clone()
         for b in range(x.shape[0]):
             tokens = real_tokens(padding_mask, b, x.shape[2])
@@ -92,15 +92,15 @@ class ShortConv(nn.Module):
 
 
 def _of_last_document(last: Tensor, documents: Documents) -> Tensor:
-    """``last`` (B, H, count, c), the last real tokens, with zeros for those of other documents than the last."""
+    """``last`` (B, H, count, c), the last real tokens, with zeros for tokens of earlier documents."""
     count = last.shape[2]
-    own = documents.count + count * documents.last_goes_on
-    other = torch.arange(count, 0, -1, device=last.device) > own[:, None]  # (B, count)
+    reach = documents.count + count * documents.last_goes_on
+    other = torch.arange(count, 0, -1, device=last.device) > reach[:, None]  # (B, count)
     return last.masked_fill(other[:, None, :, None], 0.0)
 
 
 def _last(seen: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:
-    """The last ``count`` real tokens of (B, H, count + n, c); the mask is of the n, whose real ones come first."""
+    """The last ``count`` real tokens of (B, H, count + n, c), where real tokens precede padding; mask (B, n)."""
     if padding_mask is None:
         return seen[:, :, seen.shape[2] - count :].contiguous()
     first = (~padding_mask).sum(1, keepdim=True)  # (B, 1)

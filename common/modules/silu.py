@@ -1,4 +1,4 @@
-"""silu of a projection that several tensors are cut from."""
+"""silu of a projection that is split into several tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from ..ops.shared.tracing import runs_eagerly
 
 
 def silu_parts(x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    """silu of x (..., Σ widths) in parts: (..., width) each, contiguous; O(size of x)."""
+    """silu of x (..., Σ widths), split into contiguous parts (..., width); O(size of x)."""
     return _SiluParts.apply(x, widths) if torch.is_grad_enabled() and runs_eagerly(x) else _parts(x, widths)
 
 
@@ -21,7 +21,7 @@ def _parts(x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 class _SiluParts(torch.autograd.Function):
-    """``silu_parts``; autograd would join the gradients of the parts in a tensor of their own first."""
+    """``silu_parts``; autograd alone would first concatenate the gradients of the parts in another tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
@@ -35,6 +35,6 @@ class _SiluParts(torch.autograd.Function):
         if torch.is_grad_enabled() or not runs_eagerly(*grads):
             return *graph_gradients(lambda x: _parts(x, ctx.widths), (x,), grads), None
         grad_x = torch.empty_like(x)
-        for grad, part, place in zip(grads, x.split(ctx.widths, dim=-1), grad_x.split(ctx.widths, dim=-1)):
-            torch.ops.aten.silu_backward.grad_input(grad, part, grad_input=place)
+        for grad, part, grad_part in zip(grads, x.split(ctx.widths, dim=-1), grad_x.split(ctx.widths, dim=-1)):
+            torch.ops.aten.silu_backward.grad_input(grad, part, grad_input=grad_part)
         return grad_x, None

@@ -9,7 +9,7 @@ from .rotary import check_even
 
 
 class ScaledSin(nn.Module):
-    """Sinusoidal position embeddings times one learned scalar, 1/√d at first (FLASH, Table 8); any position.
+    """Sinusoidal position embeddings times one learned scalar, initially 1/√d (FLASH, Table 8); any position.
 
     positions (...,) -> (..., d): d/2 sines, then d/2 cosines, at 10000^(-i / (d/2)). ValueError for an odd d.
     """

@@ -1,4 +1,4 @@
-"""One sequence over several processes (context parallelism): each holds a part, and a state goes from part to part.
+"""Context parallelism: each process holds a part of a sequence, and a state is passed from part to part.
 
 Legend: P processes of a group, B rows of a batch, H heads, n tokens of one process's part.
 """

@@ -1,4 +1,4 @@
-"""The context of a part of a sequence: what the modules of a model need to compute it."""
+"""The context that modules of a model need to compute one part of a sequence."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,24 +17,24 @@ from .sums import sums_before
 class Context:
     """A group, and ``before``, the number of real tokens of each row before this process's part, int64 (B,).
 
-    ``tokens``, int64 (B,), are those of each row in this part. Modules have it as their attribute ``context`` inside of
-    ``context_parallel``.
+    ``tokens``, int64 (B,), is the number of real tokens of each row in this part. Inside ``context_parallel``, modules
+    have this object as their attribute ``context``.
     """
 
     def __init__(self, group: ContextGroup, tokens: Tensor) -> None:
         self.group, self._counts = group, group.gather(tokens)  # (P, B)
         self._starts = self._counts.cumsum(0) - self._counts
         self.before = self._starts[group.rank]
-        self._multiples: dict[int, bool] = {}  # so that a GPU is asked once
+        self._multiples: dict[int, bool] = {}  # a cache, so that a GPU is synchronised once
 
     def starts_at_multiples(self, size: int) -> bool:
-        """Whether in each row every part that has a real token begins after a multiple of ``size`` of them."""
+        """Whether the number of real tokens before every part with real tokens is a multiple of ``size``."""
         if size not in self._multiples:
             self._multiples[size] = not bool((self._starts % size * self._counts).any())
         return self._multiples[size]
 
     def sums_before(self, own: Tensor, log_unit: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """``sums.sums_before`` in this group: Σ of ``own`` (B, H, ...) of the processes before, and its unit."""
+        """``sums.sums_before`` in this group: Σ of ``own`` (B, H, ...) over the processes before, and its unit."""
         return sums_before(self.group, own, log_unit)
 
     def carry(
@@ -51,14 +51,14 @@ class Context:
         query_padding_mask: Tensor | None,
         inputs: dict[str, Tensor],
     ) -> Tensor:
-        """``attention.forward`` of this part, q, k and v (B, H, n, c) or None, and further ``inputs``: (B, H, n, e).
+        """``attention.forward`` for this part, from q, k and v (B, H, n, c) or None, and ``inputs``: (B, H, n, e).
 
-        Padding gives 0. Sums that add up are gathered. Other states go from process to process; where nothing in the
-        attention belongs to a head, heads are rows then, so that more of them go one after another. Where they are
-        fewer than the processes, which would wait for half of the time, those that have ``attend_part`` take that.
+        Padding gives 0. Sums that add up are gathered. Other states are passed from process to process; if the
+        attention has nothing that belongs to a head, heads become rows, so that the pipeline has more groups of rows.
+        If there are fewer groups than processes, which would idle half of the time, ``attend_part`` is used if present.
 
         Raises:
-            ValueError: a mask of the queries that is not that of the keys, which are the same tokens.
+            ValueError: the mask of the queries is not that of the keys, although they are the same tokens.
         """
         if query_padding_mask is not None and query_padding_mask is not key_padding_mask:
             raise ValueError(
@@ -74,7 +74,7 @@ class Context:
             further = {name: x.squeeze(1) if name == "x" else x for name, x in zip(names, own[3:])}
             return attention.extend(*own[:3], padding_mask=mask, state=state, **further)
 
-        # Tokens are the third dimension of all: x is (B, n, D).
+        # Tokens must be the third dimension of all tensors, but x is (B, n, D).
         operands = [*tensors, *(x.unsqueeze(1) if name == "x" else x for name, x in inputs.items())]
         if "num_heads" in attention.needs or any(True for _ in attention.parameters()):
             return self.carry(attention, call, operands, key_padding_mask)
@@ -85,19 +85,19 @@ class Context:
     def _attend_after_sums(
         self, attention: InnerAttention, tensors: tuple[Tensor, Tensor, Tensor], padding_mask: Tensor | None
     ) -> Tensor:
-        """``attention.extend`` after the sums of the parts before this one."""
+        """``attention.extend`` from the sums of the parts before this one."""
 
         def call(own: Sequence[Tensor], mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
             return attention.extend(*own, padding_mask=mask, state=state)
 
         layouts, numbers, start = state_layouts(self.group, attention, call, tensors), RandomNumbers(tensors), None
-        if "count" in layouts:  # features turn with the position
+        if "count" in layouts:  # features depend on the position
             start = {name: self.before.new_zeros(x.shape, dtype=x.dtype) for name, x in layouts.items()}
             start["count"] = self.before
-        _, own = call(tensors, padding_mask, start)
-        numbers.restore()  # directions that are drawn anew are the same for the part's sums and for what reads them
-        side_by_side = torch.cat([own["sum_kv"], own["sum_k"].unsqueeze(-1)], dim=-1)
-        before, log_unit = self.sums_before(side_by_side, own.get("log_max"))
+        _, sums = call(tensors, padding_mask, start)
+        numbers.restore()  # so that redrawn directions are the same for the part's sums and for its queries
+        side_by_side = torch.cat([sums["sum_kv"], sums["sum_k"].unsqueeze(-1)], dim=-1)
+        before, log_unit = self.sums_before(side_by_side, sums.get("log_max"))
         state = {"sum_kv": before[..., :-1], "sum_k": before[..., -1]}
         further = {"log_max": log_unit, "count": self.before}
         return call(tensors, padding_mask, {name: state.get(name, further.get(name)) for name in layouts})[0]
@@ -105,16 +105,16 @@ class Context:
 
 @contextmanager
 def context_parallel(model: nn.Module, group: ContextGroup, tokens: Tensor) -> Iterator[Context]:
-    """Inside, ``model`` computes this process's part of the sequences whose parts the processes of ``group`` hold.
+    """Inside, ``model`` computes this process's part of sequences that are split over the processes of ``group``.
 
-    ``tokens``, int64 (B,), are the real tokens of each row in this part; none is allowed. Each process gives its part
-    of the same rows to the model, in the same order, with as many forward and backward passes as the others, all of
-    them inside. The output is that of the tokens of the part, and gradients are those of the sum of all processes'
-    losses, by this process's tokens: a parameter's are to be summed over the group, as data parallelism does. Each
-    attention sends one state to the next process and one gradient back, whatever the number of tokens.
+    ``tokens``, int64 (B,), is the number of real tokens of each row in this part; it may be 0. Each process passes its
+    part of the same rows to the model, in the same order, with as many forward and backward passes as the others, all
+    of them inside. The output is that of the part's tokens. Gradients are those of the sum of all processes' losses
+    through this process's tokens: sum the gradients of parameters over the group, as data parallelism does. Each
+    attention sends one state to the next process and one gradient back, for any number of tokens.
 
     Raises:
-        ValueError: ``check_context_parallel``.
+        ValueError: as ``check_context_parallel``.
     """
     modules = check_context_parallel(model)
     context = Context(group, tokens)
@@ -132,13 +132,13 @@ def check_context_parallel(model: nn.Module) -> list[nn.Module]:
     """The modules of ``model`` that have a ``context``.
 
     Raises:
-        ValueError: the model has an attention that is not causal, or whose decoding state grows with the tokens, or
-            none of ours at all.
+        ValueError: the model has an attention that is not causal, or whose decoding state grows with the tokens, or it
+            has none of our attention modules.
     """
     modules = [module for module in model.modules() if hasattr(type(module), "context")]
     attentions = [module for module in modules if isinstance(module, (InnerAttention, GatedAttentionUnit))]
-    can = [name for name, kind in ATTENTIONS.items() if "causal" in kind.supports and kind.linear_cost]
-    allowed = f"gated attention units with chunks, and causal attention of these: {', '.join(can)}"
+    supported = [name for name, kind in ATTENTIONS.items() if "causal" in kind.supports and kind.linear_cost]
+    allowed = f"gated attention units with chunks, and causal attention of these: {', '.join(supported)}"
     if not attentions:
         raise ValueError(f"model is a {type(model).__name__} without attention of lineartime; allowed: {allowed}")
     for module in attentions:

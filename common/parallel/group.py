@@ -1,4 +1,4 @@
-"""The processes that hold the parts of one sequence, and what they send each other, counted in bytes."""
+"""A group of processes that hold the parts of one sequence, and the messages they send each other."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-#: In a message each tensor begins at a multiple of so many bytes, so that it can be read in place in any dtype.
+#: In a message each tensor starts at a multiple of this many bytes, so that it can be read in place in any dtype.
 _ALIGNMENT = 16
 
 
@@ -32,10 +32,10 @@ class ContextGroup:
 
     Args:
         group: a process group of torch.distributed, a ``DeviceMesh`` of one dimension, or None for all processes.
-        together: what they do together, for messages.
+        together: a verb phrase for messages, such as "hold one sequence".
 
-    ``rank`` is this process's place, from 0, and ``size`` is P. ``bytes_sent`` and ``messages_sent`` count what this
-    process has sent since they were set to 0: states, their gradients, and one number of each row.
+    ``rank`` is this process's rank, from 0, and ``size`` is P. ``bytes_sent`` and ``messages_sent`` count what this
+    process has sent since they were set to 0: states, their gradients, and one number per row.
 
     Raises:
         ValueError: torch.distributed is not initialised, a mesh has more than one dimension, or this process is not in
@@ -58,15 +58,15 @@ class ContextGroup:
         self._ranks, self._together = dist.get_process_group_ranks(self.group), together
         self.bytes_sent = self.messages_sent = 0
         self._under_way: tuple[Any, Tensor] | None = None
-        #: Of each module, the layouts of its states.
+        #: The layouts of the states, by module.
         self.layouts: WeakKeyDictionary[Any, dict[Any, dict[str, Layout]]] = WeakKeyDictionary()
 
     def __deepcopy__(self, memo: dict) -> "ContextGroup":
-        """A group of processes is one thing, however often what refers to it is copied."""
+        """Return this group itself: copies of a module share its group."""
         return self
 
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
-        """Send ``tensors`` to the process of rank ``to``; this waits for the message before, and not for this one."""
+        """Send ``tensors`` to the process of rank ``to``; waits for the previous message, but not for this one."""
         message = _packed(tensors)
         with self._naming(to):
             self._wait_for_last()
@@ -74,14 +74,14 @@ class ContextGroup:
         self._count(message, 1)
 
     def receive(self, layouts: Sequence[Layout], source: int, device: torch.device) -> list[Tensor]:
-        """Wait for tensors of these ``layouts`` from the process of rank ``source``, and return them."""
+        """Wait for tensors with these ``layouts`` from the process of rank ``source``, and return them."""
         message = torch.empty(sum(x.size for x in layouts), dtype=torch.uint8, device=device)
         with self._naming(source):
             dist.recv(message, src=self._ranks[source], group=self.group)
         return _unpacked(message, layouts)
 
     def gather(self, x: Tensor) -> Tensor:
-        """x of every process, of one shape, in the order of their ranks: (P, ...), the same in all of them."""
+        """Stack x, of the same shape in every process, in the order of ranks: (P, ...), the same in all processes."""
         gathered = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
         with self._naming(None):
             dist.all_gather(gathered, x.contiguous(), group=self.group)
@@ -89,16 +89,16 @@ class ContextGroup:
         return torch.stack(gathered)
 
     def meet(self, device: torch.device) -> None:
-        """Wait for all processes. The first one waits for each of the others in turn, and names one that is lost."""
-        token = [torch.zeros(1, dtype=torch.uint8, device=device)]
+        """Wait for all processes. The first one waits for each other process in turn, and an error names a lost one."""
+        message = [torch.zeros(1, dtype=torch.uint8, device=device)]
         others = range(1, self.size) if self.rank == 0 else [0]
         if self.rank:
-            self.send(token, 0)
+            self.send(message, 0)
         for other in others:
-            self.receive(layouts_of(token), other, device)
+            self.receive(layouts_of(message), other, device)
         if not self.rank:
             for other in others:
-                self.send(token, other)
+                self.send(message, other)
         self.finish_sending()
 
     def _count(self, message: Tensor, times: int) -> None:
@@ -118,7 +118,7 @@ class ContextGroup:
 
     @contextmanager
     def _naming(self, other: int | None) -> Iterator[None]:
-        """Name the process in the error that torch raises where another process has ended or is late."""
+        """Name the process in the error that torch raises if another process has ended or is late."""
         try:
             yield
         except RuntimeError as error:
@@ -131,7 +131,7 @@ class ContextGroup:
 
 
 def first_order_alone(backward: Callable) -> Callable:
-    """A decorator of a backward pass between processes: ``create_graph=True`` is a ValueError, before any waits."""
+    """Decorate a backward pass between processes: ``create_graph=True`` raises ValueError before any process waits."""
 
     @functools.wraps(backward)
     def checked(ctx: Any, *grads: Tensor) -> Any:
@@ -146,21 +146,21 @@ def first_order_alone(backward: Callable) -> Callable:
 
 
 def layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
-    """How ``tensors`` lie in a message."""
+    """The layouts of ``tensors`` in a message."""
     return [Layout(tuple(x.shape), x.dtype) for x in tensors]
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:
-    """``tensors`` side by side as bytes."""
+    """A message: ``tensors`` one after another as bytes."""
     layouts = layouts_of(tensors)
     message = torch.zeros(sum(x.size for x in layouts), dtype=torch.uint8, device=tensors[0].device)
-    for tensor, place in zip(tensors, _unpacked(message, layouts)):
-        place.copy_(tensor.detach())
+    for tensor, view in zip(tensors, _unpacked(message, layouts)):
+        view.copy_(tensor.detach())
     return message
 
 
 def _unpacked(message: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
-    """The tensors of a message, in its memory."""
+    """The tensors of a message, as views of its memory."""
     tensors = []
     for part, (shape, dtype) in zip(message.split([x.size for x in layouts]), layouts):
         numbers = torch.Size(shape).numel()

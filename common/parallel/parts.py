@@ -1,4 +1,4 @@
-"""Cutting a batch of sequences into the parts of a group's processes."""
+"""Splitting a batch of sequences into parts for the processes of a group."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -7,9 +7,10 @@ from ..ops.shared.checks import check_positive_int
 
 
 def part_length(tokens: int, parts: int, multiple: int = 1) -> int:
-    """Tokens of each of so many ``parts`` of a sequence: the same of all, so that the last may end in padding.
+    """Number of tokens in each of ``parts`` parts of a sequence: equal for all, so the last may end in padding.
 
-    A multiple of ``multiple``, the chunk that a mechanism treats as one, where the parts are that long.
+    It is rounded up to a multiple of ``multiple``, such as a mechanism's chunk size, unless parts are shorter than
+    that.
     """
     for name, value in (("tokens", tokens), ("parts", parts), ("multiple", multiple)):
         check_positive_int(name, value)
@@ -18,7 +19,7 @@ def part_length(tokens: int, parts: int, multiple: int = 1) -> int:
 
 
 def own_part(x: Tensor, rank: int, length: int, padding: int | float | bool, dim: int = 1) -> Tensor:
-    """Tokens ``rank`` x ``length`` and after of x along ``dim``, ``length`` of them; after the last, ``padding``."""
+    """The ``length`` tokens of x along ``dim`` from ``rank`` x ``length`` on, filled up with ``padding``."""
     start = min(rank * length, x.shape[dim])
     part = x.narrow(dim, start, min(length, x.shape[dim] - start))
     missing = length - part.shape[dim]

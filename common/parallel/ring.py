@@ -1,9 +1,9 @@
-"""A state that goes from process to process, with its gradient on the way back.
+"""A state that is passed from process to process, and its gradient, which is passed back.
 
-Process r takes the state after the tokens of the processes before it, computes its own tokens, and gives the state
-after them to process r + 1. The backward pass runs the other way. That is the whole sequence in one process, cut where
-the processes meet: no mathematics of a mechanism is in here. Rows of a batch that do not know of each other go one
-after another, so that the processes work at the same time: of U groups of rows, a share U / (U + P - 1) of it.
+Process r receives the state after the tokens of the processes before it, computes its own tokens, and sends the state
+after them to process r + 1. The backward pass runs in the other direction. The results equal those of the whole
+sequence in one process, and this file contains no mathematics of any mechanism. Independent rows of a batch are
+pipelined, so that the processes work at the same time: with U groups of rows, for a fraction U / (U + P - 1) of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from .group import ContextGroup, Layout, first_order_alone, layouts_of
 
 #: ``call(tensors, padding_mask, state) -> (out, state)``: the next tokens of the rows, and the state after them.
 Call = Callable[[Sequence[Tensor | None], Tensor | None, State | None], tuple[Tensor, State]]
-#: Groups of rows for each process: of P processes 4 P groups, where there are as many rows.
+#: Groups of rows per process: 4 P groups for P processes, if there are as many rows.
 _GROUPS_PER_PROCESS = 4
 
 
@@ -28,16 +28,16 @@ def carried(
     tensors: Sequence[Tensor | None],
     padding_mask: Tensor | None,
 ) -> Tensor:
-    """The outputs of ``call`` for this process's tokens, after those of the processes before it in ``group``.
+    """The outputs of ``call`` for this process's tokens, given the tokens of the processes before it in ``group``.
 
-    ``tensors`` have rows first and tokens third, (B, H, n, c) or (B, H, n), and so has the output; ``padding_mask`` is
-    bool (B, n), True = padding. ``owner`` is the module whose states these are: they have one layout. Every process of
-    the group calls this in the same order, and later the backward pass. Where ``call`` draws random numbers, all groups
-    of rows get the same. torch.compile breaks its graph here.
+    ``tensors`` and the output are (B, H, n, c) or (B, H, n); ``padding_mask`` is bool (B, n), True = padding. ``owner``
+    is the module that the states belong to; its states share one layout. Every process of the group must call this in
+    the same order, and later the backward pass. If ``call`` draws random numbers, all groups of rows get the same ones.
+    torch.compile breaks its graph here.
     """
     if group.size == 1:
         return call(tensors, padding_mask, None)[0]
-    # A graph holds no messages, and does not see that states have their largest size.
+    # A compiled graph cannot contain messages, and ignores `largest_states`.
     run = torch.compiler.disable(_carried) if torch.compiler.is_compiling() else _carried
     return run(group, owner, call, tensors, padding_mask)
 
@@ -49,7 +49,7 @@ def _carried(
     tensors: Sequence[Tensor | None],
     padding_mask: Tensor | None,
 ) -> Tensor:
-    """``carried`` by more than one process."""
+    """``carried`` for more than one process."""
     rows = next(x.shape[0] for x in tensors if x is not None)
     count = groups(rows, group.size)
     outs, numbers = [], RandomNumbers(tensors) if count > 1 else None
@@ -57,18 +57,18 @@ def _carried(
         if numbers is not None and i:
             numbers.restore()
         start, end = rows * i // count, rows * (i + 1) // count
-        own = [_rows(x, start, end) for x in tensors] if count > 1 else tensors
+        part = [_rows(x, start, end) for x in tensors] if count > 1 else tensors
         mask = _rows(padding_mask, start, end)
-        layouts = state_layouts(group, owner, call, own)
-        state = None if group.rank == 0 else _received(group, layouts, own)
-        with largest_states():  # every process sends and receives one layout
-            out, after = call(own, mask, state)
+        layouts = state_layouts(group, owner, call, part)
+        state = None if group.rank == 0 else _received(group, layouts, part)
+        with largest_states():  # so that every process sends and receives the same layout
+            out, after = call(part, mask, state)
         outs.append(out if group.rank == group.size - 1 else _sent(group, out, {name: after[name] for name in layouts}))
     return outs[0] if count == 1 else torch.cat(outs)
 
 
 def groups(rows: int, processes: int) -> int:
-    """Into how many groups the ``rows`` are cut that go one after another: at most four times the processes."""
+    """The number of groups of rows in the pipeline: at most four per process."""
     return min(rows, _GROUPS_PER_PROCESS * processes)
 
 
@@ -77,23 +77,23 @@ def _rows(x: Tensor | None, start: int, end: int) -> Tensor | None:
 
 
 def state_layouts(group: ContextGroup, owner: Any, call: Call, tensors: Sequence[Tensor | None]) -> dict[str, Layout]:
-    """The layout of each entry of a state of the largest size, from one token of padding; the same in every process."""
-    known = group.layouts.setdefault(owner, {})
+    """The layout of each entry of a full-size state, found with one padding token; the same in every process."""
+    cache = group.layouts.setdefault(owner, {})
     key = tuple(None if x is None else (x.shape[:2], x.shape[3:], x.dtype, x.device) for x in tensors)
     key = (*key, torch.is_autocast_enabled(tensors[-1].device.type))
-    if key not in known:
+    if key not in cache:
         first = [None if x is None else x[:, :, :1].detach() for x in tensors]
         x = next(x for x in first if x is not None)
         numbers = RandomNumbers(first)
         with torch.no_grad(), largest_states():
             _, state = call(first, torch.ones(len(x), 1, dtype=torch.bool, device=x.device), None)
         numbers.restore()
-        known[key] = dict(zip(state, layouts_of(list(state.values()))))
-    return known[key]
+        cache[key] = dict(zip(state, layouts_of(list(state.values()))))
+    return cache[key]
 
 
 class RandomNumbers:
-    """torch's generators as they are now, of the CPU and of the device of ``tensors``."""
+    """A snapshot of torch's random number generators, for the CPU and the devices of ``tensors``."""
 
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         devices = {x.device for x in tensors if x is not None and x.is_cuda}
@@ -101,32 +101,32 @@ class RandomNumbers:
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
 
     def restore(self) -> None:
-        """Set the generators back, so that the same random numbers come again."""
+        """Restore the generators, so that the same random numbers are drawn again."""
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda.items():
             torch.cuda.set_rng_state(state, device)
 
 
 def _received(group: ContextGroup, layouts: dict[str, Layout], tensors: Sequence[Tensor | None]) -> State:
-    """The state from the process before this one, a part of the graph of ``tensors``."""
+    """The state from the process before this one, connected to the graph of ``tensors``."""
     anchors = [x for x in tensors if x is not None and x.requires_grad]
-    if not anchors:  # parameters of the module may need gradients all the same
+    if not anchors:  # parameters of the module may still need gradients
         like = next(x for x in tensors if x is not None)
         anchors = [like.new_empty(0, requires_grad=torch.is_grad_enabled())]
     return dict(zip(layouts, _Receive.apply(group, tuple(layouts.values()), *anchors)))
 
 
 def _sent(group: ContextGroup, out: Tensor, state: State) -> Tensor:
-    """``out``, after ``state`` was sent to the process after this one; its gradient waits for the state's."""
+    """Send ``state`` to the process after this one and return ``out``; its gradient waits for that of the state."""
     return _Send.apply(out, group, *state.values())
 
 
 class _Receive(torch.autograd.Function):
-    """A state from the process before this one; its gradient goes there. ``anchors`` only make it part of a graph."""
+    """Receives a state from the process before, and sends back its gradient; ``anchors`` connect it to a graph."""
 
     @staticmethod
     def forward(ctx: Any, group: ContextGroup, layouts: tuple[Layout, ...], *anchors: Tensor) -> tuple[Tensor, ...]:
-        # Copies, because the entries of a message share memory, and autograd follows each by itself.
+        # Copies, because the entries of a message share memory, but autograd tracks each separately.
         state = tuple(x.clone() for x in group.receive(layouts, group.rank - 1, anchors[0].device))
         ctx.group, ctx.anchors = group, len(anchors)
         ctx.sums = [i for i, x in enumerate(layouts) if x.dtype.is_floating_point]
@@ -141,7 +141,7 @@ class _Receive(torch.autograd.Function):
 
 
 class _Send(torch.autograd.Function):
-    """``out`` as it is; on the way a state goes to the process after this one, and its gradient comes from there."""
+    """The identity in ``out``; sends a state to the process after this one, and receives its gradient from there."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, group: ContextGroup, *state: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class _Send(torch.autograd.Function):
     @staticmethod
     @first_order_alone
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # activation checkpointing repeats the forward pass now, before this waits for another
+        _ = ctx.saved_tensors  # activation checkpointing repeats the forward pass here, before this process waits
         sums = [x for x in ctx.layouts if x.dtype.is_floating_point]
         received = iter(ctx.group.receive(sums, ctx.group.rank + 1, ctx.device))
         return grad_out, None, *(next(received) if x.dtype.is_floating_point else None for x in ctx.layouts)
