@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _FOLDER = Path(__file__).parent
-#: Their names on a command line.
+#: The papers' names on a command line.
 PAPERS = ("flowformer", "flash", "daft")
 #: A citation in the name of a row or column: parentheses with a year.
 _CITATION = re.compile(r"\s*\([^()]*\b(?:19|20)\d\d[a-zA-Z]?\)|\s*\(OURS\)")
@@ -140,7 +140,7 @@ def _is_number(cell: str) -> bool:
 
 
 def names_like(entries: Iterable[str], asked: str) -> list[str]:
-    """The names that ``asked`` may mean: equal, else equal but for citations and case, else before a comma."""
+    """The names equal to ``asked``; else those equal without citations and case; else those with a comma after it."""
     plain = {name: short(name).casefold() for name in entries}
     wanted = short(asked).casefold()
     exact = [name for name in plain if name == asked] or [name for name, text in plain.items() if text == wanted]
