@@ -41,25 +41,25 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
         check_attn_layer(attn_layer)
     layer = stack(LayerSpec(attn_layer)) if is_pattern(attn_layer) else attn_layer
     classes = layer_classes(layer)
-    if any(own.needs_tokens() for own in classes):
+    if any(layer_class.needs_tokens() for layer_class in classes):
         layer = _with_tokens(layer, classes, model_name, arguments)
     try:
         model = timms_create_model(model_name, *positional, attn_layer=layer, **arguments)
     except (TypeError, AssertionError) as error:
-        named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be about attn_drop
-        if named not in str(error):
+        argument = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be about attn_drop
+        if argument not in str(error):
             raise
         raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
-    own = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    if classes and not {x.mechanism for x in own} & {x.mechanism for x in classes}:  # a model may set options
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    if classes and not {x.mechanism for x in layers} & {x.mechanism for x in classes}:  # a model may set options
         raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
-    for each in classes:
-        check_tokens(model, each.max_tokens, each.grid_size)
+    for layer_class in classes:
+        check_tokens(model, layer_class.max_tokens, layer_class.grid_size)
     check_stack(layer, model)
     tell_grid(model)
     if isinstance(attn_layer, str):
         model._model_args["attn_layer"] = attn_layer  # timm stores and pickles it with the weights
-    if classes and not _finds_again(model, own, attn_layer):
+    if classes and not _finds_again(model, layers, attn_layer):
         store_where_possible(model)
     return model
 

@@ -137,9 +137,11 @@ def resolve(
         for i, layer in enumerate(host.stage_layers(spec))
     }
     layers = {path: layer for path in paths for stage, layer in by_stage.items() if path.startswith(stage)}
-    others = [path for path in paths if path not in layers]
-    specs = spec.for_layers(len(others), "name") if others else []
-    return layers | {path: _layer_for(model, own, max_tokens, grid_size) for path, own in zip(others, specs)}
+    remaining = [path for path in paths if path not in layers]
+    specs = spec.for_layers(len(remaining), "name") if remaining else []
+    return layers | {
+        path: _layer_for(model, layer_spec, max_tokens, grid_size) for path, layer_spec in zip(remaining, specs)
+    }
 
 
 def flowformers_in(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> dict[str, Flowformer]:

@@ -66,14 +66,14 @@ def form(name: str, layers: int, window: int, window_weight: float = WINDOW_WEIG
         raise ValueError(f"--models has {name!r}; allowed: at least one layer that is not {_SOFTMAX}")
     options: dict[str, dict[str, object]] = {}
     for form_name in dict.fromkeys(names):
-        kind, own = _NAMES[form_name]
+        kind, values = _NAMES[form_name]
         if kind == _WINDOWED:
-            own = own | {"window": window, "window_weight": window_weight}
-            _check(own)
-        if options.setdefault(kind, own) != own:
+            values = values | {"window": window, "window_weight": window_weight}
+            _check(values)
+        if options.setdefault(kind, values) != values:
             raise ValueError(f"--models has {name!r}, with two forms of {kind}; allowed: one in a model")
     pattern = re.sub(r"[a-z]\w*", lambda found: _NAMES[found[0]][0], name)
-    return Form(name, pattern, kinds, {kind: own for kind, own in options.items() if own})
+    return Form(name, pattern, kinds, {kind: values for kind, values in options.items() if values})
 
 
 def _check(given: dict[str, object]) -> None:

@@ -27,7 +27,7 @@ def count(lines: Iterable[str], span_tokens: int) -> Counted:
     seconds = None
     for line in lines:
         if match := _LINE.match(line):
-            # A hypothesis follows its score; the first hits of a source is the best.
+            # A hypothesis follows its score; the first one of a source is the best.
             texts[match[1]].setdefault(int(match[2]), match[3].rpartition("\t")[2].split())
         elif match := _TIME.search(line):
             seconds = float(match[2])

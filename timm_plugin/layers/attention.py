@@ -205,7 +205,7 @@ class SelfAttention(nn.Module):
 
         Raises:
             ValueError: any other ``attn_mask``; ``is_causal``; tokens on an unknown grid if the mechanism needs one,
-                or not the number of tokens that it has positions for.
+                or another number of tokens than it has positions for.
         """
         return self.project(x, self.heads(x, attn_mask, is_causal))
 

@@ -48,9 +48,9 @@ def refuse_unknown_tokens(model: nn.Module, name: str, mechanism: str) -> NoRetu
 def check_tokens(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
     """Raise ValueError if a user gives a number of tokens, or a grid, that ``model`` does not have."""
     sizes = (("max_tokens", max_tokens, fixed_tokens(model)), ("grid_size", grid_size, fixed_grid(model)))
-    for name, value, own in sizes:
-        if value is not None and own is not None and value != own:
-            raise ValueError(f"{name} is {value}; allowed: {own}, which is found in the model, or nothing")
+    for name, value, expected in sizes:
+        if value is not None and expected is not None and value != expected:
+            raise ValueError(f"{name} is {value}; allowed: {expected}, which is found in the model, or nothing")
 
 
 def tell_grid(model: nn.Module) -> None:

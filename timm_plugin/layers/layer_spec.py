@@ -209,8 +209,8 @@ def check_stack(attn_layer: LayerType, model: nn.Module) -> None:
     if not is_stack(attn_layer) or not attn_layer.made:
         return
     mechanisms = [spec.attention for spec in LayerSpec(attn_layer.pattern).for_layers(attn_layer.made)]
-    own = [module.mechanism for module in model.modules() if isinstance(module, SelfAttention)]
-    if own != mechanisms[: len(own)]:  # fewer if timm has removed blocks that features do not need
+    built = [module.mechanism for module in model.modules() if isinstance(module, SelfAttention)]
+    if built != mechanisms[: len(built)]:  # fewer if timm has removed blocks that features do not need
         raise ValueError(
             f"attn_layer is {attn_layer.pattern!r}, and {type(model).__name__} does not build its attentions in their "
             "order; allowed: one name, or timm_plugin.replace_attention(model, ...)"

@@ -201,10 +201,14 @@ def _leave_out(state_dict: StateDict, own: StateDict) -> list[str]:
     for name in left_out:
         del state_dict[name]
     positions = state_dict.get("pos_embed")
-    kept = [i for i, name in enumerate(present) if name not in left_out]
+    remaining = [i for i, name in enumerate(present) if name not in left_out]
     # A square number of positions belongs to patches only (timm's no_embed_class).
-    if positions is not None and len(kept) < len(present) and math.isqrt(positions.shape[1]) ** 2 != positions.shape[1]:
-        state_dict["pos_embed"] = positions[:, kept + list(range(len(present), positions.shape[1]))]
+    if (
+        positions is not None
+        and len(remaining) < len(present)
+        and math.isqrt(positions.shape[1]) ** 2 != positions.shape[1]
+    ):
+        state_dict["pos_embed"] = positions[:, remaining + list(range(len(present), positions.shape[1]))]
     return left_out
 
 

@@ -86,7 +86,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         if chunk_rows is not None:
             check_positive_int("chunk_rows", chunk_rows)
         grid_size = tuple(-(-side // patch) for side, patch in zip((height, width), to_2tuple(patch_size)))
-        own = dict(grid_size=grid_size, query_dim=query_dim, chunk_rows=chunk_rows, kernel=kernel)
+        unit_args = dict(grid_size=grid_size, query_dim=query_dim, chunk_rows=chunk_rows, kernel=kernel)
         super().__init__(
             img_size,
             patch_size,
@@ -97,7 +97,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
             global_pool=global_pool,
             fc_norm=fc_norm,
             dynamic_img_pad=dynamic_img_pad,
-            block_fn=partial(GatedAttentionBlock, **own),
+            block_fn=partial(GatedAttentionBlock, **unit_args),
             **{name: value for name, value in kwargs.items() if name not in _WITHOUT},
         )
         self.patch_embed.in_chans = in_chans

@@ -1,7 +1,8 @@
 """The hierarchical Flowformer for images.
 
 Wu, Wu, Xu, Wang, Long, *Flowformer: Linearizing Transformers with Conservation Flows*, ICML 2022, Table 8: four stages
-of pre-norm Flow-Attention blocks on ever coarser maps. Linear attention makes the 3136 tokens of the first affordable.
+of pre-norm Flow-Attention blocks on ever coarser maps. Linear attention makes the 3136 tokens of the first stage
+affordable.
 Legend: B batch, C channels, H x W the size of a map, N = H W tokens.
 """
 
@@ -413,8 +414,8 @@ def _stages(
     stages = []
     for i, dim in enumerate(embed_dims):
         downsample = nn.Identity() if i == 0 else Downsample(embed_dims[i - 1], dim, **dd)
-        own = dict(attn_layer=layers[i], mlp_ratio=ratios[i])
-        blocks = [block(dim, heads[i], drop_path=rate, **own) for rate in rates[i]]
+        block_args = dict(attn_layer=layers[i], mlp_ratio=ratios[i])
+        blocks = [block(dim, heads[i], drop_path=rate, **block_args) for rate in rates[i]]
         stages.append(FlowformerStage(downsample, blocks, set_grid_of_neighbours(blocks, grids[i])))
     return stages
 

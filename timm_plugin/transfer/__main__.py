@@ -99,11 +99,11 @@ def build_loader(teacher: nn.Module, options: argparse.Namespace) -> DataLoader:
     """
     config = resolve_data_config(vars(options), model=teacher)
     grid, host = fixed_grid(teacher), host_of_tokens(teacher)
-    own = None if grid is None else tuple(host.patch_embed.img_size)
-    if own is not None and tuple(config["input_size"][1:]) != own:
+    size = None if grid is None else tuple(host.patch_embed.img_size)
+    if size is not None and tuple(config["input_size"][1:]) != size:
         raise ValueError(
-            f"images are {config['input_size'][1]} x {config['input_size'][2]}, and the teacher takes {own[0]} x "
-            f"{own[1]}; allowed: --img-size {own[0]} or --input-size, or --model-kwargs img_size=..."
+            f"images are {config['input_size'][1]} x {config['input_size'][2]}, and the teacher takes {size[0]} x "
+            f"{size[1]}; allowed: --img-size {size[0]} or --input-size, or --model-kwargs img_size=..."
         )
     dataset = create_dataset(
         options.dataset,
