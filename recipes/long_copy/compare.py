@@ -46,7 +46,7 @@ from .prepare import SOURCE, TARGET
 GENERATED = "generated.json"
 #: fairseq's own model; all others are called NAME/CROSS.
 STOCK = "transformer"
-CROSS_ATTENTIONS = ("softmax", *(name for name, mechanism in ATTENTIONS.items() if "source" in mechanism.supports))
+CROSS_ATTENTIONS = ("softmax", *(name for name, kind in ATTENTIONS.items() if "source" in kind.supports))
 DEFAULT_MODELS = (
     STOCK,
     "flow/softmax",
@@ -87,7 +87,7 @@ def parse(name: str) -> Model:
             f"{', '.join(CROSS_ATTENTIONS)}"
         )
     if decoder not in with_additions(plain):
-        allowed = ", ".join(f"{addition}/{cross}" for addition in with_additions(plain))
+        allowed = ", ".join(f"{known}/{cross}" for known in with_additions(plain))
         raise ValueError(f"{name}; allowed: {allowed}")
     return Model(plain, cross, decoder)
 
