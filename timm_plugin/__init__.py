@@ -1,11 +1,11 @@
-"""The timm side of lineartime: importing this package teaches timm the mechanisms of ``common`` and the models.
+"""The timm side of lineartime: importing this package registers the mechanisms of ``common`` and the models in timm.
 
 After ``import timm_plugin``, ``timm.create_model("flowformer_hier_s")`` builds a hierarchical Flowformer, and any
-stock vision transformer takes ``attn_layer="flow"``. ``timm_plugin.transfer`` makes a trained model linear. Importing
+stock vision transformer accepts ``attn_layer="flow"``. ``timm_plugin.transfer`` makes a trained model linear. Importing
 twice, or reloading, changes nothing.
 
-Raises ImportError, naming the cause and the command that mends it, when timm, torchvision or ``common`` is missing,
-too old or not the right one. fairseq is not needed.
+Raises ImportError, with the cause and the command that fixes it, if timm, torchvision or ``common`` is missing, too old
+or not the right one. fairseq is not needed.
 """
 
 from ._host import check_host

@@ -4,9 +4,9 @@ For the scripts that cannot import a plugin themselves: validate.py, inference.p
 (train.py can: ``--device-modules timm_plugin``.) Also ``torchrun --nproc_per_node 2 -m timm_plugin train.py ...``, on
 CPUs too, where train.py by itself fails for every model, timm's own included.
 
-Where the script creates a model of timm with ``attn_layer=flow``, or another mechanism of ours, layers that must know
-the model's grid are told, and a model that does not use the mechanism is refused. Whatever the plugin refuses, and a
-GPU that is not there, ends with one line and status 2. The script's own parser reads the command line, and nobody else.
+If the script creates a timm model with ``attn_layer=flow`` or another of our mechanisms, layers that need the model's
+grid get it, and a model that does not use the mechanism is refused. Refusals of the plugin and a missing GPU end with
+one line and status 2. Only the script's own parser reads the command line.
 """
 
 import functools
@@ -28,7 +28,7 @@ from .create import asks_for_ours, create_model
 from .layers.layer_spec import check_attn_layer
 
 USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
-#: Packages whose ValueErrors are about what a user has typed.
+#: Packages whose ValueErrors are about a user's input.
 _PACKAGES = ("common", "timm_plugin")
 #: Messages of timm and torch where there is no GPU.
 _NO_CUDA = re.compile(r"CUDA is not available|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs", re.IGNORECASE)
@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> None:
     """Run the script ``arguments[0]`` as ``__main__`` with the rest as its arguments, untouched.
 
     Raises:
-        SystemExit: whatever the script exits with; 2 when no script is named, it is not a file, the plugin refuses what
-            was typed, or the script wants a GPU and there is none.
+        SystemExit: whatever the script exits with; 2 if no script is named, it is not a file, the plugin refuses the
+            user's input, or the script needs a GPU that is missing.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stdout if arguments else sys.stderr)
@@ -55,14 +55,14 @@ def main(arguments: list[str]) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except (ValueError, AssertionError, RuntimeError) as error:
-        if (said := _in_words(error)) is None:
+        if (message := _in_words(error)) is None:
             raise
-        print(f"timm_plugin: {said}", file=sys.stderr)
+        print(f"timm_plugin: {message}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
 def _in_words(error: Exception) -> str | None:
-    """The message for a user's mistake, a refusal of the plugin or a GPU that is not there; None for other errors."""
+    """The message for a refusal of the plugin or a missing GPU; None for other errors."""
     if isinstance(error, ValueError):
         *_, last = traceback.walk_tb(error.__traceback__)
         return str(error) if last[0].f_globals.get("__name__", "").partition(".")[0] in _PACKAGES else None
@@ -72,7 +72,7 @@ def _in_words(error: Exception) -> str | None:
 
 
 def _check_attention_of_models() -> None:
-    """Give the script, which is not imported yet, a ``create_model`` of timm that says what timm does not."""
+    """Replace timm's ``create_model``, before the script is imported, by one that checks ``attn_layer``."""
     for module in (timm, timm.models):
         module.create_model = _checking(module.create_model)
 
@@ -86,7 +86,7 @@ def _checking(timms: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         try:
             return timms(model_name, *positional, **arguments)
         except AssertionError as error:
-            if str(error).startswith("Unknown attn_layer"):  # timm's message has lost the name
+            if str(error).startswith("Unknown attn_layer"):  # timm's message lacks the name
                 check_attn_layer(attn_layer)
             raise
 
@@ -94,11 +94,11 @@ def _checking(timms: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def _set_import_path(script: str) -> None:
-    """sys.path as Python sets it for ``script``; where the plugin itself came from stays reachable, at the end."""
+    """Set sys.path as Python does for ``script``, with the plugin's own root at the end."""
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     root = str(Path(__file__).resolve().parents[1])
     if root not in (os.path.realpath(entry) for entry in sys.path):
-        sys.path.append(root)  # a dataloader's workers may be new interpreters, which take over this path
+        sys.path.append(root)  # a dataloader's workers may be new interpreters, which inherit this path
 
 
 def _allow_processes_on_cpus() -> None:

@@ -25,21 +25,21 @@ def check_host() -> None:
 def check_common() -> None:
     """Raise ImportError unless the package ``common`` that Python finds is this project's.
 
-    An error inside of this project's own ``common``, such as torch that is missing, is raised as it is.
+    An error inside this project's ``common``, such as a missing torch, is raised unchanged.
     """
     root = Path(__file__).resolve().parents[1]
     try:
         common = importlib.import_module("common")
-        place = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
-        problem = f"Python found another one in {place}"
+        location = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
+        problem = f"Python found another one in {location}"
     except Exception as error:  # whatever another package of that name raises
         spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
-        place = getattr(spec, "origin", None)
-        if place is not None and Path(place).resolve().parent == root / "common":
+        location = getattr(spec, "origin", None)
+        if location is not None and Path(location).resolve().parent == root / "common":
             raise
         common = None
-        failed = f"Python found another one in {place}, which fails: {type(error).__name__}: {error}"
-        problem = "it is not on the path" if spec is None else failed
+        failure = f"Python found another one in {location}, which fails: {type(error).__name__}: {error}"
+        problem = "it is not on the path" if spec is None else failure
     if getattr(common, "DISTRIBUTION", None) != "lineartime":
         raise ImportError(
             f"timm_plugin needs lineartime's package common, but {problem}. Run: export PYTHONPATH='{root}'"
@@ -48,7 +48,7 @@ def check_common() -> None:
 
 
 def check_torchvision() -> None:
-    """Raise ImportError unless torchvision imports; one built for another torch fails in many ways."""
+    """Raise ImportError unless torchvision can be imported; a build for another torch fails in many ways."""
     from common._installed import import_for, install_command
 
     command = f"{install_command('timm')}; if it is installed: pip install --force-reinstall torch torchvision"

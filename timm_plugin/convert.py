@@ -1,10 +1,10 @@
 """``python -m timm_plugin.convert MODEL SOURCE TARGET``: a checkpoint that starts MODEL, from one of another model.
 
 SOURCE is a stock ViT or DeiT for ``flowformer_deit_*`` and ``daft_*``, the authors' released weights for
-``flowformer_hier_s_12h``, or one of ours of another image size. Weights of a stock model are a start: another attention
-between them is another model, and ``python -m timm_plugin.transfer`` teaches it what the softmax attention gave. TARGET
-is a new file, ``.safetensors`` or torch's, or, a name without a suffix, a new folder for
-``timm.create_model("local-dir:FOLDER")``.
+``flowformer_hier_s_12h``, or one of our models for another image size. Weights of a stock model are only a start: with
+another attention the model computes something else, and ``python -m timm_plugin.transfer`` trains that attention to
+imitate the softmax attention. TARGET is a new file, ``.safetensors`` or torch's, or, if the name has no suffix, a new
+folder for ``timm.create_model("local-dir:FOLDER")``.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from common.output_files import check_new, new_path
 from . import models
 from .named_values import NamedValues
 
-#: Where timm's checkpoints keep averaged weights and plain ones, the first that is there.
+#: Keys of averaged and of plain weights in timm's checkpoints; the first one present counts.
 _AVERAGED, _PLAIN = ("state_dict_ema", "model_ema"), ("state_dict", "model")
 #: Suffixes of the files that ``write`` makes; all but the first are torch's.
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
@@ -38,13 +38,13 @@ logger = logging.getLogger("timm_plugin")
 
 
 def convert(name: str, source: Path, model_args: dict[str, Any], use_ema: bool = False) -> nn.Module:
-    """The model ``name`` with the weights of ``source``; what was taken, left out and new is logged.
+    """The model ``name`` with the weights of ``source``; logs which weights are used, left out and new.
 
     It has the classes and image channels of ``source`` unless ``model_args`` say otherwise. ``use_ema``: as in
     ``read_weights``.
 
     Raises:
-        ValueError: a file that cannot be read, or of a model that does not fit; a ``name`` that is not of lineartime.
+        ValueError: a file that cannot be read, or of a model that does not fit; a ``name`` that is not ours.
     """
     models_here = [model for model in timm.list_models() if _is_ours(model)]
     if name not in models_here:
@@ -68,51 +68,51 @@ def read_weights(source: Path, use_ema: bool = False) -> dict[str, Any]:
     """The tensors of a checkpoint, read without running code of the file.
 
     Args:
-        use_ema: take the averaged weights of ``--model-ema``, as validate.py's ``--use-ema``; otherwise the plain ones,
-            or the averaged ones where there are no others. A warning says which were taken where there are both.
+        use_ema: return the averaged weights of ``--model-ema``, as validate.py's ``--use-ema`` does; else the plain
+            ones, or the averaged ones if there are no others. If there are both, a warning says which are used.
 
     Raises:
         ValueError: a file that cannot be read, or with ``use_ema`` one without averaged weights.
     """
-    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py keeps its arguments so
+    with torch.serialization.safe_globals([argparse.Namespace]):  # train.py stores its arguments this way
         checkpoint = read_checkpoint(source)
     averaged, plain = (
         next((name for name in names if isinstance(checkpoint.get(name), dict)), None) for names in (_AVERAGED, _PLAIN)
     )
     if use_ema and averaged is None:
         raise ValueError(f"--use-ema is given, and {source} has no averaged weights; allowed: without --use-ema")
-    taken = averaged if use_ema or plain is None else plain
+    key = averaged if use_ema or plain is None else plain
     if averaged and plain:
         kind, other = ("averaged", "without") if use_ema else ("plain", "with")
-        logger.warning(f"{source}: its {kind} weights are taken ({taken}); {other} --use-ema the others")
-    return clean_state_dict(checkpoint if taken is None else checkpoint[taken])
+        logger.warning(f"{source}: its {kind} weights are taken ({key}); {other} --use-ema the others")
+    return clean_state_dict(checkpoint if key is None else checkpoint[key])
 
 
 def size_of_head(state_dict: dict[str, Any]) -> int | None:
-    """The classes of the model of ``state_dict``; None where it has no head, or one that is not known."""
+    """The number of classes of the model of ``state_dict``; None if it has no head, or an unknown one."""
     head = state_dict.get("head.weight", state_dict.get("head.fc.weight"))
     return None if head is None else len(head)
 
 
 def save(model: nn.Module, target: Path) -> None:
-    """Write ``model`` to a new file or, where the name has no suffix, a new folder; whole or not at all.
+    """Write ``model`` to a new file or, if the name has no suffix, a new folder; completely or not at all.
 
     Raises:
-        ValueError: there is a file or folder of this name already.
-        OSError: it cannot be written, as on a full disk.
+        ValueError: a file or folder of this name exists.
+        OSError: it cannot be written, for example on a full disk.
     """
     with new_path(target, "target") as part:
         write(model, part)
 
 
 def check_suffix(path: Path, argument: str) -> None:
-    """Raise ValueError for a suffix that stands for another format than those ``write`` knows."""
+    """Raise ValueError for the suffix of a format that ``write`` does not support."""
     if path.suffix and path.suffix not in _SUFFIXES:
         raise ValueError(f"{argument} is {path}, a file in a format of {path.suffix}; allowed: {', '.join(_SUFFIXES)}")
 
 
 def write(model: nn.Module, path: Path) -> None:
-    """Write ``model`` to ``path``, in the format of its suffix; a folder where it has none. OSError if that fails."""
+    """Write ``model`` to ``path``, in the format of its suffix, or as a folder without one. OSError if that fails."""
     try:
         if not path.suffix:
             save_for_hf(model, path, safe_serialization=True)
@@ -120,12 +120,12 @@ def write(model: nn.Module, path: Path) -> None:
             save_file(model.state_dict(), path)
         else:
             tensor_files.save({"state_dict": model.state_dict()}, path)
-    except SafetensorError as error:  # no OSError, and it names no file
+    except SafetensorError as error:  # not an OSError, and without the file's name
         raise OSError(errno.EIO, str(error), str(path)) from error
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Convert a file; exits with one line where that cannot be done, and writes nothing then."""
+    """Convert a file; if that fails, exit with one line and write nothing."""
     parser = CommandParser(prog="python -m timm_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument("model", help="name of a model of lineartime")
     parser.add_argument("source", type=Path, help="checkpoint to start from")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
-        check_suffix(options.target, "target")  # before minutes are spent
+        check_suffix(options.target, "target")  # before the slow part
         check_new(options.target, "target")
         save(convert(options.model, options.source, options.model_kwargs, options.use_ema), options.target)
     except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs

@@ -20,46 +20,46 @@ from .stored import store_where_possible
 
 
 def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:
-    """``timm.create_model(model_name, attn_layer=attn_layer, ...)`` of a model that does use ``attn_layer``.
+    """``timm.create_model(model_name, attn_layer=attn_layer, ...)``, which raises if the model ignores ``attn_layer``.
 
-    Some of timm's models take any argument of that name and do nothing with it; timm says nothing then. Layers that
-    must know how many tokens there are, or on which grid they lie (``tell_grid``), are told; timm does not do that.
+    Some of timm's models accept any argument of that name and silently ignore it. Layers that need the number of
+    tokens, or the grid on which they lie (``tell_grid``), get it here; timm's own function does not set it.
 
     Args:
         model_name: one of ``timm.list_models()``.
-        attn_layer: a name in timm's table, which has ours; a class, such as ``attention_layer`` gives; or a pattern of
-            our names that repeats over the blocks, from the first on, or over the stages of ``flowformer_hier_*``:
-            "flow*3,softmax". timm's own ``create_model`` knows no patterns.
+        attn_layer: a name in timm's table, which includes ours; a class from ``attention_layer``; or a pattern of
+            our names that repeats over the blocks, from the first one, or over the stages of ``flowformer_hier_*``:
+            "flow*3,softmax". timm's own ``create_model`` does not support patterns.
         positional, arguments: every other argument of timm's.
 
     Raises:
-        ValueError: ``attn_layer`` is no name, class or pattern; a pattern of more layers than the model has; a model
-            that does not take or does not use ``attn_layer``; a ``max_tokens`` or ``grid_size`` of the class that is
-            not the model's; tokens that do not lie on one grid where the layer needs that.
+        ValueError: ``attn_layer`` is not a name, class or pattern; a pattern of more layers than the model has; a model
+            that does not accept or does not use ``attn_layer``; a class whose ``max_tokens`` or ``grid_size`` is not
+            the model's; tokens that do not lie on one grid, if the layer needs that.
     """
     if attn_layer is not None:
         check_attn_layer(attn_layer)
     layer = stack(LayerSpec(attn_layer)) if is_pattern(attn_layer) else attn_layer
     classes = layer_classes(layer)
-    if any(own.needs_tokens() for own in classes):
+    if any(layer_class.needs_tokens() for layer_class in classes):
         layer = _with_tokens(layer, classes, model_name, arguments)
     try:
         model = timms_create_model(model_name, *positional, attn_layer=layer, **arguments)
     except (TypeError, AssertionError) as error:
-        named = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be of attn_drop
-        if named not in str(error):
+        argument = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be about attn_drop
+        if argument not in str(error):
             raise
         raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
-    own = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    if classes and not {x.mechanism for x in own} & {x.mechanism for x in classes}:  # a model may set their options
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    if classes and not {x.mechanism for x in layers} & {x.mechanism for x in classes}:  # a model may set options
         raise ValueError(_refusal(model_name, attn_layer, "takes it and does not use it"))
-    for each in classes:
-        check_tokens(model, each.max_tokens, each.grid_size)
+    for layer_class in classes:
+        check_tokens(model, layer_class.max_tokens, layer_class.grid_size)
     check_stack(layer, model)
     tell_grid(model)
     if isinstance(attn_layer, str):
-        model._model_args["attn_layer"] = attn_layer  # what timm stores with weights, and what it pickles
-    if classes and not _finds_again(model, own, attn_layer):
+        model._model_args["attn_layer"] = attn_layer  # timm stores and pickles it with the weights
+    if classes and not _finds_again(model, layers, attn_layer):
         store_where_possible(model)
     return model
 
@@ -68,16 +68,16 @@ def _finds_again(model: nn.Module, layers: Sequence[SelfAttention], attn_layer: 
     """Whether timm's own ``create_model`` can build ``model`` again from the ``attn_layer`` that it stores."""
     if not isinstance(attn_layer, str) or isinstance(model, Flowformer):
         return isinstance(attn_layer, str)
-    is_known = attn_layer in ATTN_LAYERS or isinstance(model, StrictLoading)  # our models take patterns
+    is_known = attn_layer in ATTN_LAYERS or isinstance(model, StrictLoading)  # our models accept patterns
     return is_known and not any(layer.needs_grid or layer.has_positions for layer in layers)
 
 
 def _with_tokens(
     attn_layer: LayerType, layers: Sequence[type[SelfAttention]], model_name: str, arguments: dict[str, Any]
 ) -> LayerType:
-    """``attn_layer`` for as many tokens as the model of that name has, which is built without memory to count them.
+    """``attn_layer`` for the model's number of tokens, found by building the model on the meta device.
 
-    The hierarchical Flowformer has another number in each stage, and tells its layers by itself.
+    The hierarchical Flowformer has a different number in each stage, and sets it itself.
     """
     weights = {"pretrained": False, "checkpoint_path": None}
     with torch.device("meta"):
@@ -93,9 +93,9 @@ def _with_tokens(
 
 
 def asks_for_ours(attn_layer: Any) -> bool:
-    """Whether ``attn_layer`` is for our ``create_model``: attention of this plugin, or something that it must refuse.
+    """Whether our ``create_model`` must handle ``attn_layer``: attention of this plugin, or a value that it refuses.
 
-    Some convolutional networks of timm have names of their own for it, such as "se".
+    Some convolutional networks of timm have other names for this argument, such as "se".
     """
     if isinstance(attn_layer, str):
         return is_pattern(attn_layer) or attn_layer in ATTENTIONS or bool(layer_classes(attn_layer))

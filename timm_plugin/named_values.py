@@ -8,7 +8,7 @@ from timm.utils import ParseKwargs
 
 
 class NamedValues(ParseKwargs):
-    """timm's ``ParseKwargs``, which also refuses a value without a name; timm's own fails to unpack it."""
+    """timm's ``ParseKwargs``, which also refuses a value without a name; timm's fails to unpack it."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Sequence[str], option_string: str | None = None

@@ -1,4 +1,4 @@
-"""Another attention in a model that is built already, of any of timm's families whose attention can be replaced.
+"""Replace the attention of a built model, for all of timm's model families in which that is possible.
 
 Legend: N tokens, C channels.
 """
@@ -24,10 +24,10 @@ from .stored import store_where_possible
 
 logger = logging.getLogger("timm_plugin")
 
-#: The children of timm's Attention that the replacement calls, and keeps.
+#: The children of timm's Attention that the replacement keeps and calls.
 _KEPT = ("q_norm", "k_norm", "norm", "gate", "proj", "proj_drop")
-#: Where torch keeps the hooks of a module; there is no public way to move them. The replacement gets the same objects,
-#: so that the handles which users hold still remove them.
+#: Where torch keeps the hooks of a module; no public function moves them. The replacement gets the same objects, so
+#: users' handles still remove them.
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -53,33 +53,33 @@ def replace_attention(
 ) -> nn.Module:
     """Replace the softmax self-attention of ``model``, in place, by the mechanism ``name``, and return the model.
 
-    Weights and the names of parameters stay, so that checkpoints of the model still load; what the mechanism has of its
-    own is new. A module is replaced if ours, with softmax attention, computes the same from the same parameters, which
-    is tried on random tokens, or if it is ours already and projects tokens to queries, keys and values of one width.
-    One that stands in several places is replaced by one. Hooks of a replaced module are those of the new one. What
-    stays, is new, is gone or is no longer called is a warning.
+    Weights and names of parameters are kept, so checkpoints of the model still load; the mechanism's own parameters are
+    new. A module is replaced if our softmax attention computes the same from the same parameters, which is tested on
+    random tokens, or if it is already our layer and projects tokens to queries, keys and values of one width. A module
+    in several places is replaced by one module. Its hooks move to the new module. A warning lists the attention that
+    is not replaced, the parameters that are new or gone, and the hooks that are no longer called.
 
-    New parameters are frozen where the replaced module's are. They are drawn from a generator of their own, seeded by
-    torch's: the same seed gives the same parameters, and what is drawn after the call does not change. An optimiser
-    that was made before has the parameters that are gone and not the new ones: make it after the call.
+    New parameters are frozen if the replaced module's are. They are drawn from a separate generator, which torch's
+    seeds: the same seed gives the same parameters, and random numbers after the call do not change. Make the optimiser
+    after the call; one that was made before has the old parameters.
 
     Args:
-        model: a model of timm, or any other that holds timm's attention layers.
-        name: a mechanism as in ``attention_layer``, for all attention that can be replaced; or a class that it gives;
+        model: a timm model, or any other model with timm's attention layers.
+        name: a mechanism as in ``attention_layer``, for all attention that can be replaced; or a class that it returns;
             or a pattern of names, such as "flow*3,softmax", that repeats over the attentions in the order of the
             model's modules, and over the stages of ``Flowformer``; or a mapping from places to mechanisms,
-            {"blocks.0-8": "flow", "blocks.11": ("lolcats", {"window": 16})}, where what no place names stays. A place
-            is the path of a module, in which a range of numbers stands for several; all attention in it is replaced. A
+            {"blocks.0-8": "flow", "blocks.11": ("lolcats", {"window": 16})}, which replaces only these. A place is the
+            path of a module; a range of numbers in it means several modules, and all attention in it is replaced. A
             mechanism in a mapping is a name, a pair of a name and its options, or a class.
-        max_tokens, grid_size: as in ``attention_layer``, for a model in which they are not found. Of ``Flowformer``,
-            whose stages have grids of their own, they are found, and options may be one for each stage.
+        max_tokens, grid_size: as in ``attention_layer``, for a model in which they cannot be found. In ``Flowformer``,
+            where each stage has its own grid, they are found, and an option may have one value for each stage.
         options: of the mechanism; in a pattern, of every mechanism that has it.
 
     Raises:
         ValueError: a model of TorchScript, torch.fx or torch.export; no attention of ``model``, or of a place, can be
-            replaced, with the reason for each kind; a place that is not there or has no attention, or two that have the
-            same; a pattern of more layers than there are; or a mechanism that does not fit the model's tokens or
-            projections, or lacks an option or does not allow its value. The model is unchanged then.
+            replaced (with the reason for each kind); a place that does not exist or has no attention, or two places
+            with the same attention; a pattern of more layers than there are; a mechanism that does not fit the model's
+            tokens or projections; an unknown option or an invalid value. The model is then unchanged.
     """
     pairs, stays = swap_attention(model, name, max_tokens, grid_size, **options)
     notes = [f"these stay: {stays}"] * bool(stays) + _notes_on_changes(pairs)
@@ -101,12 +101,12 @@ def swap_attention(
     grid_size: Grid | None = None,
     **options: Any,
 ) -> tuple[list[tuple[nn.Module, SelfAttention]], str]:
-    """``replace_attention`` without its warning: pairs of a replaced module and the new one, and what stays, in words.
+    """``replace_attention`` without its warning: (old, new) pairs of modules, and a text on attention not replaced.
 
-    Hooks are those of the old modules.
+    Hooks are not moved.
 
     Raises:
-        ValueError: as there.
+        ValueError: as ``replace_attention``.
     """
     _check_model(model)
     grid_size = read_grid_size(grid_size)
@@ -125,7 +125,7 @@ def swap_attention(
 
 
 def _check_model(model: Any) -> None:
-    """Raise ValueError unless ``model`` is one in which a layer can be swapped."""
+    """Raise ValueError unless layers of ``model`` can be swapped."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     if isinstance(model, (torch.jit.ScriptModule, torch.fx.GraphModule)):
@@ -141,10 +141,10 @@ def _check_model(model: Any) -> None:
 def _swap(
     model: nn.Module, layers: Mapping[str, type[SelfAttention]], max_tokens: int | None, grid_size: Grid | None
 ) -> list[tuple[nn.Module, SelfAttention]]:
-    """Put ``layers`` in ``model``, in place of the attention at their paths: pairs of an old module and a new one.
+    """Replace the attention of ``model`` at the paths of ``layers``; returns (old, new) pairs of modules.
 
     Raises:
-        ValueError: they do not fit the model; it is as it was then.
+        ValueError: they do not fit the model, which is then unchanged.
     """
     paths = {model.get_submodule(path): path for path in layers}
     with _own_generator():
@@ -183,7 +183,7 @@ def _set_stage_grids(model: nn.Module, max_tokens: int | None, grid_size: Grid |
 
 
 def _what_stays(model: nn.Module, reasons: dict[str, str]) -> str:
-    """The attention of ``model`` that cannot be replaced: each reason, and how often; "" where there is none."""
+    """The attention of ``model`` that cannot be replaced: each reason with its count; "" if there is none."""
     counts = Counter(
         f"{type(model.get_submodule(path)).__name__} {reason}" for path, reason in reasons.items() if reason
     )
@@ -191,13 +191,14 @@ def _what_stays(model: nn.Module, reasons: dict[str, str]) -> str:
 
 
 def _notes_on_changes(pairs: list[tuple[nn.Module, nn.Module]]) -> list[str]:
-    """Notes on what is new or gone where the second module of each pair replaces the first; counted by part."""
+    """Notes on new and missing parts if the second module of each pair replaces the first; counted by part."""
     changes: dict[str, Counter[str]] = {}
     for old, new in pairs:
-        for what, part in _changes(old, new):
-            changes.setdefault(what, Counter())[part] += 1
+        for change, part in _changes(old, new):
+            changes.setdefault(change, Counter())[part] += 1
     return [
-        f"{what}: {', '.join(f'{part} ({count})' for part, count in parts.items())}" for what, parts in changes.items()
+        f"{change}: {', '.join(f'{part} ({count})' for part, count in parts.items())}"
+        for change, parts in changes.items()
     ]
 
 
@@ -210,12 +211,12 @@ def put_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -
 
 
 def attention_modules(model: nn.Module, reasons_by_kind: dict[Any, str] | None = None) -> dict[str, str]:
-    """The paths of the attention in ``model``, each with the reason why it cannot be replaced, "" where it can.
+    """The paths of the attention in ``model``, each with the reason why it cannot be replaced, "" if it can.
 
-    Attention inside of attention counts once: what can be replaced, or else the innermost.
+    Of nested attention only one module counts: the replaceable one, or else the innermost.
 
     Args:
-        reasons_by_kind: is filled, and saves the trial of a kind of attention that another model has, too.
+        reasons_by_kind: a cache that is filled here, so that a kind of attention is tried once for several models.
     """
     candidates = {path: module for path, module in model.named_modules() if path and _is_attention(module)}
     candidates = {path: module for path, module in candidates.items() if not isinstance(module, InnerAttention)}
@@ -245,7 +246,7 @@ def _nothing_in(model: nn.Module) -> str:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """By the name of its class or, as some classes say nothing, by the names of its children."""
+    """Whether ``module`` is attention, by the name of its class or by the names of its children."""
     name = type(module).__name__.lower()
     children = dict(module.named_children())
     return "attention" in name or "attn" in name or "qkv" in children or "attn_drop" in children
@@ -260,24 +261,24 @@ def _kind(module: nn.Module) -> tuple[type, str, str]:
 
 
 def _has_own_forward(module: nn.Module) -> bool:
-    """Whether the object computes something else than its class, as some libraries let it."""
+    """Whether a library has set another ``forward`` on the object."""
     return "forward" in vars(module)
 
 
 @contextmanager
 def _own_generator() -> Iterator[None]:
-    """Inside, torch draws on the CPU from another generator, which its own seeds; after it, its own is as it was."""
+    """Inside, torch's CPU generator is a new one, seeded by the old one; afterwards the old one is restored."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(int(torch.randint(2**62, ())))  # torch.manual_seed seeds GPUs as well
         yield
 
 
 def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention:
-    """A ``layer`` with the children of ``module``; of ``qkv`` it has the rows of the values where widths differ.
+    """A ``layer`` with the children of ``module``; if widths differ, only the values' rows of ``qkv``.
 
     Raises:
-        ValueError: the mechanism does not take normalised queries and keys; it projects to other widths, and ``qkv``
-            is no plain layer.
+        ValueError: the mechanism does not support normalised queries and keys; it projects to other widths, and
+            ``qkv`` is not a plain layer.
     """
     qkv, proj = module.qkv, module.proj
     new = layer(
@@ -289,7 +290,7 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
         qk_norm=not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity),
         attn_drop=getattr(getattr(module, "attn_drop", None), "p", 0.0),
         norm_layer=nn.LayerNorm,
-        device="meta" if qkv.weight.is_meta else "cpu",  # first weights are drawn from the CPU's generator alone
+        device="meta" if qkv.weight.is_meta else "cpu",  # initial weights come only from the CPU's generator
         dtype=qkv.weight.dtype,
     ).to(qkv.weight.device)
     if all(not parameter.requires_grad for parameter in module.parameters()):
@@ -309,27 +310,27 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
 
 def _copy_values(new: SelfAttention, qkv: nn.Linear) -> None:
     """Give ``new.qkv`` the rows of ``qkv`` that are the projection to values."""
-    own = dict(qkv.named_parameters())
-    if type(qkv) is not nn.Linear or not set(own) <= {"weight", "bias"}:
+    old = dict(qkv.named_parameters())
+    if type(qkv) is not nn.Linear or not set(old) <= {"weight", "bias"}:
         raise ValueError(
-            f"qkv is a {type(qkv).__name__} of parameters {', '.join(own)}; allowed with attention {new.mechanism!r}, "
+            f"qkv is a {type(qkv).__name__} of parameters {', '.join(old)}; allowed with attention {new.mechanism!r}, "
             "which projects to other widths: a torch.nn.Linear without parametrisation, pruning or adapters"
         )
     with torch.no_grad():
         for name, parameter in new.qkv.named_parameters():
-            parameter[-new.widths[2] :] = own[name][-new.widths[2] :]
-            parameter.requires_grad_(own[name].requires_grad)
+            parameter[-new.widths[2] :] = old[name][-new.widths[2] :]
+            parameter.requires_grad_(old[name].requires_grad)
 
 
 def _changes(module: nn.Module, new: SelfAttention) -> Iterator[tuple[str, str]]:
-    """Changes that a user must know of when ``new`` replaces ``module``: (what happened, the name of the part)."""
+    """Changes to report when ``new`` replaces ``module``: (what happened, the name of the part)."""
     before = {id(parameter) for parameter in module.parameters()}
     after = {id(parameter) for parameter in new.parameters()}
     for name, parameter in new.named_parameters():
         if id(parameter) not in before:
             yield "these parameters are new" + ("" if parameter.requires_grad else ", and frozen"), name
     for name, parameter in module.named_parameters():
-        if id(parameter) not in after and not name.startswith("qkv."):  # of which the values were taken over
+        if id(parameter) not in after and not name.startswith("qkv."):  # its rows of the values are kept
             yield "these parameters are gone", name
     parts = dict(new.named_modules())
     for name, part in module.named_modules():
@@ -344,7 +345,7 @@ def _move_hooks(module: nn.Module, new: nn.Module) -> None:
         setattr(new, name, getattr(module, name))
     new._is_full_backward_hook = module._is_full_backward_hook
     for key, hook in new._load_state_dict_pre_hooks.items():
-        if hook.with_module:  # torch has bound it to the module it was registered with
+        if hook.with_module:  # torch bound it to the old module
             new._load_state_dict_pre_hooks[key] = type(hook)(hook.hook, new)
 
 
@@ -353,9 +354,9 @@ def _why_not(module: nn.Module) -> str:
     children = dict(module.named_children())
     if not (isinstance(children.get("qkv"), nn.Linear) and isinstance(children.get("proj"), nn.Linear)):
         return "has no projections qkv and proj"
-    others = [name for name in list(signature(module.forward).parameters)[1:] if name not in ("attn_mask", "is_causal")]
-    if others:
-        return f"is called with {', '.join(others)} as well"
+    inputs = [name for name in list(signature(module.forward).parameters)[1:] if name not in ("attn_mask", "is_causal")]
+    if inputs:
+        return f"is called with {', '.join(inputs)} as well"
     heads = getattr(module, "num_heads", None)
     if isinstance(module, SelfAttention):
         return "" if len(set(module.widths)) == 1 else f"has the projections of {module.mechanism!r}, without keys"
@@ -368,12 +369,12 @@ def _why_not(module: nn.Module) -> str:
 
 
 def _what_differs(module: nn.Module) -> str:
-    """In what ours with softmax attention is not ``module``, or ""."""
+    """How our softmax attention differs from ``module``, or "" if it does not."""
     stock = _with_random_weights(module)
     plain = _replacement(stock, attention_layer("softmax"))
-    own = sorted(set(stock.state_dict()) - set(plain.state_dict()))
-    if own:
-        return f"has {', '.join(own)} of its own"
+    extra = sorted(set(stock.state_dict()) - set(plain.state_dict()))
+    if extra:
+        return f"has {', '.join(extra)} of its own"
     tokens = torch.randn(2, 6, stock.qkv.in_features, dtype=torch.float64)
     for x in (tokens, tokens.unflatten(1, (2, 3))):
         try:
@@ -386,10 +387,10 @@ def _what_differs(module: nn.Module) -> str:
 
 
 def _with_random_weights(module: nn.Module) -> nn.Module:
-    """A copy in float64 on the CPU, of modules on the meta device too; no parameter is 0 there.
+    """A copy in float64 on the CPU, also of modules on the meta device, with random parameters.
 
-    Its projections are plain layers, whatever computes the weights of the module's, which the replacement keeps as they
-    are. It has no hooks: those of users must not see random tokens.
+    Its projections are plain layers, even if the module's are parametrised; the replacement keeps those unchanged. It
+    has no hooks, because users' hooks must not see random tokens.
     """
     copied: dict[int, Any] = {id(getattr(part, name)): OrderedDict() for part in module.modules() for name in _HOOKS}
     for layer in (module.qkv, module.proj):
@@ -398,7 +399,7 @@ def _with_random_weights(module: nn.Module) -> nn.Module:
     copy = deepcopy(module, copied)
     copy = copy.to_empty(device="cpu") if on_meta else copy.cpu()
     copy.double()
-    copy.eval()  # which gives no module back in some of timm's families
+    copy.eval()  # returns no module in some of timm's families
     for parameter in copy.requires_grad_(False).parameters():
         nn.init.normal_(parameter, std=0.2)
     return copy

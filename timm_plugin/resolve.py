@@ -25,7 +25,7 @@ _SHOWN = 6
 def read_specs(name: AttentionLike | Mapping[str, AttentionLike], options: dict[str, Any]) -> dict[str, LayerSpec]:
     """The ``LayerSpec`` for each place of ``name``; the place "" is the whole model.
 
-    A place is the path of a module, in which a range of numbers is several modules: "blocks.0-8".
+    A place is the path of a module; a range of numbers in it means several modules: "blocks.0-8".
 
     Raises:
         ValueError: an invalid mechanism or module path; options given together with paths.
@@ -46,7 +46,7 @@ def read_specs(name: AttentionLike | Mapping[str, AttentionLike], options: dict[
 
 
 def _read_spec(argument: str, value: Any, options: dict[str, Any], patterns: bool) -> LayerSpec:
-    """A name, with ``patterns`` also a pattern, or a class, and the options that are given with it."""
+    """The spec of a name, a class or, with ``patterns``, a pattern, with the options that are given with it."""
     if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[1], Mapping) and not options:
         value, options = value[0], dict(value[1])
     if is_layer_class(value):
@@ -70,15 +70,15 @@ def modules_of(model: nn.Module, places: Sequence[str], attentions: Sequence[str
     """The ``attentions``, paths in ``model``, that lie in each of ``places``, in their order.
 
     Raises:
-        ValueError: ``model`` has no such place, there is no attention in it, or one that is in another place too.
+        ValueError: ``model`` has no such place, it has no attention, or an attention that is in another place too.
     """
     inside: dict[str, list[str]] = {}
     for place in places:
         paths = _attention_in(model, place, attentions) if place else list(attentions)
         for other in inside:
-            if both := [path for path in paths if path in inside[other]]:
+            if shared := [path for path in paths if path in inside[other]]:
                 raise ValueError(
-                    f"{both[0]} is in {other!r} and in {place!r}; allowed: places of which none is in another"
+                    f"{shared[0]} is in {other!r} and in {place!r}; allowed: places of which none is in another"
                 )
         inside[place] = paths
     return inside
@@ -88,17 +88,17 @@ def _attention_in(model: nn.Module, place: str, attentions: Sequence[str]) -> li
     modules = {path for path, _ in model.named_modules(remove_duplicate=False)}
     inside: list[str] = []
     for path in _paths(place, place):
-        own = [attention for attention in attentions if _is_in(attention, path)]
-        if not own:
+        matches = [attention for attention in attentions if _is_in(attention, path)]
+        if not matches:
             what = "no attention" if path in modules else "not there"
-            shown = ", ".join([*attentions[:_SHOWN], *(["..."] if len(attentions) > _SHOWN else [])])
+            listed = ", ".join([*attentions[:_SHOWN], *(["..."] if len(attentions) > _SHOWN else [])])
             with_attention = [x for x in modules if any(_is_in(attention, x) for attention in attentions)]
             near = difflib.get_close_matches(path, with_attention, n=1)
             raise ValueError(
                 f"the place {place!r} is not one of {type(model).__name__}: {path} is {what}; allowed: a module with "
-                f"attention in it. There is attention in {shown or 'none'}{''.join(f'; nearest: {x!r}' for x in near)}"
+                f"attention in it. There is attention in {listed or 'none'}{''.join(f'; nearest: {x!r}' for x in near)}"
             )
-        inside += own
+        inside += matches
     return inside
 
 
@@ -108,10 +108,10 @@ def _is_in(attention: str, path: str) -> bool:
 
 
 def _paths(ending: str, place: str) -> Iterator[str]:
-    """The paths that ``ending``, the end of ``place``, stands for, as "blocks.0-2" for three.
+    """The paths that ``ending``, the end of ``place``, stands for: three for "blocks.0-2".
 
     Raises:
-        ValueError: a range in which there is no number.
+        ValueError: an empty range.
     """
     first, dot, ending = ending.partition(".")
     limits = _RANGE.fullmatch(first)
@@ -126,7 +126,7 @@ def _paths(ending: str, place: str) -> Iterator[str]:
 def resolve(
     model: nn.Module, spec: LayerSpec, paths: Sequence[str], max_tokens: int | None, grid_size: Grid | None
 ) -> dict[str, type[SelfAttention]]:
-    """The class of the attention at each of ``paths``: that of its stage in a ``Flowformer``, or else in their order.
+    """The class of the attention at each of ``paths``: that of its stage in a ``Flowformer``, else in their order.
 
     Raises:
         ValueError: a mechanism, its options or a pattern that does not fit ``model``.
@@ -137,13 +137,15 @@ def resolve(
         for i, layer in enumerate(host.stage_layers(spec))
     }
     layers = {path: layer for path in paths for stage, layer in by_stage.items() if path.startswith(stage)}
-    others = [path for path in paths if path not in layers]
-    specs = spec.for_layers(len(others), "name") if others else []
-    return layers | {path: _layer_for(model, own, max_tokens, grid_size) for path, own in zip(others, specs)}
+    remaining = [path for path in paths if path not in layers]
+    specs = spec.for_layers(len(remaining), "name") if remaining else []
+    return layers | {
+        path: _layer_for(model, layer_spec, max_tokens, grid_size) for path, layer_spec in zip(remaining, specs)
+    }
 
 
 def flowformers_in(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> dict[str, Flowformer]:
-    """The models in ``model`` that know the grid of each stage, by path; none where a user gives a number or grid."""
+    """The models in ``model`` that know the grid of each stage, by path; empty if a user gives a number or grid."""
     if max_tokens is not None or grid_size is not None:
         return {}
     return {path: module for path, module in model.named_modules() if isinstance(module, Flowformer)}
@@ -152,7 +154,7 @@ def flowformers_in(model: nn.Module, max_tokens: int | None, grid_size: Grid | N
 def _layer_for(
     model: nn.Module, spec: LayerSpec, max_tokens: int | None, grid_size: Grid | None
 ) -> type[SelfAttention]:
-    """Attention for the tokens of ``model``; ValueError where it must know how many, and nothing says it."""
+    """The attention for the tokens of ``model``; ValueError if it needs their number, and that is unknown."""
     tokens = fixed_tokens(model) or max_tokens
     layer = spec.layer_class(tokens, grid_size)
     if layer is spec.attention:

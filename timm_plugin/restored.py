@@ -1,4 +1,4 @@
-"""``lineartime``, the architecture of a stored model whose attention is another than that of its class.
+"""``lineartime``, the architecture of stored models in which the attention was replaced.
 
 ``timm.create_model("local-dir:FOLDER", pretrained=True)`` builds it from what ``timm_plugin.stored`` wrote.
 """
@@ -33,16 +33,16 @@ _FORM = "[{'name': 'flow', 'options': {}, 'places': ['blocks.0.attn']}], as timm
 def lineartime(
     pretrained: bool = False, of: str | None = None, attention: list[dict[str, Any]] | None = None, **kwargs: Any
 ) -> nn.Module:
-    """A model of timm or of ours with another attention in it, as a folder stores it.
+    """One of timm's models or ours, with another attention, as a folder stores it.
 
     Args:
-        of: the name of the architecture underneath.
+        of: the name of the model's original architecture.
         attention: for each attention its ``name``, its ``options`` and its ``places``, paths of modules; with
-            ``max_tokens`` and ``grid_size`` where the model does not tell them.
+            ``max_tokens`` and ``grid_size`` if they cannot be found in the model.
         kwargs: every other argument of that architecture.
 
     Raises:
-        ValueError: other values of these; an attention, or an option of it, in addition to those that are stored.
+        ValueError: invalid values of these; an attention, or an option of one, in addition to the stored ones.
     """
     if not isinstance(of, str) or not is_model(of) or of.partition(".")[0] == ARCHITECTURE:
         raise ValueError(
@@ -62,7 +62,7 @@ def lineartime(
             num_classes=model.num_classes,
             in_chans=kwargs.get("in_chans", 3),
             filter_fn=fit,
-            strict=fit is None,  # which compares all names and shapes by itself
+            strict=fit is None,  # fit compares all names and shapes
             cache_dir=kwargs.get("cache_dir"),
         )
     return model
@@ -86,7 +86,7 @@ def _refuse_further(kwargs: dict[str, Any]) -> None:
 
 
 def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
-    """The class of the layer at each path; ValueError for a list of another form, or one with a place twice."""
+    """The class of the layer at each path; ValueError for a malformed list, or one with a place twice."""
     layers: dict[str, type[SelfAttention]] = {}
     for entry in attention if isinstance(attention, list) and attention else [None]:
         if not _is_entry(entry):
@@ -118,7 +118,7 @@ def _check_places(model: nn.Module, layers: dict[str, type[SelfAttention]], of: 
 
 
 def _filter(model: nn.Module) -> Any:
-    """The function that fits stored weights to another size of images; None for a model without one."""
+    """The function that fits stored weights to another image size; None if the model has none."""
     if isinstance(model, Flowformer):
         return fit_hierarchical
     return fit_vision_transformer if isinstance(model, VisionTransformer) else None

@@ -1,9 +1,9 @@
-"""The attention of a built model in timm's format of folders: what ``save_for_hf`` and ``push_to_hf_hub`` write.
+"""The attention of a built model in timm's folder format, which ``save_for_hf`` and ``push_to_hf_hub`` write.
 
-timm stores the name of an architecture and the arguments it was created with. An attention that was put into a model of
-timm's, with options, by a pattern or in some places, is no such argument. So the architecture is that of
-``timm_plugin.restored``, ``lineartime``, and its arguments are the model's own with two more: ``of``, the name of the
-architecture underneath, and ``attention``, the mechanism at each place. timm's ``create_model("local-dir:FOLDER")``
+timm stores the name of an architecture and the arguments it was created with. An attention that was put into one of
+timm's models, with options, by a pattern or in some places, is not such an argument. The stored architecture is then
+``lineartime``, of ``timm_plugin.restored``. Its arguments are the model's own and two more: ``of``, the name of the
+original architecture, and ``attention``, the mechanism at each place. timm's ``create_model("local-dir:FOLDER")``
 finds that architecture once the plugin is imported.
 """
 
@@ -21,15 +21,15 @@ ARCHITECTURE = "lineartime"
 
 
 def store_attention(model: nn.Module) -> None:
-    """Note in ``model`` which attention it has, for timm's ``save_for_hf`` and ``push_to_hf_hub``.
+    """Record the attention of ``model`` in it, for timm's ``save_for_hf`` and ``push_to_hf_hub``.
 
     ``timm_plugin.create_model`` and ``replace_attention`` call it. A model of timm's own ``create_model`` needs it if
-    ``attn_layer`` is a class that ``attention_layer`` gives: timm stores only names. A model also needs it if only a
-    part of it, such as ``model.blocks``, was given to ``replace_attention``.
+    ``attn_layer`` is a class from ``attention_layer``: timm stores only names. A model also needs it if only a part
+    of it, such as ``model.blocks``, was given to ``replace_attention``.
 
     Raises:
-        ValueError: ``model`` is not one of timm's ``create_model``, which alone knows its architecture; or its
-            attention is a class of a user's own.
+        ValueError: ``model`` does not come from ``create_model``, so its architecture is unknown; or its attention is a
+            user's own class.
     """
     if not can_be_stored(model):
         raise ValueError(
@@ -53,17 +53,17 @@ def store_attention(model: nn.Module) -> None:
 
 
 def name_architecture(model: nn.Module) -> None:
-    """Set the architecture of ``model``, in a configuration of its own, to the one of ``timm_plugin.restored``."""
+    """Set the architecture of ``model``, in a copy of its configuration, to the one of ``timm_plugin.restored``."""
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "architecture": ARCHITECTURE}
 
 
 def store_where_possible(model: nn.Module) -> None:
-    """Call ``store_attention`` for the models in ``model`` that timm has built; saving a user's own class fails."""
+    """Call ``store_attention`` for the models in ``model`` that timm built; with a user's own class, saving fails."""
     for built in [module for module in model.modules() if can_be_stored(module)]:
         layers = _layers(built).values()
-        own = next((type(layer) for layer in layers if not _is_made(layer)), None)
-        if own is not None:  # timm says that this argument is not serializable
-            built._model_args = {**built._model_args, "attn_layer": own}
+        custom = next((type(layer) for layer in layers if not _is_made(layer)), None)
+        if custom is not None:  # then timm reports that this argument is not serializable
+            built._model_args = {**built._model_args, "attn_layer": custom}
         elif layers:
             store_attention(built)
 
@@ -86,19 +86,19 @@ def _is_made(layer: SelfAttention) -> bool:
 def _described(model: nn.Module, layers: dict[str, SelfAttention]) -> list[dict[str, Any]]:
     """Each attention in ``model``, with its options and the paths where it is, as JSON has it.
 
-    The number of tokens and their grid are found again in the model; only where they cannot be are they stored.
+    The number of tokens and their grid are stored only if they cannot be found in the model.
     """
-    found_again = isinstance(model, Flowformer) or fixed_grid(model) is not None
+    in_model = isinstance(model, Flowformer) or fixed_grid(model) is not None
     entries: list[dict[str, Any]] = []
     for path, layer in layers.items():
         entry = {"name": layer.mechanism, "options": {x: _plain(y) for x, y in layer.options.as_dict().items()}}
-        sizes = {} if found_again else {"max_tokens": layer.max_tokens, "grid_size": layer.grid_size}
+        sizes = {} if in_model else {"max_tokens": layer.max_tokens, "grid_size": layer.grid_size}
         entry |= {name: value for name, value in sizes.items() if value is not None}
-        same = next((other for other in entries if {**other, "places": None} == {**entry, "places": None}), None)
-        if same is None:
+        match = next((other for other in entries if {**other, "places": None} == {**entry, "places": None}), None)
+        if match is None:
             entries.append({**entry, "places": [path]})
         else:
-            same["places"].append(path)
+            match["places"].append(path)
     return entries
 
 

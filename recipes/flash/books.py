@@ -12,17 +12,17 @@ from ..shared.download import Source, download, fetch
 from ..shared.sources import SOURCES
 
 BUCKET = "https://storage.googleapis.com/deepmind-gutenberg/"
-#: How the list of checksums writes it.
+#: The same bucket in the list of checksums.
 _LISTED = "gs://deepmind-gutenberg/"
 _AT_ONCE = 8
 
 
 def fetch_books(raw: Path) -> list[Path]:
-    """Download all books into ``raw``, but for those that are there; returns them. The list of checksums stays there.
+    """Download the books that ``raw`` lacks, and the list of checksums; returns the paths of all books.
 
     Raises:
         DownloadFailed: the list or a book could not be downloaded whole.
-        ValueError: the list is none.
+        ValueError: the list of checksums has another format.
     """
     books = _list_books(fetch(SOURCES["pg19_checksums"], raw))
     fetch_all(books, raw)
@@ -30,7 +30,7 @@ def fetch_books(raw: Path) -> list[Path]:
 
 
 def _list_books(path: Path) -> dict[str, Source]:
-    """Name of each book -> its address, size and checksum."""
+    """Name of each book -> its address, size and checksum, from the list of checksums at ``path``."""
     try:
         checksums = read(path, "the list of checksums as it was downloaded")["default"]["download_checksums"]
         names = {name: name.removeprefix(_LISTED) for name in checksums if name.endswith(".txt")}
@@ -43,10 +43,10 @@ def _list_books(path: Path) -> dict[str, Source]:
 
 
 def fetch_all(sources: Mapping[str, Source], folder: Path) -> None:
-    """Download ``sources`` to their paths below ``folder``, several at the same time, but for those that are there.
+    """Download those of ``sources`` that are missing below ``folder``, several at the same time.
 
     Raises:
-        DownloadFailed: one could not be downloaded; the others that were not begun are not tried.
+        DownloadFailed: a download failed; downloads that have not begun are cancelled.
     """
     missing = [name for name in sources if not (folder / name).exists()]
     with ThreadPoolExecutor(_AT_ONCE) as pool, tqdm(total=len(missing), unit=" files", disable=None) as bar:

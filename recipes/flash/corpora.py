@@ -1,4 +1,4 @@
-"""The paper's three corpora: where each comes from, which files are which split, how many documents it has."""
+"""The paper's three corpora: their sources, the files of each split, and their numbers of documents."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -27,20 +27,20 @@ class Corpus(NamedTuple):
     #: Documents in each split.
     documents: dict[str, int]
     hub: HubFolder
-    #: A source that is tried before the hub: downloads into a folder, and returns the files.
+    #: Tried before the hub: downloads into a folder and returns the files.
     before: Callable[[Path], list[Path]] | None = None
-    #: Files of the training split; only C4's can be used in part.
+    #: Number of training files, if a part of them can be used (C4).
     train_files: int | None = None
-    #: Trained on as a masked language model, whose dictionary gets a <mask>.
+    #: For masked language models: the dictionary gets a <mask>.
     masked: bool = False
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits it has, as fairseq names them."""
+        """The names of its splits in fairseq."""
         return tuple(self.documents)
 
     def split_of(self, name: str) -> str | None:
-        """The split that a file of this path belongs to; None for no file of the corpus."""
+        """The split of the file with this path; None if the corpus has no such file."""
         match = self.pattern.search(name)
         return _SPLITS[next(filter(None, match.groups()))] if match else None
 
@@ -73,10 +73,10 @@ CORPORA = {
 
 
 def fetch_corpus(corpus: Corpus, raw: Path, shards: int) -> Files:
-    """Get ``corpus`` into ``raw`` from the first source that gives it whole; of C4 only ``shards`` training files.
+    """Download ``corpus`` into ``raw`` from the first source that has all of it; only ``shards`` training files of C4.
 
     Raises:
-        DownloadFailed: no source did; the message has every reason.
+        DownloadFailed: all sources failed; the message has every reason.
     """
     sources = [partial(_fetch_from_hub, corpus, raw, shards)]
     if corpus.before is not None:
@@ -98,7 +98,7 @@ def _fetch_from_hub(corpus: Corpus, raw: Path, shards: int) -> list[Path]:
 
 
 def find_corpus(corpus: Corpus, paths: Iterable[Path], shards: int) -> Files | None:
-    """The files of ``corpus`` that the user has: folders, searched, and files. None for a single file of another text.
+    """The files of ``corpus`` among a user's files and in their folders; None for a single file of another text.
 
     Raises:
         ValueError: a path does not exist or is no file of the corpus, or a split is missing.
@@ -129,7 +129,7 @@ def _allowed(corpus: Corpus) -> str:
 
 
 def group(corpus: Corpus, paths: Iterable[Path], shards: int | None = None) -> Files:
-    """``paths`` by split; where a part of the training split can be used, only its first ``shards`` files."""
+    """``paths`` by split; if a part of the training files can be used, only the first ``shards`` of them."""
     files: Files = {split: [] for split in corpus.splits}
     for path in paths:
         files[corpus.split_of(path.absolute().as_posix())].append(path)
@@ -142,7 +142,7 @@ def check(corpus: Corpus, files: Files) -> None:
     """Compare the number of documents in the files with that of the corpus.
 
     Raises:
-        ValueError: a split differs. C4's training split is compared only when all of it is used.
+        ValueError: a split differs. C4's training split is compared only if all of it is used.
     """
     for split, expected in corpus.documents.items():
         if split == "train" and corpus.train_files not in (None, len(files[split])):

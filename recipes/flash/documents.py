@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Newer versions of pyarrow need numpy 2, with which fairseq fails.
 _PYARROW = "reading it needs pyarrow: python -m pip install 'pyarrow<22' 'numpy<2'"
-#: In a file with this suffix every line is a document. A user's text for a trial is written so.
+#: In a file with this suffix every line is a document. Trials with a user's text use it.
 LINES_SUFFIX = ".lines"
 #: Wiki-40B's markers for the beginning of titles, headings and paragraphs, and for a line's end inside a paragraph.
 _WIKI40B_MARKERS = re.compile("_START_ARTICLE_|_START_SECTION_|_START_PARAGRAPH_|_NEWLINE_")
@@ -40,13 +40,13 @@ def count_documents(path: Path) -> int:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The lines of ``text`` that are not blank, every run of whitespace one space, without Wiki-40B's markers."""
+    """The lines of ``text`` that are not blank, with single spaces and without Wiki-40B's markers."""
     lines = _WIKI40B_MARKERS.sub("\n", text).splitlines()
     return [line for line in (" ".join(line.split()) for line in lines) if line]
 
 
 def read_all(paths: Iterable[Path], limit: int | None = None) -> Iterator[list[str]]:
-    """The documents of ``paths`` as paragraphs; only the first ``limit``. Never more than one is held."""
+    """The documents of ``paths`` as paragraphs, at most ``limit``. One document is in memory at a time."""
     documents = (document for path in paths for document in read_documents(path))
     for number, document in enumerate(documents):
         if number == limit:
@@ -62,7 +62,7 @@ def _reader(path: Path) -> tuple[Callable[[Path], Iterator[str]], Callable[[Path
 
 
 def require_parquet(what: str) -> None:
-    """Raise ValueError if Parquet files cannot be read here; its message begins with ``what`` needs them."""
+    """Raise ValueError if pyarrow is missing; the message begins with ``what``, the file or data set that needs it."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The models that are compared on a CPU, causal and masked: one width and depth for all but those of Figure 3."""
+"""The models that are compared on a CPU, causal and masked. All have the same width and depth, except in Figure 3."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Shape(NamedTuple):
         return self.width // 2
 
     def arguments(self, name: str, inner_width: int | None) -> list[str]:
-        """The options of fairseq-train that make the model ``name``; its own inner width for None."""
+        """The options of fairseq-train for the model ``name``; None keeps its default inner width."""
         model = ALL_MODELS[name]
         width, layers, heads, query_dim = *(model.shape or self), (model.shape or self).query_dim
         units, side = model.architecture.startswith("flash_"), "encoder" if model.masked else "decoder"
@@ -36,9 +36,9 @@ class Model(NamedTuple):
     architecture: str
     options: tuple[str, ...] = ()
     masked: bool = False
-    clipped: bool = True  # whether gradients are; the paper's vanilla Transformer is trained without (Tables 6 and 7)
-    shape: Shape | None = None  # its own, with its own inner width (Figure 3)
-    kind: str = ""  # what its sizes have in common (Figure 3)
+    clipped: bool = True  # gradients; the paper does not clip those of its vanilla Transformer (Tables 6 and 7)
+    shape: Shape | None = None  # if it differs from the others; the inner width is then the default (Figure 3)
+    kind: str = ""  # label of all its sizes (Figure 3)
 
 
 _STOCK = (
@@ -47,7 +47,7 @@ _STOCK = (
 )
 _LEARNED = ("--encoder-learned-pos", "--dropout", "0", "--attention-dropout", "0")
 _CHUNKS = "relu² in chunks of 256, linear across"
-#: Causal models by name: an architecture, or one with options.
+#: Causal models by name: that of the architecture, with a suffix for options.
 MODELS: dict[str, Model] = {
     "flash_lm": Model("FLASH", _CHUNKS, "flash_lm"),
     "flash_quad_lm": Model("FLASH-Quad", "relu², quadratic", "flash_quad_lm"),
@@ -67,7 +67,7 @@ MODELS["performer_lm.scan"] = MODELS["performer_lm"]._replace(
     attention="relu kernel, linear, token by token",
     options=("--flash-cumulative-sum", "scan"),
 )
-#: Of Figure 8; the paper's four are not legible, but that 256 and 512 are among them.
+#: Chunk sizes in Figure 8. Of the paper's four, only 256 and 512 are legible.
 _CHUNK_SIZES = (64, 128, 256, 512)
 for _size in _CHUNK_SIZES:
     MODELS[f"flash_lm.chunk_{_size}"] = Model(
@@ -76,7 +76,7 @@ for _size in _CHUNK_SIZES:
         "flash_lm",
         ("--flash-chunk-size", str(_size)),
     )
-#: The widths of Figure 3 over 8, its layers over 4, and heads of 16 channels.
+#: The widths of Figure 3 divided by 8, its layers divided by 4, and heads of 16 channels.
 _SHAPES = (Shape(64, 2, 4), Shape(96, 3, 6), Shape(128, 6, 8))
 _KINDS = {"flash_quad_lm": "GAU", "transformer_plus_lm": "MHSA+MLP", "transformer_pp_lm": "MHSA+GLU"}
 for _name, _kind in _KINDS.items():
@@ -87,7 +87,7 @@ for _name, _kind in _KINDS.items():
 
 
 def _masked(model: Model) -> Model:
-    if model.architecture == "transformer_lm":  # RoBERTa is post-norm; softmax_mlm is pre-norm, as all others here
+    if model.architecture == "transformer_lm":  # RoBERTa is post-norm; softmax_mlm is pre-norm like all others here
         learned = model._replace(attention="softmax, torch's fused kernel", options=_LEARNED)
         return learned._replace(architecture="softmax_mlm", masked=True)
     return model._replace(architecture=masked_name(model.architecture), masked=True)
@@ -103,7 +103,7 @@ MASKED_MODELS = {
     masked_name(name): _masked(model) for name, model in MODELS.items() if "--flash-cumulative-sum" not in model.options
 }
 ALL_MODELS = {**MODELS, **MASKED_MODELS}
-#: Those that are compared if none are named.
+#: The models that are compared by default.
 DEFAULT_MODELS = tuple(MODELS)[:5]
 
 
@@ -111,8 +111,8 @@ class PaperFigure(NamedTuple):
     """A figure of the paper."""
 
     models: tuple[str, ...]  # by their causal names
-    lengths: list[int]  # unless others are named; the paper's reach 8,192 but in Figure 3
-    masked: bool | None = None  # what the paper shows; None where that is not legible, and both are possible
+    lengths: list[int]  # by default; the paper's reach 8,192, except in Figure 3
+    masked: bool | None = None  # in the paper; None where it is illegible: both are possible
     latency: bool = False  # whether a panel shows the seconds per step
 
 

@@ -1,7 +1,7 @@
 """Get one of the paper's corpora as 32,000 subwords, binarised: ``python -m recipes.flash.prepare wiki40b``.
 
-Run from the checkout's root. ``--file`` takes the files or the folder you have, or any text file for a trial of the
-commands. Steps that are finished are not repeated.
+Run it from the checkout's root. ``--file`` accepts the files or the folder you have, or any text file for a trial of
+the commands. Finished steps are not repeated.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from .corpora import CORPORA, Corpus, Files, check, fetch_corpus, find_corpus
 from .documents import LINES_SUFFIX, read_all
 
 COMMAND = "recipes.flash.prepare"
-#: Whose folders data-bin are, in the comparisons too that prepare a text here.
+#: The command that owns the folders data-bin, also in comparisons that use this module.
 WRITER = COMMAND
 #: Enough for the paper's 125,000 updates of 2^18 tokens without repeating text; see README.md.
 C4_SHARDS = 256
-#: The subwords are learned on files of about this size in all, evenly chosen where there are more.
+#: The subwords are learned on files of about this total size, chosen evenly if there are more.
 LEARN_BYTES = 4 << 30
 
 
@@ -42,18 +42,18 @@ class Settings(NamedTuple):
     """How documents become a data-bin."""
 
     vocabulary: int  # rows of the embedding
-    masked: bool = False  # leaves a row for <mask>
+    masked: bool = False  # reserves a row for <mask>
     limit: int | None = None  # documents of each split
     workers: int = 1
-    documents: dict[str, int] = {}  # how many are expected, for the progress bars
+    documents: dict[str, int] = {}  # expected number in each split, for the progress bars
 
 
 def get_files(options: argparse.Namespace, corpus: Corpus, out: Path) -> tuple[Files, bool]:
-    """The files of each split, and whether they are the corpus and not a trial's text.
+    """The files of each split, and whether they are the corpus rather than a text for a trial.
 
     Raises:
-        DownloadFailed: no source gave the corpus.
-        ValueError: ``--file`` is not usable, or the corpus is not whole.
+        DownloadFailed: no source has the corpus.
+        ValueError: ``--file`` is not usable, or the corpus is incomplete.
     """
     if not options.file:
         files = fetch_corpus(corpus, out / "raw", options.shards)
@@ -69,7 +69,7 @@ def cut_trial(path: Path, raw: Path, limit: int | None) -> Files:
     """Cut a user's text into three files of lines.
 
     Raises:
-        ValueError: it cannot be cut.
+        ValueError: the text cannot be cut.
     """
     targets = {split: raw / f"{split}{LINES_SUFFIX}" for split in ("train", "valid", "test")}
     raw.mkdir(parents=True, exist_ok=True)
@@ -87,13 +87,13 @@ def learn_subwords(files: Files, path: Path, settings: Settings) -> None:
 
 
 def spread(paths: list[Path]) -> list[Path]:
-    """Every n-th of ``paths``, so that they have no more than ``LEARN_BYTES`` or so in all."""
+    """Every n-th of ``paths``, so that their total size is at most about ``LEARN_BYTES``."""
     total = sum(path.stat().st_size for path in paths)
     return paths[:: -(-total // LEARN_BYTES) or 1]
 
 
 def binarise(texts: dict[str, Path], dictionary: Path, data_bin: Path, workers: int) -> None:
-    """Run fairseq-preprocess on the splits, into a folder that exists only when it is whole."""
+    """Run fairseq-preprocess on the splits, into a folder that appears when it is complete."""
     prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
     command = python_command("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", dictionary, *prefixes)
     with new_folder(data_bin, WRITER) as new:
@@ -102,13 +102,13 @@ def binarise(texts: dict[str, Path], dictionary: Path, data_bin: Path, workers: 
 
 
 def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """Call ``make``, which writes ``path``, unless it ran before with the same ``key``; returns its result."""
+    """Return the result of ``make``, which writes ``path``; it is not called again for the same ``key``."""
     record = path.with_name(path.name + ".json")
     if path.exists() and record.exists():
-        known = read_json(record, key=dict, found=Any)
-        if known["key"] == key:
+        stored = read_json(record, key=dict, found=Any)
+        if stored["key"] == key:
             print(f"  {shown_path(path)} is up to date", flush=True)
-            return known["found"]
+            return stored["found"]
     remove_own(record)
     result = make()
     write_json(record, {"key": key, "found": result})
@@ -116,12 +116,12 @@ def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
 
 
 def describe(paths: list[Path]) -> list[list]:
-    """Name, size and time of each file, which show that a text has changed without reading it."""
+    """Name, size and modification time of each file, to detect a change without reading it."""
     return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
 
 def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, SplitCounts], settings: dict) -> None:
-    """Record the files and settings behind the data, with checksums, so that machines can be compared."""
+    """Record the files and settings behind the data, with checksums, to compare the data of several machines."""
     bar = tqdm(total=sum(map(len, files.values())), desc="checksums", unit=" files", leave=False, disable=None)
 
     def checksums(paths: list[Path]) -> Iterator[dict]:
@@ -143,7 +143,7 @@ def write_manifest(path: Path, files: Files, subwords: Path, counts: dict[str, S
 
 
 def to_data_bin(files: Files, out: Path, settings: Settings) -> dict[str, SplitCounts]:
-    """From documents to ``out``/data-bin: subwords learned, splits encoded and binarised; the size of each split.
+    """Learn subwords, encode the splits and binarise them into ``out``/data-bin; returns the size of each split.
 
     Raises:
         CommandFailed, ValueError: see the functions above.
@@ -169,7 +169,7 @@ def to_data_bin(files: Files, out: Path, settings: Settings) -> dict[str, SplitC
 
 
 def prepare(options: argparse.Namespace) -> dict[str, SplitCounts]:
-    """Everything from the files to the data-bin; the size of each split.
+    """Run all steps, from the files to the data-bin; returns the size of each split.
 
     Raises:
         CommandFailed, DownloadFailed, ValueError: see the functions above.

@@ -1,4 +1,4 @@
-"""Inner widths with which models have equally many parameters: ``python -m recipes.flash.widths --help``."""
+"""Inner widths that give models the same number of parameters: ``python -m recipes.flash.widths --help``."""
 
 import json
 import sys
@@ -13,11 +13,11 @@ from ..shared.indexed_files import check_dictionary
 from ..shared.scripts import positive_int, script
 from .models import ALL_MODELS, SHAPE, Shape, masked_name
 
-#: The others get as many parameters as this model has with its default inner width.
+#: All models get about as many parameters as this one with its default inner width.
 REFERENCE = "transformer_pp_lm"
 #: Largest relative difference from the reference's number of parameters.
 TOLERANCE = 0.02
-#: Inner widths tried: multiples of the width over this.
+#: Inner widths are multiples of the width divided by this.
 _STEPS = 16
 
 
@@ -32,13 +32,13 @@ def count_parameters(data: Path, arguments: list[str], length: int, masked: bool
         "--tokens-per-sample",
         str(length),
     ]
-    given = model_options([*fixed, *arguments])
-    model = tasks.setup_task(given).build_model(given)
+    options = model_options([*fixed, *arguments])
+    model = tasks.setup_task(options).build_model(options)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def equal_widths(data: Path, models: list[str], length: int, shape: Shape = SHAPE) -> dict[str, int]:
-    """Model -> the inner width with which it has about as many parameters as the reference, all causal or all masked.
+    """Model -> the inner width that gives it about the reference's number of parameters; all causal or all masked.
 
     Raises:
         ValueError: no width comes within the tolerance.

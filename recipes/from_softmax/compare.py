@@ -2,7 +2,7 @@
 
 ``python -m recipes.from_softmax.compare --file FILE --seeds 3`` from the checkout's root: a teacher is trained for each
 seed, its attention is exchanged, and the exchanged models are trained in two stages and from scratch, all through
-fairseq-train. Run again, it goes on where it was interrupted.
+fairseq-train. Another run continues where the last one stopped.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages,
 
 #: The checkpoint that a training leaves.
 LAST = Path("checkpoints") / "checkpoint_last.pt"
-#: Files in the folder of a training: the losses of its checkpoint, of the start of stage 1, of parts after stage 2.
+#: Files in the folder of a training: the losses of its checkpoint, at the start of stage 1, of parts after stage 2.
 _LOSSES, _EXCHANGED, _PARTS = "losses.json", "exchanged.json", "parts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(Stages, LanguageModels):
-    """The options of a teacher, which has ``updates``, and of what is made of it."""
+    """The options of a teacher, which is trained for ``updates``, and of its conversion."""
 
-    #: Checkpoints of a training while it lasts: what an interruption may cost is what lies between two.
+    #: Checkpoints during a training. An interruption costs at most the updates between two of them.
     most_evaluations: ClassVar[int] = 4
 
     layers: int = option(4)
@@ -47,12 +47,12 @@ class Conversion(Stages, LanguageModels):
     )
 
     def completed(self) -> "Conversion":
-        """The options; ValueError if a number or a form is not possible."""
+        """The options; ValueError if a number or a form is invalid."""
         self.check(self.updates, "--updates")
         return self
 
     def planned(self, stage: str, name: str, seed: int, data: Path, runs: Path) -> Planned:
-        """The training of the teacher, or of a form in a stage or from scratch; the folders of all are in ``runs``."""
+        """The training of the teacher, or of a form in a stage or from scratch; ``runs`` has the folders of all."""
         before = {
             TRANSFERRED: start_path(runs, name, seed),
             DISTILLED: runs / folder_name(name, TRANSFERRED, seed) / LAST,
@@ -67,7 +67,7 @@ class Conversion(Stages, LanguageModels):
 
     def _stage_arguments(self, stage: str, name: str) -> list[object]:
         if stage == TRANSFERRED:
-            # An attention without maps of its own has only the projections to learn.
+            # An attention without maps of its own can learn only its projections.
             learning = "new" if self.form(name).learns_maps else "attention"
             arguments = ["--criterion", "attention_transfer", "--lineartime-trained-parameters", learning]
             if self.form(name).windowed:
@@ -86,7 +86,7 @@ class Conversion(Stages, LanguageModels):
         return arguments
 
     def overrides(self, name: str) -> dict[str, object]:
-        """The options of the model of a form, as ``--model-overrides`` takes them."""
+        """The options of the model of a form, as ``--model-overrides`` accepts them."""
         form = self.form(name)
         options = {f"{kind}_{key}": x for kind, values in form.options.items() for key, x in values.items()}
         return {"lineartime_layers": form.pattern, **options}
@@ -98,7 +98,7 @@ def start_path(runs: Path, name: str, seed: int) -> Path:
 
 
 class Trainings:
-    """The trainings of an experiment in its folder, and what is made and measured with them; seed after seed."""
+    """The trainings of an experiment in its folder, with their conversions and measurements, one seed after another."""
 
     def __init__(self, options: Conversion, data: Data) -> None:
         self.options, self.data, self.runs = options, data.folder, options.out / "runs"
@@ -107,7 +107,7 @@ class Trainings:
         self._missing, self._interrupted = 0, False
 
     def run(self) -> Compared:
-        """Train and measure what is not yet; records of the teachers, and of a form and a seed each."""
+        """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
         seeds = range(1, self.options.seeds + 1)
         for seed in seeds:
             if self._train(TEACHER, [TEACHER], seed):
@@ -120,7 +120,7 @@ class Trainings:
         return Compared([*teachers.values(), *records], self._failed, self._missing, self._interrupted)
 
     def _train(self, stage: str, names: Sequence[str], seed: int) -> list[str]:
-        """Train, or after an interruption only read; the names that are complete."""
+        """Train, or only read the results after an interruption; returns the names that are complete."""
         if stage == TRANSFERRED and not self._interrupted:
             for name in names:
                 self._exchange(name, seed)
@@ -149,7 +149,7 @@ class Trainings:
         }
 
     def _exchange(self, name: str, seed: int) -> None:
-        """Write the teacher with the attention of a form, unless it is there."""
+        """Write the teacher with the attention of a form, unless the file exists."""
         path = start_path(self.runs, name, seed)
         if not path.exists():
             teacher = self._folder(TEACHER, TEACHER, seed) / LAST
@@ -158,7 +158,7 @@ class Trainings:
                 tensor_files.save(converted, part)
 
     def _record(self, name: str, seed: int, teacher: dict[str, float]) -> Record:
-        """The record of a form of the teacher of a seed, of which a stage is trained."""
+        """The record of a form for a seed, if at least one of its stages is trained."""
         stages = self._complete[name, seed]
         losses_of_stages = {stage: training["losses"] for stage, training in stages.items()}
         learned, parts = 0, {}

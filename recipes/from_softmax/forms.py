@@ -1,4 +1,4 @@
-"""The attentions that a trained softmax model gets here, by names that users type."""
+"""The attentions that replace softmax in a trained model, by the names that users type."""
 
 import re
 from typing import NamedTuple
@@ -7,15 +7,15 @@ from common.attention import layer_kinds
 from common.attention.lolcats import LolcatsOptions
 from common.ops.shared.checks import ArgumentError
 
-#: Attentions of this comparison by their names: the mechanism, and the option that makes it so.
+#: The attentions of this comparison by name: the mechanism and its options.
 _NAMES: dict[str, tuple[str, dict[str, str]]] = {
     **{name: (name, {}) for name in ("flow", "linear", "cosformer", "favor", "t2r", "hedgehog", "lolcats", "softmax")},
     "lolcats_relu": ("lolcats", {"feature_map": "relu"}),
 }
 _SOFTMAX, _WINDOWED = "softmax", "lolcats"
-#: What the window of lolcats weighs at first.
+#: Initial weight of lolcats' window.
 WINDOW_WEIGHT = LolcatsOptions.window_weight
-#: Every form by itself, and with one softmax layer in four.
+#: Every form in all layers, and with softmax in one layer of four.
 PLAIN = [name for name in _NAMES if name != _SOFTMAX]
 DEFAULT = [*PLAIN, *(f"{name}*3,{_SOFTMAX}" for name in PLAIN)]
 
@@ -24,13 +24,13 @@ class Form(NamedTuple):
     """One way to exchange the attention of a model."""
 
     name: str  # as typed
-    pattern: str  # the same as --lineartime-layers takes it
+    pattern: str  # as --lineartime-layers accepts it
     kinds: list[str]  # the mechanism of each layer
     options: dict[str, dict[str, object]]  # of each mechanism that has some
 
     def own_options(self) -> dict[str, object]:
-        """The options of all mechanisms, for timm's models, where each takes its own."""
-        return {option: value for given in self.options.values() for option, value in given.items()}
+        """The options of all mechanisms together, for timm's models, where each mechanism picks its own."""
+        return {option: value for values in self.options.values() for option, value in values.items()}
 
     @property
     def softmax_layers(self) -> list[int]:
@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
     @property
     def windowed(self) -> bool:
-        """Whether a layer has a softmax window beside its linear part."""
+        """Whether a layer has a softmax window in addition to its linear part."""
         return _WINDOWED in self.kinds
 
     @property
@@ -49,35 +49,35 @@ class Form(NamedTuple):
 
 
 def form(name: str, layers: int, window: int, window_weight: float = WINDOW_WEIGHT) -> Form:
-    """The form called ``name``, NAME or a pattern such as "flow*3,softmax", in a model of so many ``layers``.
+    """The form called ``name``, NAME or a pattern such as "flow*3,softmax", in a model with this number of ``layers``.
 
-    ``window`` is the window of the layers that have one, ``window_weight`` what it weighs at first.
+    ``window`` is the size of the window in layers that have one, and ``window_weight`` its initial weight.
 
     Raises:
         ValueError: a name that is not known, a pattern that does not fit, softmax attention alone, two forms of the
-            same mechanism, or a window that cannot be.
+            same mechanism, or an invalid window.
     """
     try:
         names = layer_kinds(name, list(_NAMES), range(layers))
     except ArgumentError as error:
         raise ValueError(error.with_names({"layers": "--models"})) from error
-    kinds = [_NAMES[one][0] for one in names]
+    kinds = [_NAMES[form_name][0] for form_name in names]
     if set(kinds) == {_SOFTMAX}:
         raise ValueError(f"--models has {name!r}; allowed: at least one layer that is not {_SOFTMAX}")
     options: dict[str, dict[str, object]] = {}
-    for one in dict.fromkeys(names):
-        kind, given = _NAMES[one]
+    for form_name in dict.fromkeys(names):
+        kind, values = _NAMES[form_name]
         if kind == _WINDOWED:
-            given = given | {"window": window, "window_weight": window_weight}
-            _check(given)
-        if options.setdefault(kind, given) != given:
+            values = values | {"window": window, "window_weight": window_weight}
+            _check(values)
+        if options.setdefault(kind, values) != values:
             raise ValueError(f"--models has {name!r}, with two forms of {kind}; allowed: one in a model")
     pattern = re.sub(r"[a-z]\w*", lambda found: _NAMES[found[0]][0], name)
-    return Form(name, pattern, kinds, {kind: given for kind, given in options.items() if given})
+    return Form(name, pattern, kinds, {kind: values for kind, values in options.items() if values})
 
 
 def _check(given: dict[str, object]) -> None:
-    """Raise ValueError if the window or its weight is not possible."""
+    """Raise ValueError if the window or its weight is invalid."""
     try:
         LolcatsOptions(**given)
     except ArgumentError as error:

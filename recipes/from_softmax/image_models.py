@@ -22,7 +22,7 @@ from .results import TEST
 
 MODEL = "vit_small_patch16_224"
 SIDE, PATCH, CLASSES = 32, 4, 10
-#: Beside the error: the name of the cross-entropy among the losses of an image model.
+#: The name of the cross-entropy among the losses of an image model; the other loss is the error.
 ENTROPY = "cross-entropy"
 
 
@@ -39,14 +39,14 @@ def exchange(model: nn.Module, form: Form) -> nn.Module:
 
 
 def transfer_task(teacher: nn.Module, form: Form) -> AttentionTransferTask:
-    """Stage 1: the attention of a form learns of the ``teacher``; its projections learn where it has no maps."""
+    """Stage 1: a form's attention learns to imitate the ``teacher``; its projections learn too if it has no maps."""
     return AttentionTransferTask(
         teacher, form.pattern, learn_projections=not form.learns_maps, verbose=False, **form.own_options()
     )
 
 
 def train(task: TrainingTask, folder: Path, epochs: int, lr: float, decay: float, seed: int, title: str) -> float:
-    """Train what ``task`` trains; returns the seconds."""
+    """Run the training of ``task``; returns the seconds."""
     random_seed(seed)
     learn, _ = loaders(folder, task.get_eval_model())
     optimizer = create_optimizer_v2(task.get_trainable_module(), opt="adamw", lr=lr, weight_decay=decay)
@@ -67,5 +67,5 @@ def train(task: TrainingTask, folder: Path, epochs: int, lr: float, decay: float
 def losses(model: nn.Module, folder: Path) -> dict[str, float]:
     """The error on the held-out images in per cent, and their cross-entropy in nats."""
     _, hold = loaders(folder, model)
-    found = validate(model, hold)
-    return {TEST: 100.0 - found["top1"], ENTROPY: found["loss"]}
+    metrics = validate(model, hold)
+    return {TEST: 100.0 - metrics["top1"], ENTROPY: metrics["loss"]}

@@ -1,7 +1,7 @@
 """Make linear-time image models of a trained vision transformer, and print what of its lead each form wins back.
 
 ``python -m recipes.from_softmax.images`` from the checkout's root, on scikit-learn's handwritten digits, or with
-``--cifar10 FILE`` on CIFAR-10. Models, loaders and tasks are timm's. Run again, it goes on with the next form.
+``--cifar10 FILE`` on CIFAR-10. Models, loaders and tasks are timm's. Another run continues with the next form.
 """
 
 import functools
@@ -37,14 +37,14 @@ from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages,
 COMMAND = "recipes.from_softmax.images"
 #: The folder of the images.
 IMAGES = "images"
-#: The folder of what is trained.
+#: The folder of trainings.
 RUNS = "runs"
 _DECAY, _SMOOTHING = 0.05, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConversion(Stages):
-    """The options of a teacher, which has ``epochs``, and of what is made of it."""
+    """The options of a teacher, which is trained for ``epochs``, and of its conversion."""
 
     cifar10: Path | None = option(
         None, "cifar-10-binary.tar.gz, in place of the digits", setting=False, type=Path, metavar="FILE"
@@ -62,7 +62,7 @@ class ImageConversion(Stages):
         return "digits" if self.cifar10 is None else "CIFAR-10"
 
     def completed(self) -> "ImageConversion":
-        """The options; ValueError if a number or a form is not possible."""
+        """The options; ValueError if a number or a form is invalid."""
         self.check(self.epochs, "--epochs")
         return self
 
@@ -96,19 +96,19 @@ class Conversions:
         self.options, self.runs, self.images = options, options.out / RUNS, data.folder
 
     def run(self) -> Compared:
-        """Train and measure what is not yet; records of the teachers, and of a form and a seed each."""
+        """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
         records = []
         for seed in range(1, self.options.seeds + 1):
             teacher = self._stored(TEACHER, seed, self._train_teacher, Learned)
             records.append(teacher)
             for name in self.options.models:
-                made = self._stored(name, seed, functools.partial(self._convert, name), Made)
-                records.append(with_shares(made | {"teacher": teacher["losses"], "commands": {}}))
+                results = self._stored(name, seed, functools.partial(self._convert, name), Made)
+                records.append(with_shares(results | {"teacher": teacher["losses"], "commands": {}}))
         order = [TEACHER, *self.options.models]
         return Compared(sorted(records, key=lambda record: order.index(record["model"])), {})
 
     def _stored(self, name: str, seed: int, make: Callable[[int], dict[str, Any]], kind: Any) -> Record:
-        """The record of a teacher or a form and a seed, which is made once."""
+        """The record of a teacher or a form for a seed; it is made once and stored."""
         path = self.runs / f"{folder_name(name, name, seed)}.json"
         return {"model": name, "seed": seed, **measured(path, functools.partial(make, seed), kind)._asdict()}
 
@@ -120,7 +120,7 @@ class Conversions:
         return Learned(losses(model, self.images), _count(model), seconds)._asdict()
 
     def _teacher(self, seed: int) -> nn.Module:
-        """The teacher of a seed, trained."""
+        """The trained teacher of a seed."""
         model = self._new(seed)
         model.load_state_dict(read_checkpoint(self._weights(seed)))
         return model.eval()
@@ -130,23 +130,23 @@ class Conversions:
         form, teacher = self.options.form(name), self._teacher(seed)
         random_seed(seed)
         transfer = transfer_task(teacher, form)
-        found, seconds = {EXCHANGED: losses(transfer.get_eval_model(), self.images)}, {}
+        stage_losses, seconds = {EXCHANGED: losses(transfer.get_eval_model(), self.images)}, {}
         learned = sum(x.numel() for x in transfer.get_trainable_module().parameters() if x.requires_grad)
         seconds[TRANSFERRED] = self._train(TRANSFERRED, transfer, seed, name)
         student = transfer.converted()
-        found[TRANSFERRED] = losses(student, self.images)
+        stage_losses[TRANSFERRED] = losses(student, self.images)
         seconds[DISTILLED] = self._train(DISTILLED, self._distillation(student, teacher), seed, name)
-        found[DISTILLED], parts = losses(student, self.images), {}
+        stage_losses[DISTILLED], parts = losses(student, self.images), {}
         for part in PARTS if form.windowed else ():
             with attending(student, part):
                 parts[part] = losses(student, self.images)
         scratch = exchange(self._new(seed), form)
         seconds[SCRATCH] = self._train(SCRATCH, _classification(scratch), seed, name)
-        found[SCRATCH] = losses(scratch, self.images)
-        return Made(_count(student), learned, found, parts, seconds)._asdict()
+        stage_losses[SCRATCH] = losses(scratch, self.images)
+        return Made(_count(student), learned, stage_losses, parts, seconds)._asdict()
 
     def _distillation(self, student: nn.Module, teacher: nn.Module) -> LogitDistillationTask:
-        """Stage 2, by timm's own task."""
+        """Stage 2, as timm's own task."""
         return LogitDistillationTask(
             student,
             teacher,
@@ -164,7 +164,7 @@ class Conversions:
         return self.runs / f"{folder_name(TEACHER, TEACHER, seed)}.pth"
 
     def _train(self, stage: str, task: TrainingTask, seed: int, name: str) -> float:
-        """Train for as long as a stage lasts; the seconds."""
+        """Train for the epochs of a stage; returns the seconds."""
         epochs, lr = self.options.lasts(self.options.epochs)[stage], self.options.rate(stage)
         decay = 0.0 if stage == TRANSFERRED else _DECAY
         return train(task, self.images, epochs, lr, decay, seed, f"{name}, {stage}, seed {seed}")
@@ -179,7 +179,7 @@ def _count(model: nn.Module) -> int:
 
 
 def prepare(options: ImageConversion) -> Data:
-    """The images, a folder of files for each split and class, made unless they are there.
+    """Write the images, a folder of files for each split and class, unless they exist.
 
     Raises:
         ValueError: ``--cifar10`` is not CIFAR-10's archive.

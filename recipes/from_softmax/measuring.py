@@ -1,4 +1,4 @@
-"""The loss of language models on held-out text, also with parts of their attention, and what a training changed."""
+"""The loss of language models on held-out text, also with parts of their attention, and what training changed."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from common.checkpoints import read_checkpoint
 
 from .parts import PARTS, attending
 
-#: What is measured: the second one is reported.
+#: The splits that are measured; the second one is reported.
 SPLITS = ("valid", "test")
 _MAX_TOKENS = 8_192
 
@@ -23,23 +23,23 @@ _MAX_TOKENS = 8_192
 def losses(checkpoint: Path, data: Path) -> dict[str, float]:
     """Cross-entropy of a checkpoint in nats per token, the logarithm of its perplexity, by split.
 
-    ``data`` is the folder of data. What fairseq-eval-lm computes, in blocks as long as those of the training.
+    It is what fairseq-eval-lm computes, in blocks of the training's length. ``data`` is the data-bin folder.
     """
     return _losses(*_load(checkpoint, data))
 
 
 def losses_of_parts(checkpoint: Path, data: Path) -> dict[str, dict[str, float]]:
-    """``losses`` of a model whose attentions with a window are one of ``PARTS`` each time, by part."""
+    """``losses`` for each of ``PARTS``, used in place of the model's attentions with a window."""
     model, task = _load(checkpoint, data)
-    found = {}
+    losses_by_part = {}
     for part in PARTS:
         with attending(model, part):
-            found[part] = _losses(model, task)
-    return found
+            losses_by_part[part] = _losses(model, task)
+    return losses_by_part
 
 
 def changed_parameters(before: Path, after: Path) -> int:
-    """The parameters of the checkpoint ``after`` in tensors that differ from those in ``before``, or are not there."""
+    """Number of parameters in tensors of the checkpoint ``after`` that differ from ``before`` or are new."""
     old, new = (read_checkpoint(path)["model"] for path in (before, after))
     return sum(x.numel() for name, x in new.items() if name not in old or not torch.equal(x, old[name]))
 
@@ -51,7 +51,7 @@ def _load(checkpoint: Path, data: Path) -> tuple[nn.Module, Any]:
 
 @torch.no_grad()
 def _losses(model: nn.Module, task: Any) -> dict[str, float]:
-    found = {}
+    losses_by_split = {}
     for split in SPLITS:
         task.load_dataset(split)
         longest = utils.resolve_max_positions(model.max_positions())
@@ -59,5 +59,5 @@ def _losses(model: nn.Module, task: Any) -> dict[str, float]:
             task.dataset(split), _MAX_TOKENS, max_positions=longest, num_workers=0, data_buffer_size=0
         )
         result = eval_lm([model], task.source_dictionary, batches, target_dictionary=task.target_dictionary)
-        found[split] = float(result["loss"]) * math.log(2)
-    return found
+        losses_by_split[split] = float(result["loss"]) * math.log(2)
+    return losses_by_split

@@ -1,9 +1,9 @@
-"""Results of forms of a teacher: how much of the teacher's lead is won back, as tables and a picture.
+"""Results of the forms of a teacher, as tables and a picture: how much of the teacher's lead each wins back.
 
 A record of a form and a seed has the number of ``parameters`` and of those that are ``learned`` in stage 1, the losses
 of the ``teacher`` by name, its own ``losses`` by stage and name, the share that is ``won_back``, the losses with
 ``parts`` of its attentions after stage 2, and ``seconds`` and ``commands`` of its trainings by stage. Lower losses are
-better; those of text are nats per token. The record of a teacher, whose model is ``TEACHER``, has ``losses`` by name.
+better; those of text are nats per token. A teacher's record has the model ``TEACHER``, and ``losses`` by name.
 """
 
 import functools
@@ -22,11 +22,11 @@ from ..shared.tables import MISSING, Table, spread
 from .parts import PARTS
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages
 
-#: The loss that is reported, and of which shares are.
+#: The loss that is reported, also as shares of the teacher's lead.
 TEST = "test"
-#: Of one model, a record for each seed.
+#: The records of one model, one for each seed.
 Records = Sequence[Record]
-#: Stages by the words below the picture.
+#: Stages -> their labels in the picture.
 _WORDS = {
     EXCHANGED: "exchanged",
     TRANSFERRED: "after stage 1",
@@ -36,22 +36,22 @@ _WORDS = {
 
 
 class Measure(NamedTuple):
-    """The numbers that are shown of losses, with columns and notes."""
+    """How losses are shown: as which numbers, and with which columns and notes."""
 
-    columns: dict[str, str]  # of the teacher, by the name of the loss
-    label: str  # of the picture
-    of: Callable[[float], float]  # a loss
-    whole: Callable[[Any], str]  # options: the length of the teacher's training
-    teacher_notes: Callable[[Any, Record], list[str]]  # options and facts
+    columns: dict[str, str]  # the name of a loss -> the header of its column, for the teacher
+    label: str  # of the picture's axis
+    of: Callable[[float], float]  # a loss -> the number shown
+    whole: Callable[[Any], str]  # options -> the length of the teacher's training
+    teacher_notes: Callable[[Any, Record], list[str]]  # options, facts -> notes
     notes: Callable[[Any, Record], list[str]]
 
     def cell(self, losses: Sequence[float]) -> str:
-        """Mean and deviation of what is shown."""
+        """Mean and deviation of the numbers shown for ``losses``."""
         return spread([self.of(loss) for loss in losses])
 
 
 def experiment(measure: Measure, **arguments: Any) -> Experiment:
-    """The experiment whose table, notes and picture show ``measure``; ``arguments``: further ones of ``Experiment``."""
+    """The experiment whose table, notes and picture show ``measure``; ``arguments``: others of ``Experiment``."""
     return Experiment(
         title="From softmax to linear time",
         columns=_columns(measure),
@@ -72,7 +72,7 @@ def won_back(exchanged: float, converted: float, teacher: float) -> float | None
 
 
 def with_shares(record: Record) -> Record:
-    """``record`` with ``won_back`` by stage and name; None where it is not known."""
+    """``record`` with ``won_back`` by stage and name; None where it is unknown."""
     losses, teacher = record["losses"], record["teacher"]
     exchanged = losses.get(EXCHANGED)
 
@@ -161,14 +161,14 @@ def _draw(measure: Measure, options: Stages, facts: Record, records: Records, pa
         "linear time in every layer": [name for name in mixed if not mixed[name]],
         "with layers of softmax attention": [name for name in mixed if mixed[name]],
     }
-    sides = {title: of_side for title, names in sides.items() if (of_side := by_model(records, names))}
+    sides = {title: side_records for title, names in sides.items() if (side_records := by_model(records, names))}
     teachers = [measure.of(teacher["losses"][TEST]) for teacher in of_model(records, TEACHER)]
     with plt.rc_context(STYLE):
         size = (6.5 * max(1, len(sides)), 4.8)
         columns = max(1, len(sides))
         figure, (row,) = plt.subplots(1, columns, figsize=size, layout="constrained", sharey=True, squeeze=False)
-        for axes, (title, of_side) in zip(row, sides.items()):
-            _draw_stages(axes, of_side, measure, teachers)
+        for axes, (title, side_records) in zip(row, sides.items()):
+            _draw_stages(axes, side_records, measure, teachers)
             axes.set_title(title)
         row[0].set_ylabel(measure.label)
         save(figure, path, dpi=130)
@@ -179,9 +179,9 @@ def _draw_stages(axes: Axes, forms: dict[str, Records], measure: Measure, teache
         axes.axhline(statistics.mean(teachers), color="0.5", linestyle="--", label="teacher")
     for i, (name, records) in enumerate(forms.items()):
         points = {}
-        for place, stage in enumerate(_WORDS):
+        for position, stage in enumerate(_WORDS):
             if values := [measure.of(x["losses"][stage][TEST]) for x in records if stage in x["losses"]]:
-                points[place] = statistics.mean(values)
+                points[position] = statistics.mean(values)
         style = look(i)
         scratch = points.pop(len(_WORDS) - 1, None)
         axes.plot(list(points), list(points.values()), marker=style.marker, label=name, **style.line)

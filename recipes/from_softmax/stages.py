@@ -1,4 +1,4 @@
-"""The stages in which a form of attention is made of a softmax teacher, and the options that say how."""
+"""The stages that turn a softmax teacher into a form of attention, and their options."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from ..shared.experiment import Options, option
 from .forms import DEFAULT, WINDOW_WEIGHT, Form, form
 
 TEACHER = "teacher"
-#: What is measured of every form, in this order; all but the first are trainings.
+#: The stages that are measured for every form, in this order; all but the first are trainings.
 EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = ("exchanged", "transfer", "distillation", "scratch")
 
 
@@ -28,7 +28,7 @@ def name_of_form(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages(Options):
-    """The options of an experiment that makes forms of a teacher; ``layers`` and ``lr`` are those of a subclass."""
+    """The options of an experiment that converts a teacher to forms; a subclass has ``layers`` and ``lr``."""
 
     models: Sequence[str] = option(
         tuple(DEFAULT),
@@ -48,17 +48,17 @@ class Stages(Options):
     window_weight: float = option(WINDOW_WEIGHT, "of lolcats' window, at first (%(default)s)", type=float)
 
     def lasts(self, whole: int) -> dict[str, int]:
-        """How many updates or epochs each training has, where the teacher has ``whole``.
+        """The number of updates or epochs of each training, if the teacher has ``whole``.
 
-        Both stages together have ``share`` of these, as training from scratch has, and stage 1 ``transfer_share`` of
-        that.
+        Both stages together have ``share`` of these, and so has training from scratch. Stage 1 has ``transfer_share``
+        of that.
         """
         both = round(self.share * whole)
         first = round(self.transfer_share * both)
         return {TEACHER: whole, TRANSFERRED: first, DISTILLED: both - first, SCRATCH: both}
 
     def check(self, whole: int, option: str) -> None:
-        """Raise ValueError for a form that is not possible, or a stage with nothing of ``whole``, the ``option``."""
+        """Raise ValueError for an invalid form, or if ``whole``, the value of ``option``, leaves a stage empty."""
         for name, value in (("--share", self.share), ("--transfer-share", self.transfer_share)):
             if not 0.0 < value < 1.0:
                 raise ValueError(f"{name} is {value:g}; allowed: above 0 and below 1")

@@ -1,9 +1,9 @@
-"""Bytes that the processes of one sequence send for a layer, and the memory of each, by the number of tokens.
+"""Bytes that the processes of one sequence send for a layer, and their memory, by the number of tokens.
 
     python -m recipes.long_contexts.context_parallel --processes 1 2 4 --tokens 1024 4096 16384
 
-A layer is an attention of 8 heads of 64 channels, or a gated attention unit of width 512 (``flash``), with one row and
-in float32. Every number of processes starts anew, over gloo, on this machine.
+A layer is an attention with 8 heads of 64 channels, or a gated attention unit of width 512 (``flash``). The batch has
+one row, in float32. The processes run on this machine, over gloo, and are started again for each number of processes.
 """
 
 import sys
@@ -28,7 +28,7 @@ from recipes.shared.scripts import script
 
 HEADS, CHANNELS = 8, 64
 WIDTH = HEADS * CHANNELS
-#: The gated attention unit, which is no attention of the registry.
+#: The gated attention unit, which is not in the registry of attentions.
 FLASH = "flash"
 LAYERS = (*(name for name, kind in ATTENTIONS.items() if "causal" in kind.supports and kind.linear_cost), FLASH)
 
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 def measure(rank: int, processes: int, store: str, layers: Sequence[str], tokens: Sequence[int], results) -> None:
-    """In one of ``processes``: the bytes that it sends for each layer and number of tokens, and its peak of memory."""
+    """One of ``processes``: put its bytes sent and peak memory for each layer and number of tokens into ``results``."""
     torch.set_num_threads(1)
     files = dist.FileStore(store, processes)
     dist.init_process_group("gloo", store=files, rank=rank, world_size=processes, timeout=timedelta(minutes=10))
@@ -82,15 +82,15 @@ def step(layer: Layer, group: ContextGroup, x: Tensor) -> list[Tensor]:
 
 
 def table(rows: Sequence[tuple[int, str, int, int, int]], tokens: Sequence[int]) -> str:
-    """Markdown: of each layer and number of processes the most of any process, by the number of tokens.
+    """A Markdown table: the maximum over processes, for each layer and number of processes, by the number of tokens.
 
-    Bytes sent, and in brackets the peak of memory in MiB, beyond the weights and the input.
+    Cells have the bytes sent, and in brackets the peak memory in MiB, without the weights and the input.
     """
     lines = ["| layer | processes | " + " | ".join(f"n = {n:,}" for n in tokens) + " |"]
     lines.append("| --- | ---: |" + " ---: |" * len(tokens))
     for name, processes in dict.fromkeys((row[1], row[0]) for row in rows):
-        every = [[row[3:] for row in rows if row[:3] == (processes, name, n)] for n in tokens]
-        cells = [f"{max(x[0] for x in n):,} ({max(x[1] for x in n) / 2**20:,.1f} MiB)" for n in every]
+        results = [[row[3:] for row in rows if row[:3] == (processes, name, n)] for n in tokens]
+        cells = [f"{max(x[0] for x in n):,} ({max(x[1] for x in n) / 2**20:,.1f} MiB)" for n in results]
         lines.append(f"| {name} | {processes} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -102,20 +102,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="processes that hold a sequence")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096], help="tokens of a sequence")
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, help="attentions, and flash")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name in ("processes", "tokens"):
-        if min(getattr(given, name)) < 1:
-            raise ValueError(f"--{name} is {min(getattr(given, name))}; allowed: at least 1")
+        if min(getattr(options, name)) < 1:
+            raise ValueError(f"--{name} is {min(getattr(options, name))}; allowed: at least 1")
     rows = []
-    for processes in tqdm(given.processes, desc="numbers of processes", unit="", leave=False, disable=None):
+    for processes in tqdm(options.processes, desc="numbers of processes", unit="", leave=False, disable=None):
         results = mp.get_context("spawn").SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
-            parameters = (processes, str(Path(folder, "store")), given.layers, given.tokens, results)
+            parameters = (processes, str(Path(folder, "store")), options.layers, options.tokens, results)
             context = mp.spawn(measure, parameters, nprocs=processes, join=False)
-            rows += [results.get() for _ in range(processes * len(given.layers) * len(given.tokens))]
+            rows += [results.get() for _ in range(processes * len(options.layers) * len(options.tokens))]
             while not context.join():
                 pass
-    print(table(rows, given.tokens))
+    print(table(rows, options.tokens))
     return 0
 
 

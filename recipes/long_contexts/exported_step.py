@@ -1,4 +1,4 @@
-"""Size and time per token of an exported decoding step, beside fairseq's own step of the same checkpoint.
+"""Size and time per token of an exported decoding step, compared with fairseq's own step of the same checkpoint.
 
 ``python -m recipes.long_contexts.exported_step checkpoint.pt step.onnx --data data-bin``: both read the same random
 tokens, one by one, and are timed around some positions; their logits are compared there.
@@ -34,36 +34,37 @@ class Timed(NamedTuple):
 
 
 def walk(step: Callable[[int], numpy.ndarray], positions: Sequence[int], around: int) -> Timed:
-    """Call ``step(i)``, which gives the logits after token i, up to the last of ``positions``, and time it there.
+    """Call ``step(i)``, which returns the logits after token i, up to the last of ``positions``, and time it there.
 
     A position's time is the median of the ``around`` steps up to it.
     """
     seconds, logits = [], {}
     for i in tqdm(range(max(positions)), desc="tokens", unit="", leave=False, disable=None):
         started = time.perf_counter()
-        found = step(i)
+        output = step(i)
         seconds.append(time.perf_counter() - started)
         if i + 1 in positions:
-            logits[i + 1] = found
+            logits[i + 1] = output
     return Timed(
-        {place: 1000 * statistics.median(seconds[max(0, place - around) : place]) for place in positions}, logits
+        {position: 1000 * statistics.median(seconds[max(0, position - around) : position]) for position in positions},
+        logits,
     )
 
 
 def in_onnxruntime(graph: Graph, tokens: torch.Tensor) -> Callable[[int], numpy.ndarray]:
     """Steps of ``graph`` over tokens (n,), one row."""
-    state, given = graph.beginning(), tokens.numpy()
+    state, numbers = graph.beginning(), tokens.numpy()
 
     def step(i: int) -> numpy.ndarray:
         nonlocal state
-        logits, state = graph(given[None, i : i + 1], [0], state)
+        logits, state = graph(numbers[None, i : i + 1], [0], state)
         return logits[0]
 
     return step
 
 
 def in_fairseq(model: torch.nn.Module, tokens: torch.Tensor) -> Callable[[int], numpy.ndarray]:
-    """Steps of fairseq's generator over tokens (n,), one row: it hands over all tokens so far."""
+    """Steps of fairseq's generator over tokens (n,), one row; each step gets all tokens so far."""
     state: dict = {}
 
     @torch.no_grad()
@@ -77,12 +78,12 @@ def table(graph: Graph, path: Path, ours: Timed, host: Timed, parameters: int) -
     """A row for each position."""
     rows = [
         (
-            f"{place:,}",
-            f"{ours.milliseconds[place]:.2f}",
-            f"{host.milliseconds[place]:.2f}",
-            f"{abs(ours.logits[place] - host.logits[place]).max():.1e}",
+            f"{position:,}",
+            f"{ours.milliseconds[position]:.2f}",
+            f"{host.milliseconds[position]:.2f}",
+            f"{abs(ours.logits[position] - host.logits[position]).max():.1e}",
         )
-        for place in ours.milliseconds
+        for position in ours.milliseconds
     ]
     state, about = sum(value.numpy().nbytes for value in graph.beginning()), graph.about
     notes = [
@@ -102,25 +103,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", help="folder with dict.txt; default: the checkpoint's")
     parser.add_argument("--positions", type=positive_int, nargs="+", default=[100, 1_000, 10_000], help="%(default)s")
     parser.add_argument("--around", type=positive_int, default=50, help="steps of a median (%(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     started, command = time.monotonic(), command_line(COMMAND, arguments)
-    graph = Graph(given.graph)
+    graph = Graph(options.graph)
     longest = graph.about["longest_sequence"]
-    if longest is not None and max(given.positions) > longest:
-        raise ValueError(f"--positions has {max(given.positions)}; allowed: at most {longest}, the model's positions")
-    architecture, model, dictionary, _ = load(given.checkpoint, given.data)
+    if longest is not None and max(options.positions) > longest:
+        raise ValueError(f"--positions has {max(options.positions)}; allowed: at most {longest}, the model's positions")
+    architecture, model, dictionary, _ = load(options.checkpoint, options.data)
     if (architecture, dictionary.symbols) != (graph.about["architecture"], graph.about["symbols"]):
-        raise ValueError(f"{given.graph} is of another model than {given.checkpoint}; allowed: its export")
+        raise ValueError(f"{options.graph} is of another model than {options.checkpoint}; allowed: its export")
     model.eval()
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(dictionary.nspecial, len(dictionary), (max(given.positions),), generator=generator)
+    tokens = torch.randint(dictionary.nspecial, len(dictionary), (max(options.positions),), generator=generator)
     tokens[0] = graph.about["begins_with"]
-    ours = walk(in_onnxruntime(graph, tokens), given.positions, given.around)
-    host = walk(in_fairseq(model, tokens), given.positions, given.around)
+    exported = walk(in_onnxruntime(graph, tokens), options.positions, options.around)
+    host = walk(in_fairseq(model, tokens), options.positions, options.around)
     parameters = sum(x.numel() for x in model.parameters())
     run = describe_run(command, time.monotonic() - started)
-    print(as_text([table(graph, given.graph, ours, host, parameters)], run))
+    print(as_text([table(graph, options.graph, exported, host, parameters)], run))
     return 0
 
 

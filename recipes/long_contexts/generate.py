@@ -1,8 +1,8 @@
 """Continue a text with an exported decoding step: ``python recipes/long_contexts/generate.py step.onnx "a text"``.
 
-Needs numpy and onnxruntime, neither fairseq nor this project: copy the file. The graph is of
-``python -m fairseq_plugin.export_step``, and holds its dictionary; ``step.prompt.onnx`` beside it reads the prompt, if
-it is there. The time of a token and the memory do not depend on how many there were before.
+It needs only numpy and onnxruntime, so the file can be copied. The graph comes from
+``python -m fairseq_plugin.export_step`` and has the dictionary. ``step.prompt.onnx`` next to it reads the prompt, if it
+exists. Time per token and memory do not depend on the number of tokens so far.
 """
 
 import argparse
@@ -21,10 +21,10 @@ _METADATA, _VERSION = "lineartime", 1
 
 
 class Graph:
-    """An exported step, of one token or many, and what its file says about itself.
+    """An exported step of one or many tokens, with the metadata of its file.
 
     Raises:
-        ValueError: the file is no such graph.
+        ValueError: the file is not such a graph.
     """
 
     def __init__(self, path: Path, threads: int = 1) -> None:
@@ -36,7 +36,7 @@ class Graph:
             described = self.session.get_modelmeta().custom_metadata_map.get(_METADATA, "{}")
             self.about: dict[str, Any] = json.loads(described)
             version, digest = self.about.get("version"), self.about.pop("sha256", "")
-        except Exception as error:  # onnxruntime raises what it likes for a broken file
+        except Exception as error:  # onnxruntime raises various errors for a broken file
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ValueError(f"{path} cannot be read: {reason}; allowed: an ONNX graph") from error
         if version != _VERSION:
@@ -60,39 +60,39 @@ class Graph:
     def __call__(
         self, tokens: numpy.ndarray, order: Sequence[int], state: list[onnxruntime.OrtValue]
     ) -> tuple[numpy.ndarray, list[onnxruntime.OrtValue]]:
-        """tokens (B, n) -> logits (B, V) and the state after; row i goes on from row ``order[i]`` of ``state``.
+        """tokens (B, n) -> logits (B, V) and the state after; row i continues row ``order[i]`` of ``state``.
 
-        The state stays where onnxruntime has it, and is not copied.
+        The state stays in onnxruntime's memory and is not copied.
         """
-        given = dict(tokens=numpy.asarray(tokens, numpy.int64), order=numpy.asarray(order, numpy.int64))
-        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x) for name, x in given.items()}
+        arrays = dict(tokens=numpy.asarray(tokens, numpy.int64), order=numpy.asarray(order, numpy.int64))
+        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x) for name, x in arrays.items()}
         logits, *after = self.session.run_with_ort_values(self._outputs, {**feeds, **dict(zip(self._past, state))})
         return logits.numpy(), after
 
 
 class Writer:
-    """Reads a prompt and writes on, with the graph at ``path`` and the one for prompts beside it.
+    """Reads a prompt and continues it, with the graph at ``path`` and the graph for prompts next to it.
 
     Raises:
-        ValueError: a file is no such graph, or the two are of different models.
+        ValueError: a file is not such a graph, or the two are of different models.
     """
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         self.step = Graph(path, threads)
-        beside = path.with_suffix(f".prompt{path.suffix}")
-        self.prompt = Graph(beside, threads) if beside.exists() else self.step
+        prompt_path = path.with_suffix(f".prompt{path.suffix}")
+        self.prompt = Graph(prompt_path, threads) if prompt_path.exists() else self.step
         same = {key: value for key, value in self.step.about.items() if key != "tokens_per_call"}
         if same != {key: value for key, value in self.prompt.about.items() if key != "tokens_per_call"}:
-            raise ValueError(f"{beside} is of another model than {path.name}; allowed: one of the same export")
+            raise ValueError(f"{prompt_path} is of another model than {path.name}; allowed: one of the same export")
         self.symbols: list[str] = self.step.about["symbols"]
         self.numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         self.longest: int | None = self.step.about["longest_sequence"]
 
     def numbers_of(self, words: Sequence[str]) -> list[int]:
-        """The numbers of ``words``; that of the unknown word for those that the dictionary lacks.
+        """The numbers of ``words``; words that are not in the dictionary get the number of the unknown word.
 
         Raises:
-            ValueError: padding is one of them, which the graph reads as no token.
+            ValueError: ``words`` has padding, which the graph does not read as a token.
         """
         numbers = [self.numbers.get(word, self.step.about["unk"]) for word in words]
         if self.step.about["pad"] in numbers:
@@ -100,16 +100,16 @@ class Writer:
         return numbers
 
     def check_length(self, tokens: int) -> None:
-        """Raise ValueError if the model has no weights for so many tokens: the graph itself looks at no limit."""
+        """Raise ValueError if the model has no weights for so many tokens; the graph itself does not check it."""
         if self.longest is not None and tokens > self.longest:
             raise ValueError(
                 f"the text has {tokens:,} tokens; allowed: {self.longest:,}, for which the model has positions"
             )
 
     def read(self, numbers: Sequence[int]) -> tuple[numpy.ndarray, list[onnxruntime.OrtValue]]:
-        """Logits (1, V) of what follows the beginning and ``numbers``, and the state after them.
+        """Logits (1, V) of the token after ``numbers``, and the state.
 
-        As many tokens at once as the graph for prompts takes; the last call is filled up with padding.
+        Each call reads as many tokens as the graph for prompts accepts; the last call is padded.
         """
         tokens = [self.step.about["begins_with"], *numbers]
         self.check_length(len(tokens))
@@ -123,9 +123,9 @@ class Writer:
     def write(
         self, numbers: Sequence[int], count: int, samples: int, choose: "Sampler", lines: int
     ) -> Iterator[numpy.ndarray]:
-        """Up to ``count`` next tokens (samples,) of so many texts that go on from ``numbers``, one after another.
+        """Up to ``count`` next tokens (samples,) of ``samples`` texts that continue ``numbers``, step by step.
 
-        A text ends after so many ends of a line, and gives padding from then on.
+        A text ends after ``lines`` ends of a line; from then on its tokens are padding.
         """
         about = self.step.about
         self.check_length(len(numbers) + count)
@@ -133,7 +133,7 @@ class Writer:
         order, ended = [0] * samples, numpy.zeros(samples, int)
         logits = logits[order]
         for i in range(count):
-            logits[:, [about["pad"], *({about["bos"]} - {about["eos"]})]] = -numpy.inf  # no text has them
+            logits[:, [about["pad"], *({about["bos"]} - {about["eos"]})]] = -numpy.inf  # never drawn
             chosen = numpy.where(ended >= lines, about["pad"], choose(logits))
             yield chosen
             ended += chosen == about["eos"]
@@ -144,9 +144,9 @@ class Writer:
 
 
 class Sampler:
-    """Draws tokens from softmax(logits / ``temperature``), or takes the likeliest where that is 0.
+    """Draws tokens from softmax(logits / ``temperature``), or takes the most likely one if that is 0.
 
-    Only the ``top_k`` likeliest, and the fewest that have a probability of ``top_p`` together, are drawn from.
+    It draws from the ``top_k`` most likely tokens, and of these from the fewest whose probabilities sum to ``top_p``.
 
     Raises:
         ValueError: an option outside of its range.
@@ -182,9 +182,9 @@ class Sampler:
 
 
 def words_of(text: str, characters: bool) -> list[str]:
-    """A text as the dictionary writes it: words, or characters with a sign for the space; lines end in "</s>"."""
+    """A text in the dictionary's symbols: words, or characters with a sign for the space; lines end with "</s>"."""
     lines = text.split("\n")
-    split = [[_SPACE if one == " " else one for one in line] if characters else line.split() for line in lines]
+    split = [[_SPACE if char == " " else char for char in line] if characters else line.split() for line in lines]
     return [word for i, words in enumerate(split) for word in ([] if i == 0 else ["</s>"]) + words]
 
 
@@ -208,21 +208,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-p", type=float, default=1.0, help="draw from this much probability (%(default)s)")
     parser.add_argument("--seed", type=int, help="of the draws")
     parser.add_argument("--threads", type=int, default=1, help="of onnxruntime (%(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         for name in ("count", "lines", "samples", "threads"):
-            if getattr(given, name) < 1:
-                raise ValueError(f"--{name} is {getattr(given, name)}; allowed: at least 1")
-        sampler = Sampler(given.temperature, given.top_k, given.top_p, given.seed)
-        writer = Writer(given.graph, given.threads)
-        begun = words_of(given.text, given.characters)
-        steps = list(writer.write(writer.numbers_of(begun), given.count, given.samples, sampler, given.lines))
+            if getattr(options, name) < 1:
+                raise ValueError(f"--{name} is {getattr(options, name)}; allowed: at least 1")
+        sampler = Sampler(options.temperature, options.top_k, options.top_p, options.seed)
+        writer = Writer(options.graph, options.threads)
+        prompt = words_of(options.text, options.characters)
+        steps = list(writer.write(writer.numbers_of(prompt), options.count, options.samples, sampler, options.lines))
     except ValueError as error:
         print(f"generate: {error}", file=sys.stderr)
         return 1
     for row in numpy.stack(steps, axis=1):
         written = [writer.symbols[number] for number in row if number != writer.step.about["pad"]]
-        print(text_of([*begun, *written], given.characters).rstrip("\n"))
+        print(text_of([*prompt, *written], options.characters).rstrip("\n"))
     return 0
 
 

@@ -3,8 +3,8 @@
     python -m recipes.long_contexts.packed_documents
     python -m recipes.long_contexts.packed_documents --functions
 
-Prints a table; with --functions, of two functions by themselves, beside gates that forget. Times are of the process's
-own CPU time, in one thread, which other load on the machine changes little.
+It prints a table of models; with --functions, the times of two attention functions, also with gates that forget. It
+measures the process's CPU time in one thread, which other load on the machine changes little.
 """
 
 import math
@@ -34,13 +34,13 @@ WIDTH, HEADS, LAYERS = 256, 4, 2
 
 
 def lengths_of(tokens: int, seed: int) -> list[int]:
-    """Lengths of documents of so many tokens together, log-uniform from ``SHORTEST`` to ``LONGEST``."""
-    drawn, left, generator = [], tokens, random.Random(seed)
-    while left > 0:
+    """Lengths of documents with ``tokens`` tokens in total, log-uniform from ``SHORTEST`` to ``LONGEST``."""
+    lengths, remaining, generator = [], tokens, random.Random(seed)
+    while remaining > 0:
         length = int(math.exp(generator.uniform(math.log(SHORTEST), math.log(LONGEST + 1))))
-        drawn.append(min(length, left))
-        left -= drawn[-1]
-    return drawn
+        lengths.append(min(length, remaining))
+        remaining -= lengths[-1]
+    return lengths
 
 
 def documents_of(tokens: int, seed: int) -> list[Tensor]:
@@ -69,7 +69,7 @@ def padded_rows(documents: list[Tensor], most: int) -> list[Tensor]:
 
 
 def build(arch: str, row: int, *flags: str) -> nn.Module:
-    """A model of the architecture, with weights as fairseq begins."""
+    """A model of the architecture with fairseq's initial weights."""
     size = f"--decoder-layers {LAYERS} --decoder-embed-dim {WIDTH} --decoder-input-dim {WIDTH} --dropout 0"
     size += f" --decoder-output-dim {WIDTH} --decoder-ffn-embed-dim {2 * WIDTH} --share-decoder-input-output-embed"
     size += "" if arch.startswith("flash") else f" --decoder-attention-heads {HEADS}"
@@ -97,17 +97,17 @@ def pass_over(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
 def tokens_per_second(calls: dict[str, Callable[[], None]], tokens: int, rounds: int) -> dict[str, list[float]]:
     """Tokens per second of processor time of each call in each round; calls take turns, after a round to warm up."""
     speeds: dict[str, list[float]] = {name: [] for name in calls}
-    for counted in range(rounds + 1):
+    for i in range(rounds + 1):
         for name, call in calls.items():
-            began = time.process_time()
+            started = time.process_time()
             call()
-            if counted:
-                speeds[name].append(tokens / (time.process_time() - began))
+            if i:
+                speeds[name].append(tokens / (time.process_time() - started))
     return speeds
 
 
 def functions(tokens: int, seed: int, rounds: int) -> None:
-    """Print the time of attention in one row: of one document, of packed ones, and of gates of -inf between them."""
+    """Print the time of attention over one row: one document, packed documents, and gates of -inf between them."""
     lengths = torch.tensor(lengths_of(tokens, seed))
     ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[None]
     first = F.pad(ids[:, 1:] != ids[:, :-1], (1, 0))
@@ -118,7 +118,7 @@ def functions(tokens: int, seed: int, rounds: int) -> None:
         f"{op.__name__}, {name}": lambda op=op, kind=kind: op(q, k, v, causal=True, **kind).sum().backward()
         for op in (linear_attention, flow_attention)
         for name, kind in kinds.items()
-        if op is linear_attention or name != "gates"  # Flow-Attention takes finite gates alone
+        if op is linear_attention or name != "gates"  # Flow-Attention accepts only finite gates
     }
     print(f"{len(lengths)} documents, {tokens} tokens: milliseconds")
     for name, speeds in tokens_per_second(calls, tokens, rounds).items():

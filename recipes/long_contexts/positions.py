@@ -1,4 +1,4 @@
-"""The loss of a trained language model by position: how many tokens of its window were before the one it predicts."""
+"""The loss of a trained language model by position, the number of tokens before the predicted one in its window."""
 
 import math
 from pathlib import Path
@@ -16,9 +16,9 @@ from fairseq_plugin import LinearTimeLanguageModel
 from fairseq_plugin.loading.checkpoint_config import check_configuration
 from fairseq_plugin.loading.checkpoints import stored_architecture
 
-#: The split whose text is read.
+#: The split that is read.
 SPLIT = "test"
-#: The first bin ends so many times doubled before the training length.
+#: The first bin ends at the training length divided by two to the power of this.
 _DOUBLINGS = 4
 
 
@@ -37,7 +37,7 @@ class Bin(NamedTuple):
 
 
 def edges(length: int, longest: int) -> list[int]:
-    """Where bins of positions begin and end: 0, powers of two times ``length`` on both sides of it, ``longest``."""
+    """Bounds of the bins of positions: 0, ``length`` halved and doubled several times, and ``longest``."""
     halved = {length >> i for i in range(_DOUBLINGS + 1)} - {0}
     doubled = set()
     while (edge := length << len(doubled)) < longest:
@@ -48,8 +48,8 @@ def edges(length: int, longest: int) -> list[int]:
 def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
     """At most ``most`` windows of ``longest`` + 1 tokens of ``stream`` (n,), one beginning every ``length`` tokens.
 
-    So each piece of the text is read at each distance from the beginning of a window, and bins differ in what came
-    before a token, not in the text.
+    Each piece of the text is then read at each distance from the beginning of a window, so bins differ in the context
+    of a token, not in the text.
 
     Raises:
         ValueError: the text is too short for two windows.
@@ -65,30 +65,30 @@ def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
 
 
 def everywhere(count: int, length: int, longest: int) -> Tensor:
-    """Mask (count, longest): True for tokens of ``count`` windows whose piece of the text is read at every distance."""
+    """Mask (count, longest): True for tokens of ``count`` windows in pieces of the text read at every distance."""
     last = longest - length  # where the last piece of the first window begins
-    place = torch.arange(count)[:, None] * length + torch.arange(longest)
-    return (place >= last) & (place < count * length)
+    position = torch.arange(count)[:, None] * length + torch.arange(longest)
+    return (position >= last) & (position < count * length)
 
 
 def read_stream(data: Path) -> Tensor:
     """The tokens (n,) of the split in a data-bin folder, in order, with the end of a line in front as fairseq has it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder has no such split.
     """
-    found = data_utils.load_indexed_dataset(str(data / SPLIT), dictionary=None)
-    if found is None or not len(found):
+    dataset = data_utils.load_indexed_dataset(str(data / SPLIT), dictionary=None)
+    if dataset is None or not len(dataset):
         raise ValueError(f"{data} has no {SPLIT} text; allowed: a folder of fairseq-preprocess that has")
-    lines = [found[i] for i in range(len(found))]
+    lines = [dataset[i] for i in range(len(dataset))]
     return torch.cat([lines[0][-1:], *lines]).long()
 
 
 def load_model(path: Path, data: Path, longest: int) -> nn.Module:
-    """The language model of ``path``, for inputs of ``longest`` tokens where its weights and its formula allow that.
+    """The language model of ``path``, for inputs of ``longest`` tokens if its weights and its formula allow that.
 
     Raises:
-        ValueError: it cannot be read, or a part of it has weights for fewer positions.
+        ValueError: the file cannot be read, or a part of the model has weights for fewer positions.
     """
     state = read_checkpoint(path)
     check_configuration(state, str(path))
@@ -97,7 +97,7 @@ def load_model(path: Path, data: Path, longest: int) -> nn.Module:
         raise ValueError(f"{path} holds no language model of this plugin; allowed: one of NAME_lm")
     mechanism = ATTENTIONS.get(getattr(model, "attention_name", None))  # FLASH is a layer of its own
     overrides = {}
-    if mechanism is None or "max_tokens" not in mechanism.needs:  # else its formula would become another one
+    if mechanism is None or "max_tokens" not in mechanism.needs:  # else its formula would change
         overrides["max_target_positions"] = longest
     loaded = model.from_pretrained(str(path.parent), path.name, str(data), **overrides).models[0]
     loaded.eval()
@@ -106,27 +106,27 @@ def load_model(path: Path, data: Path, longest: int) -> nn.Module:
 
 @torch.no_grad()
 def losses(model: nn.Module, windows: Tensor, title: str) -> Tensor:
-    """The loss (W, n) of every token but the first of ``windows`` (W, n + 1), in nats, a window at a time.
+    """The loss (W, n) of every token but the first of ``windows`` (W, n + 1), in nats, computed one window at a time.
 
     Raises:
         ValueError: the model has no weights for so many tokens.
     """
-    found = []
+    rows = []
     for window in tqdm(windows, desc=f"  {title}", unit=" windows", leave=False, disable=None):
         target = window[None, 1:]
         output = model(window[None, :-1])
         scores = model.get_normalized_probs(output, log_probs=True, sample={"target": target})
-        found.append(-scores.gather(-1, target[..., None])[0, :, 0].double())
-    return torch.stack(found)
+        rows.append(-scores.gather(-1, target[..., None])[0, :, 0].double())
+    return torch.stack(rows)
 
 
 def binned(loss: Tensor, length: int) -> list[Bin]:
-    """The mean of ``loss`` (W, n) in each bin, over the tokens that stand ``everywhere``."""
+    """The mean of ``loss`` (W, n) in each bin, over the tokens that ``everywhere`` selects."""
     longest = loss.shape[1]
-    kept = everywhere(len(loss), length, longest)
+    mask = everywhere(len(loss), length, longest)
     bounds = edges(length, longest)
-    found = []
+    bins = []
     for begin, end in zip(bounds, bounds[1:]):
-        inside = loss[:, begin:end][kept[:, begin:end]]
-        found.append(Bin(begin, end, float(inside.mean()), inside.numel()))
-    return found
+        inside = loss[:, begin:end][mask[:, begin:end]]
+        bins.append(Bin(begin, end, float(inside.mean()), inside.numel()))
+    return bins

@@ -1,7 +1,7 @@
 """Train every encoder-decoder to copy marked passages from long sources, with one budget; print what each gets right.
 
 ``python -m recipes.long_copy.compare --file FILE --seeds 3`` from the checkout's root, through fairseq-train and
-fairseq-generate. Run again, it goes on where it was interrupted.
+fairseq-generate. Another run continues where the last one stopped.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from .generated import Counted, count
 from .passages import Layout
 from .prepare import SOURCE, TARGET
 
-#: In the folder of a training: what is right of what its model generated.
+#: File in the folder of a training: the accuracy of the targets that its model generated.
 GENERATED = "generated.json"
 #: fairseq's own model; all others are called NAME/CROSS.
 STOCK = "transformer"
@@ -62,13 +62,13 @@ DEFAULT_MODELS = (
 class Model(NamedTuple):
     """The mechanisms in the name of a model, see ``parse``."""
 
-    attention: str  # of the encoder and of the decoder to itself
-    cross: str  # of the decoder to the encoder
-    decoder: str  # the same with additions of ours, which the decoder's attention to itself has
+    attention: str  # the encoder's, and the decoder's self-attention
+    cross: str  # the decoder's cross-attention
+    decoder: str  # ``attention`` with our additions, which only the decoder's self-attention has
 
 
 def attentions() -> list[str]:
-    """The mechanisms that can be an encoder, by the architectures that fairseq knows."""
+    """The mechanisms that fairseq has an encoder-decoder architecture of."""
     kinds = ((name, ARCH_MODEL_REGISTRY.get(name)) for name in ATTENTIONS)
     return [name for name, kind in kinds if kind is not None and issubclass(kind, LinearTimeTransformer)]
 
@@ -93,15 +93,15 @@ def parse(name: str) -> Model:
 
 
 def reads_source_in_one_state(name: str) -> bool:
-    """Whether what a model keeps of a source while it decodes has the same size for any source."""
+    """Whether the model decodes from a state of the source that has the same size for every source."""
     return name != STOCK and parse(name).cross != "softmax"
 
 
 def model(name: str) -> str:
-    """A name of a model.
+    """The type of ``--models``: the name of a model.
 
     Raises:
-        argparse.ArgumentTypeError: there is none of that name.
+        argparse.ArgumentTypeError: there is no such model.
     """
     try:
         if name != STOCK:
@@ -123,7 +123,7 @@ def attention_arguments(name: str) -> list[object]:
 
 @dataclass(frozen=True, kw_only=True)
 class LongCopy(Budget):
-    """The options of encoder-decoders; ``layers`` are those of the encoder, and as many of the decoder."""
+    """The options of encoder-decoders with ``layers`` in the encoder, and as many in the decoder."""
 
     most_evaluations: ClassVar[int] = 10
 
@@ -168,7 +168,7 @@ class LongCopy(Budget):
         ]
 
     def model_arguments(self, name: str) -> list[object]:
-        """The arguments that say how a model is built."""
+        """The arguments from which a model is built."""
         arguments = [
             *"--user-dir fairseq_plugin --task translation".split(),
             *("--source-lang", SOURCE, "--target-lang", TARGET, *attention_arguments(name)),
@@ -177,11 +177,11 @@ class LongCopy(Budget):
             arguments += [f"--{side}-layers", self.layers, f"--{side}-attention-heads", self.heads]
             arguments += [f"--{side}-embed-dim", self.width, f"--{side}-ffn-embed-dim", 2 * self.width]
             arguments += [f"--{side}-normalize-before"]
-        # A short training repeats little, so nothing is dropped.
+        # A short training repeats little, so it needs no dropout.
         return [*arguments, *self.longest_arguments(), *"--share-all-embeddings --dropout 0.0".split()]
 
     def longest_arguments(self) -> list[object]:
-        """The longest source and target, each with </s>. fairseq-generate must be told too: its own is 1,024."""
+        """The longest source and target, each with </s>. fairseq-generate needs them too: its default is 1,024."""
         longest = (self.data.layout.source_tokens + 1, self.data.layout.target_tokens + 1)
         return ["--max-source-positions", longest[0], "--max-target-positions", longest[1]]
 
@@ -197,7 +197,7 @@ class LongCopy(Budget):
 
 
 def generate(options: LongCopy, data: Data, folder: Path) -> None:
-    """Let the model in ``folder`` generate, and keep there what is right, unless it has been done.
+    """Let the model in ``folder`` generate, and store its accuracy there, unless it is stored already.
 
     Raises:
         CommandFailed: fairseq-generate failed.
@@ -211,7 +211,7 @@ def generate(options: LongCopy, data: Data, folder: Path) -> None:
 
 
 def read(options: LongCopy, folder: Path, known: Record) -> Record | None:
-    """A complete training with what its model generated; None if it has not."""
+    """The results of a complete training and of what its model generated; None before it has generated."""
     if not (folder / GENERATED).exists():
         return None
     generated = read_json(folder / GENERATED, counted=Counted, peak_bytes=int)
@@ -220,7 +220,7 @@ def read(options: LongCopy, folder: Path, known: Record) -> Record | None:
     best = min(valid, key=lambda point: point.values["loss"])
     speeds = [point.values["ups"] for point in points if point.split == "train_inner"]
     return {
-        "update": best.update,  # of the checkpoint that is best on valid
+        "update": best.update,  # of the best checkpoint on valid
         "next": best.values["accuracy"],
         "curve": [(point.update, point.values["accuracy"]) for point in valid],
         **generated["counted"]._asdict(),

@@ -1,4 +1,4 @@
-"""Read what fairseq-generate wrote, and count what is right in it."""
+"""Read a log of fairseq-generate, and count the tokens that are right."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ _TIME = re.compile(r"Translated ([\d,]+) sentences \([\d,]+ tokens\) in ([\d.]+)
 class Counted(NamedTuple):
     """Accuracy of generated targets in per cent, and the time of generation."""
 
-    exact: float  # of all targets: right from the first token to the last, and no token more
-    passages: float  # of all passages: every token right, and in its place
-    tokens: float  # of all tokens: right, and in its place
-    milliseconds: float  # for one source: encoder, and every step of the decoder
+    exact: float  # targets that are right from the first token to the last, without further tokens
+    passages: float  # passages with every token right and in its place
+    tokens: float  # tokens that are right and in their places
+    milliseconds: float  # per source: the encoder and all steps of the decoder
 
 
 def count(lines: Iterable[str], span_tokens: int) -> Counted:
@@ -26,20 +26,20 @@ def count(lines: Iterable[str], span_tokens: int) -> Counted:
     texts: dict[str, dict[int, list[str]]] = {"T": {}, "H": {}}
     seconds = None
     for line in lines:
-        if found := _LINE.match(line):
-            # A hypothesis has its score in front; the first one of a source is the best.
-            texts[found[1]].setdefault(int(found[2]), found[3].rpartition("\t")[2].split())
-        elif found := _TIME.search(line):
-            seconds = float(found[2])
+        if match := _LINE.match(line):
+            # A hypothesis follows its score; the first one of a source is the best.
+            texts[match[1]].setdefault(int(match[2]), match[3].rpartition("\t")[2].split())
+        elif match := _TIME.search(line):
+            seconds = float(match[2])
     if seconds is None or not texts["T"]:
         raise ValueError("the log of fairseq-generate has no end; allowed: a complete one")
     pairs = [(target, texts["H"][number]) for number, target in texts["T"].items()]
     right = [right_tokens(target, hypothesis) for target, hypothesis in pairs]
-    spans = [all(one[i : i + span_tokens]) for one in right for i in range(0, len(one), span_tokens)]
+    spans = [all(hits[i : i + span_tokens]) for hits in right for i in range(0, len(hits), span_tokens)]
     return Counted(
         percentage([target == hypothesis for target, hypothesis in pairs]),
         percentage(spans),
-        percentage([token for one in right for token in one]),
+        percentage([token for hits in right for token in hits]),
         1000.0 * seconds / len(pairs),
     )
 
@@ -50,5 +50,5 @@ def right_tokens(target: Sequence[str], hypothesis: Sequence[str]) -> list[bool]
 
 
 def percentage(values: Sequence[bool]) -> float:
-    """The share of what is true, in per cent."""
+    """The share of True in ``values``, in per cent."""
     return 100.0 * sum(values) / len(values)

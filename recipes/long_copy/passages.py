@@ -1,4 +1,4 @@
-"""One example of long copy: a stretch of text with marked passages in it, and these passages in order."""
+"""One example of long copy: a piece of text with marked passages, and these passages in order."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import Dictionary
 
-#: In front of the character of a symbol that stands for a marked character. No symbol of a text begins so.
+#: Prefix of the symbols of marked characters. No symbol of a text begins with it.
 MARK = "<mark>"
 
 
@@ -39,7 +39,7 @@ class Example(NamedTuple):
 
 
 class Symbols:
-    """The symbols of a text, and each of them marked, as numbers: one dictionary for source and target."""
+    """Numbers for the symbols of a text, plain and marked, from one dictionary for source and target."""
 
     def __init__(self, text: Iterable[str]) -> None:
         self.dictionary = Dictionary()
@@ -53,14 +53,14 @@ class Symbols:
         return np.array([self.dictionary.index(token) for token in tokens], dtype=np.int64)
 
     def marked(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers of the same symbols, marked."""
+        """The numbers of the same symbols when marked."""
         return numbers + (self.marked_from - self.dictionary.nspecial)
 
 
 def draw(text: np.ndarray, layout: Layout, symbols: Symbols, generator: np.random.Generator) -> Example:
-    """An example from anywhere in ``text`` (T,), the numbers of at least ``layout.source_tokens`` symbols.
+    """An example from a random place in ``text`` (T,), the numbers of at least ``layout.source_tokens`` symbols.
 
-    The source is cut into as many equal parts as it has passages, and one passage is anywhere in each part.
+    The source is cut into as many equal parts as it has passages; each part has one passage, at a random place.
     """
     start = generator.integers(len(text) - layout.source_tokens + 1)
     stretch = text[start : start + layout.source_tokens]

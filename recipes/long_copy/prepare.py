@@ -1,7 +1,7 @@
 """Make the data of long copy from any text: ``python -m recipes.long_copy.prepare --file FILE --out DIR``.
 
-A source is a stretch of the text, character by character, in which some passages are marked; the target is these
-passages in order. The result is what ``fairseq-train --task translation`` reads.
+A source is a piece of the text, one token per character, with some passages marked. The target is these passages in
+order. ``fairseq-train --task translation`` reads the result.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from ..shared.working_folder import working_folder
 from .passages import Layout, Symbols, draw
 
 COMMAND = "recipes.long_copy.prepare"
-#: Whose folders data-bin are, in the comparison too.
+#: The command that owns the folders data-bin, also in the comparison.
 WRITER = COMMAND
 SOURCE, TARGET = "source", "target"
 SPLITS = tuple(TRIAL_PARTS)
@@ -43,10 +43,10 @@ class Data(NamedTuple):
 
 
 def read_text(path: Path) -> list[str]:
-    """The characters of a text as symbols, the ends of its lines included.
+    """The characters of a text as symbols, including the ends of its lines.
 
     Raises:
-        ValueError: there is no such file, or it is no text in UTF-8.
+        ValueError: there is no such file, or it is not text in UTF-8.
     """
     if not path.is_file():
         raise ValueError(f"--file is {path}, which is no file; allowed: a text file")
@@ -61,7 +61,7 @@ def cut(tokens: Sequence[str], layout: Layout) -> dict[str, Sequence[str]]:
     """Train, valid and test of a text, one after another, so that no passage is in two of them.
 
     Raises:
-        ValueError: the smallest is shorter than a source.
+        ValueError: the smallest part is shorter than a source.
     """
     ends = np.cumsum([0, *TRIAL_PARTS.values()])
     ends = np.round(ends / ends[-1] * len(tokens)).astype(int)
@@ -77,11 +77,11 @@ def cut(tokens: Sequence[str], layout: Layout) -> dict[str, Sequence[str]]:
 
 
 def prepare(path: Path, out: Path, data: Data) -> Path:
-    """Make the data in ``out``, unless it is there; returns the folder that fairseq reads.
+    """Make the data in ``out``, unless it exists; returns the folder that fairseq reads.
 
     Raises:
-        ValueError: the text or the sizes do not allow it, or ``out`` was begun with others, or holds
-            files of others.
+        ValueError: the text does not fit the sizes, or ``out`` has data of another text or of other sizes, or files
+            of another command.
     """
     with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
         return _prepare(path, out, data)
@@ -123,7 +123,7 @@ def _write(
 
 
 def add_options(parser: CommandParser) -> None:
-    """The options that say what is made."""
+    """Add the options of the data to ``parser``."""
     parser.add_argument("--file", type=Path, required=True, help="any text in UTF-8")
     sizes = {
         "--source-tokens": (LAYOUT.source_tokens, "of each source"),
@@ -138,7 +138,7 @@ def add_options(parser: CommandParser) -> None:
 
 
 def chosen_data(options: argparse.Namespace, seed: int) -> Data:
-    """The settings of the data with the options' values."""
+    """The settings of the data, from the values of the options."""
     sizes = vars(options)
     layout = Layout(*(sizes[name] for name in Layout._fields))
     return Data(layout, {split: sizes[split] for split in SPLITS}, seed)

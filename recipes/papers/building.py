@@ -13,24 +13,24 @@ from torch.overrides import TorchFunctionMode
 
 from .trainings import Training
 
-#: Of a time series and of an episode: JapaneseVowels' and HalfCheetah's.
+#: Sizes of a time series (JapaneseVowels) and of an episode (HalfCheetah).
 _CHANNELS, _CLASSES, _STEPS = 12, 9, 29
 _STATE, _ACTION, _EPISODE = 17, 6, 1000
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Leaves out the drawing of first weights, which the meta device does slowly and for nothing.
+    """Skips the random initialisation of weights, which is slow on the meta device and has no effect there.
 
-    RoBERTa draws them on the CPU, where a tensor of the meta device cannot go.
+    RoBERTa draws its weights on the CPU, to which tensors of the meta device cannot be copied.
     """
 
     DRAWING = frozenset({"cpu", "add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        drawn = next(iter((*args, *kwargs.values())), None)
-        if getattr(func, "__name__", "") in self.DRAWING and isinstance(drawn, torch.Tensor) and drawn.is_meta:
-            return drawn
+        tensor = next(iter((*args, *kwargs.values())), None)
+        if getattr(func, "__name__", "") in self.DRAWING and isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            return tensor
         return func(*args, **kwargs)
 
 
@@ -53,7 +53,7 @@ def count_parameters(training: Training) -> int | None:
 
 
 def timm_arguments(model: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of "NAME --model-kwargs NAME=VALUE ...", a model of timm as train.py takes it."""
+    """Name and arguments of a timm model, from "NAME --model-kwargs NAME=VALUE ..." as train.py accepts it."""
     from timm.utils import ParseKwargs
 
     name, _, options = model.partition(" --model-kwargs ")
@@ -65,7 +65,7 @@ def timm_arguments(model: str) -> tuple[str, dict[str, Any]]:
 def _timm_model(model: str) -> nn.Module:
     import timm
 
-    import timm_plugin  # noqa: F401  registers ours
+    import timm_plugin  # noqa: F401  registers our models
 
     name, kwargs = timm_arguments(model)
     if not timm.is_model(name):
@@ -75,7 +75,7 @@ def _timm_model(model: str) -> nn.Module:
 
 
 def fairseq_options(training: Training) -> argparse.Namespace:
-    """Options of the first fairseq-train command of a training, with those that its named architecture sets.
+    """Options of the first fairseq-train command of a training, including those that its architecture sets.
 
     Raises:
         ValueError: fairseq has no such architecture.
@@ -86,7 +86,7 @@ def fairseq_options(training: Training) -> argparse.Namespace:
 
 
 def fairseq_model(training: Training) -> nn.Module:
-    """The model of the first command of fairseq-train that builds ``training.model``, or of its architecture alone.
+    """The model that the first fairseq-train command of a training builds; without such a command, its architecture.
 
     Raises:
         ValueError: fairseq has no such architecture.
@@ -101,16 +101,16 @@ def fairseq_model(training: Training) -> nn.Module:
 
 
 def _fairseq_command(training: Training) -> list[str]:
-    """The words after fairseq-train, in the first of its commands."""
+    """The arguments of the first fairseq-train command of a training."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-    import fairseq_plugin  # noqa: F401  registers ours
+    import fairseq_plugin  # noqa: F401  registers our models
 
     command = next((words for words in training.commands() if words[0] == "fairseq-train"), None)
     if command is None:  # nothing is trained: Table 3 of the Flowformer paper
-        name, *further = training.model.split()
+        name, *options = training.model.split()
         command = ["fairseq-train", "data", "--task", "sentence_prediction", "--num-classes", "2", "--max-positions"]
-        command += ["4096", "--criterion", "sentence_prediction", "--arch", name, *further]
+        command += ["4096", "--criterion", "sentence_prediction", "--arch", name, *options]
     architecture = command[command.index("--arch") + 1]
     if architecture not in ARCH_MODEL_NAME_REGISTRY:
         raise ValueError(f"fairseq has no architecture {architecture}")
@@ -118,7 +118,7 @@ def _fairseq_command(training: Training) -> list[str]:
 
 
 def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:
-    """A stand-in for the task ``name`` without data: the attributes that are read while a model is built."""
+    """A stand-in for the task ``name`` without data: the attributes that are read when a model is built."""
     if name == "time_series_classification":
         from fairseq_plugin.data.series_folder import Description
 
@@ -142,7 +142,7 @@ def _task(name: str, training: Training, parsed: argparse.Namespace) -> Any:
 def _dictionary(symbols: int) -> Any:
     from fairseq.data import Dictionary
 
-    made = Dictionary()
-    for i in range(symbols - len(made)):
-        made.add_symbol(f"w{i}")
-    return made
+    dictionary = Dictionary()
+    for i in range(symbols - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    return dictionary

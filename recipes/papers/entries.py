@@ -1,17 +1,17 @@
-"""The commands of each row of each table and of each figure, from ``flowformer.yaml``, ``flash.yaml``, ``daft.yaml``.
+"""The commands for each row of each table and for each figure, from ``flowformer.yaml``, ``flash.yaml``, ``daft.yaml``.
 
-``trainings`` of such a file has named variables: those of ``Training``, and others that its texts name in braces.
-``tables`` says for each table which ``training`` its rows have, variables in place of that training's, and
+``trainings`` in such a file defines variables: the fields of ``Training``, and variables that texts name in braces.
+``tables`` gives for each table the ``training`` of its rows, variables that override those of that training, and
 
 * ``rows`` and ``columns``: name as printed -> a model, variables, or a list of these where a row compares models;
 * ``not_trained``: name -> the reason;
-* ``rows_of_all_columns``: a variable of a shell's loop -> name of a row -> the one value of this variable with which
-  the row trains the models of all columns;
-* ``parameters``: the column, or where columns are models the row, that has the published millions of parameters; the
-  number is the variable ``published``.
+* ``rows_of_all_columns``: variable of a shell loop -> name of a row -> the value of this variable with which the row
+  trains the models of all columns;
+* ``parameters``: the column (the row, if columns are models) with the published number of parameters in millions. The
+  variable ``published`` has that number.
 
-A block of commands may have ``loops``, variable -> values, or the name of a list of values. ``each`` stands in the
-place of a block: its ``blocks`` are repeated with each of a list of variables. ``figures`` has commands or reasons.
+A block of commands may have ``loops``: variable -> values, or the name of a list of values. ``each`` replaces a block:
+its ``blocks`` are repeated with each of a list of variables. ``figures`` has commands or reasons.
 """
 
 import functools
@@ -31,14 +31,14 @@ Entries = dict[str, Entry]
 
 
 class _Variables(ChainMap):
-    """Variables by name; the names in braces in a text are filled in when it is read, and spaces are single."""
+    """Variables by name. When a text is read, names in braces are filled in and runs of whitespace become one space."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         return self.fill(value) if isinstance(value, str) else value
 
     def fill(self, text: str) -> str:
-        """``text`` with variables in the place of their names."""
+        """``text`` with the names in braces replaced by the variables."""
         return " ".join(text.format_map(self).split())
 
 
@@ -52,7 +52,7 @@ def entries_of(paper: str) -> dict[str, Entries]:
 
 
 def command_of(paper: str, figure: str) -> str:
-    """The command that draws a figure, which begins with "python", or the reason why there is none."""
+    """The command that draws a figure and begins with "python", or the reason why the figure is not drawn."""
     return _read(paper)["figures"][figure]
 
 
@@ -62,18 +62,18 @@ def _read(paper: str) -> dict[str, Any]:
 
 
 def _entries(table: PublishedTable, described: dict[str, Any], trainings: dict[str, Any]) -> Entries:
-    """The entries of a table, columns first, in the order in which they are printed."""
+    """The entries of a table, columns first, in the printed order."""
 
     def training(name: str, model: str | dict[str, Any]) -> Training:
-        own = {"model": model} if isinstance(model, str) else model
-        named = own.get("training") or described["training"]
-        return _training(_Variables(own, _published(table, described, name), described, trainings[named]))
+        own_variables = {"model": model} if isinstance(model, str) else model
+        key = own_variables.get("training") or described["training"]
+        return _training(_Variables(own_variables, _published(table, described, name), described, trainings[key]))
 
     entries: Entries = {name: _not_trained(reason) for name, reason in described.get("not_trained", {}).items()}
     columns = described.get("columns", {})
     for name, model in (columns | described.get("rows", {})).items():
-        made = [training(name, one) for one in (model if isinstance(model, list) else [model])]
-        entries[name] = tuple(made) if isinstance(model, list) else made[0]
+        row_trainings = [training(name, variant) for variant in (model if isinstance(model, list) else [model])]
+        entries[name] = tuple(row_trainings) if isinstance(model, list) else row_trainings[0]
     for variable, rows in described.get("rows_of_all_columns", {}).items():
         for name, value in rows.items():
             entries[name] = tuple(_only(entries[column], variable, value) for column in columns)
@@ -88,7 +88,7 @@ def _not_trained(reason: str) -> NotTrained:
 
 
 def _published(table: PublishedTable, described: dict[str, Any], name: str) -> dict[str, str]:
-    """The published number of parameters of the row or column ``name``; nothing where the table has none."""
+    """The published number of parameters of the row or column ``name``; empty if the table has none."""
     where = described.get("parameters")
     if where is None:
         return {}
@@ -98,10 +98,10 @@ def _published(table: PublishedTable, described: dict[str, Any], name: str) -> d
 
 
 def _training(variables: _Variables) -> Training:
-    """The training of a model with options, ``NAME --option value``, which also are variables of their own."""
+    """The training of a model ``NAME --option value``; its name, options and folder are variables as well."""
     model = variables["model"]
     name, _, options = model.partition(" ")
-    folder = model.replace(" --", ".").replace(" ", "_")  # of its own: "NAME.option_value"
+    folder = model.replace(" --", ".").replace(" ", "_")  # each model has its own: "NAME.option_value"
     variables = _Variables(*variables.maps, {"name": name, "options": options, "folder": folder})
     published = variables.get("published")
     return Training(
@@ -120,8 +120,8 @@ def _training(variables: _Variables) -> Training:
 def _blocks(described: list[dict[str, Any]], variables: _Variables) -> Iterator[Block]:
     for block in described:
         if "each" in block:
-            for own in variables[block["each"]]:
-                yield from _blocks(block["blocks"], variables.new_child(own))
+            for overrides in variables[block["each"]]:
+                yield from _blocks(block["blocks"], variables.new_child(overrides))
             continue
         loops = []
         for name, values in block.get("loops", {}).items():
@@ -132,7 +132,7 @@ def _blocks(described: list[dict[str, Any]], variables: _Variables) -> Iterator[
 
 
 def _only(training: Training, variable: str, value: str) -> Training:
-    """``training`` with one value of a variable of its loops, and without the blocks that do not have it."""
+    """``training`` with the loop variable ``variable`` set to ``value``, without blocks whose loops lack this value."""
     blocks = []
     for block in training.blocks:
         loops = tuple((name, (value,) if name == variable else values) for name, values in block.loops)

@@ -19,9 +19,9 @@ from .trainings import Training as Row
 from .trainings import trainings_of
 
 TRAINER = ("-m", "recipes.demo.train_digits")
-#: Side of a patch: digits have a grid of 8 x 8 patches, the paper's images one of 14 x 14, for which windows are made.
+#: Side of a patch. Digits have 8 x 8 patches; the paper's images have 14 x 14, and its windows are for these.
 PATCH, _GRID, _PUBLISHED_GRID = 4, 8, 14
-#: Of DAFT in DeiT-S's shape: its position biases have two factors of a third of the width.
+#: DAFT in DeiT-S's shape: the rank of its position biases is a third of the width; its window, and its epochs.
 _BIAS_SHARE, _WINDOW, _EPOCHS = 3, 11, 300
 
 
@@ -41,7 +41,7 @@ class ImageRows(Options):
     epochs: int = option(10)
 
     def completed(self) -> "ImageRows":
-        """The options with the names of the models, and a folder of their own; ArgumentTypeError for no such table."""
+        """The options with the names of the models, and their folder; ArgumentTypeError for an unknown table."""
         if (self.paper, self.table) not in IMAGE_TABLES:
             raise argparse.ArgumentTypeError(refusal(IMAGE_TABLES, self.paper, self.table))
         out = folder(self.out, self.paper, self.table)
@@ -58,18 +58,18 @@ class Model(NamedTuple):
 
 def models_of(paper: str, table: str) -> dict[str, Model]:
     """The models of a table by their names, the best first as published."""
-    columns, made = IMAGE_TABLES[paper, table], {}
+    columns, models = IMAGE_TABLES[paper, table], {}
     for row, entry in entries_of(paper)[table].items():
         for column, training in zip(columns, trainings_of(entry)):
-            made[row if len(columns) == 1 else f"{row}, {column}"] = Model(row, column, training)
-    cells = published(paper, table, made)
-    return {name: made[name] for name in sorted(made, key=lambda name: -value(cells[name]))}
+            models[row if len(columns) == 1 else f"{row}, {column}"] = Model(row, column, training)
+    cells = published(paper, table, models)
+    return {name: models[name] for name in sorted(models, key=lambda name: -value(cells[name]))}
 
 
 def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str]:
     """The published cell of each model in the table, by the model's name."""
     printed = read_paper(paper).tables[table]
-    return {name: published_cells(printed, one.column, [one.row])[one.row] for name, one in models.items()}
+    return {name: published_cells(printed, model.column, [model.row])[model.row] for name, model in models.items()}
 
 
 def small_model(model: str, size: ImageRows) -> tuple[str, dict[str, Any]]:
@@ -95,15 +95,15 @@ def _odd(side: float) -> int:
 
 
 def typed(kwargs: dict[str, Any]) -> list[str]:
-    """Arguments of a model as they are typed."""
+    """Arguments of a model as they are typed on a command line."""
     return [f"{name}={setting}".replace(" ", "") for name, setting in kwargs.items()]
 
 
 def epochs_of(training: Row, size: ImageRows) -> int:
-    """Epochs, as many for all but for a row that has fewer in the table."""
+    """``size.epochs``, scaled down for a row that the paper trains for fewer epochs."""
     train = next(words for words in training.commands() if "torchrun" in words)
-    theirs = int(train[train.index("--epochs") + 1]) if "--epochs" in train else _EPOCHS
-    return max(1, round(size.epochs * theirs / _EPOCHS))
+    row_epochs = int(train[train.index("--epochs") + 1]) if "--epochs" in train else _EPOCHS
+    return max(1, round(size.epochs * row_epochs / _EPOCHS))
 
 
 def train_arguments(out: Path, data: Path, training: Row, size: ImageRows, seed: int) -> list[object]:
@@ -122,10 +122,10 @@ def train_arguments(out: Path, data: Path, training: Row, size: ImageRows, seed:
 
 def planned_rows(options: ImageRows, data: Data) -> list[Planned]:
     """Every model with every seed."""
-    models, made = models_of(options.paper, options.table), []
+    models, plans = models_of(options.paper, options.table), []
     for planned in planned_trainings(options.models, range(1, options.seeds + 1), lambda model, seed: []):
         name = f"{folder_of(planned.model)}.{planned.seed}"
         out, row = options.out / "runs" / name, models[planned.model].training
         arguments = train_arguments(out, data.folder, row, options, planned.seed)
-        made.append(planned._replace(training=Training(name, arguments, TRAINER)))
-    return made
+        plans.append(planned._replace(training=Training(name, arguments, TRAINER)))
+    return plans

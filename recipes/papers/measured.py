@@ -1,4 +1,4 @@
-"""Measurements of the tables' rows made here: small experiments, each with its command, machine and date."""
+"""Our measurements of the tables' rows: small experiments, each with its command, machine and date."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from .trainings import Entry, trainings_of
 _RECIPES = Path(__file__).parents[1]
 #: "PAPER TABLE" -> the fields of each ``Measured``.
 _KEPT = Path(__file__).with_name("measured.json")
-#: What stands for a row that was run here: none was at the paper's size.
+#: The cell of a row that was run here; no row was run at the paper's size.
 IN_SMALL = "in small"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -20,21 +20,21 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 class Measured(NamedTuple):
     """One comparison whose models are rows, or columns, of a published table."""
 
-    what: str  # of which size and data
+    what: str  # size and data
     cells: dict[str, str]  # by the name of a row, or the header of a column of models
-    column: str  # of the table, with which it compares; its row where models are columns
+    column: str  # of the table, that it is compared with; the row, if columns are models
     command: str
     machine: str
     date: str
-    limits: str  # what it does not show
+    limits: str  # what the comparison does not show
     higher_is_better: bool = True
-    part: int = 0  # of several numbers in a published cell, as in "16.78 / 4.23"
+    part: int = 0  # index into a published cell with several numbers, as in "16.78 / 4.23"
 
 
 def measured(paper: str, number: str) -> list[Measured]:
-    """Everything that was measured here of a table."""
-    found = read_record(_KEPT, dict[str, list[Measured]]).get(f"{paper} {number}", [])
-    return [*found, _vowels()] if (paper, number) == ("flowformer", "6") else found
+    """Our measurements for a table."""
+    measurements = read_record(_KEPT, dict[str, list[Measured]]).get(f"{paper} {number}", [])
+    return [*measurements, _vowels()] if (paper, number) == ("flowformer", "6") else measurements
 
 
 def _vowels() -> Measured:
@@ -53,13 +53,13 @@ def _vowels() -> Measured:
     }
     cells = {}
     for name, column in names.items():
-        best = [one["best"] for one in content["results"] if one["model"] == name]
+        best = [result["best"] for result in content["results"] if result["model"] == name]
         if best:
             cells[columns[column]] = spread(best)
     run = content["earlier"][0]
-    what = "JapaneseVowels in the paper's size, 100 epochs; the best test accuracy of a run, as the paper reports"
+    title = "JapaneseVowels in the paper's size, 100 epochs; the best test accuracy of a run, as the paper reports"
     limits = "One of ten data sets, that of the shortest series."
-    return Measured(what, cells, "JAPANESEVOWELS", run["command"], run["machine"], run["date"], limits)
+    return Measured(title, cells, "JAPANESEVOWELS", run["command"], run["machine"], run["date"], limits)
 
 
 def published_cells(table: PublishedTable, column: str, names: list[str], part: int = 0) -> dict[str, str]:
@@ -80,14 +80,14 @@ def value(cell: str) -> float:
 def kendall(measured: dict[str, str], published: dict[str, str]) -> float | None:
     """Kendall's tau-b between the order of the cells measured and of those published; None below three rows.
 
-    1 is the same order, -1 the reverse. Deviations are not looked at.
+    1 is the same order, -1 the reverse. Deviations are ignored.
     """
-    both = [(value(published[name]), value(cell)) for name, cell in measured.items()]
-    if len(both) < 3:
+    pairs = [(value(published[name]), value(cell)) for name, cell in measured.items()]
+    if len(pairs) < 3:
         return None
     from scipy.stats import kendalltau
 
-    return float(kendalltau(*zip(*both)).statistic)
+    return float(kendalltau(*zip(*pairs)).statistic)
 
 
 def said_of_order(measured: dict[str, str], published: dict[str, str]) -> str:
@@ -102,4 +102,4 @@ def run_here(name: str, entry: Entry, found: list[Measured]) -> str:
     """Whether the row or column ``name`` was run here; empty where there is nothing to run."""
     if not trainings_of(entry):
         return ""
-    return IN_SMALL if any(name in one.cells or name == one.column for one in found) else "not run"
+    return IN_SMALL if any(name in comparison.cells or name == comparison.column for comparison in found) else "not run"

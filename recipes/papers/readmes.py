@@ -1,6 +1,6 @@
-"""The tables of published numbers in the READMEs of the recipes, made of the papers' tables.
+"""The tables of published numbers in the READMEs of the recipes, generated from the papers' tables.
 
-A table stands between ``<!-- published: PAPER TABLE -->`` and ``<!-- end of published -->``; nothing else is touched.
+A table stands between ``<!-- published: PAPER TABLE -->`` and ``<!-- end of published -->``; nothing else is changed.
 """
 
 import textwrap
@@ -24,10 +24,10 @@ def readmes() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """``text`` of a README with its tables made anew.
+    """``text`` of a README with its tables generated again.
 
     Raises:
-        ValueError: a marker names a paper or table that is not there.
+        ValueError: a marker names a paper or table that does not exist.
     """
 
     def make(paper: str, number: str) -> str:
@@ -40,23 +40,23 @@ def rewritten(text: str) -> str:
 
 
 def document(paper: str, table: PublishedTable) -> str:
-    """A table as printed, what trains each row here, what was measured of it here, and where it is from."""
-    entries, found = entries_of(paper)[table.number], measured(paper, table.number)
+    """A table as printed, with the models that train its rows, our measurements, and the source of the table."""
+    entries, measurements = entries_of(paper)[table.number], measured(paper, table.number)
     columns = bool(set(entries) & set(table.header[1:]))  # models are columns
     names = table.header[1:] if columns else [row.name for row in table.rows]
     added = {"here": [here(entries[name]) for name in names]}
-    for title, one in zip(_titles(found), found):
-        missing = {name: run_here(name, entries[name], found).replace(IN_SMALL, "") for name in names}
-        added[title] = [one.cells.get(name, missing[name]) for name in names]
+    for title, comparison in zip(_titles(measurements), measurements):
+        missing = {name: run_here(name, entries[name], measurements).replace(IN_SMALL, "") for name in names}
+        added[title] = [comparison.cells.get(name, missing[name]) for name in names]
     text = table.markdown(last=added if columns else {}, further={} if columns else added)
-    place = f"Table {table.number}" if table.number.isalnum() else f"the table {table.number.replace('-', ' ')}"
+    label = f"Table {table.number}" if table.number.isalnum() else f"the table {table.number.replace('-', ' ')}"
     source = (
-        f"As printed, {place} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`."
+        f"As printed, {label} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`."
     )
     small = small_command(paper, table.number)
     source += f" All rows in small: `{small}`." if small else ""
-    said = [_said(table, title, one) for title, one in zip(_titles(found), found)]
-    return "\n\n".join([text, _filled(source), *said])
+    paragraphs = [_said(table, title, comparison) for title, comparison in zip(_titles(measurements), measurements)]
+    return "\n\n".join([text, _filled(source), *paragraphs])
 
 
 def _titles(found: list[Measured]) -> list[str]:
@@ -67,8 +67,8 @@ def _titles(found: list[Measured]) -> list[str]:
 def _said(table: PublishedTable, title: str, one: Measured) -> str:
     """A paragraph that explains a column of measurements: what was measured, its limits, command and date."""
     order = said_of_order(one.cells, published_cells(table, one.column, list(one.cells), one.part))
-    said = f"{title.capitalize()}, beside {one.column}: {one.what}. {order} {one.limits}"
-    return _filled(f"{said} `{one.command}`; {one.machine}, {one.date}.")
+    text = f"{title.capitalize()}, beside {one.column}: {one.what}. {order} {one.limits}"
+    return _filled(f"{text} `{one.command}`; {one.machine}, {one.date}.")
 
 
 def _filled(text: str) -> str:
@@ -76,5 +76,5 @@ def _filled(text: str) -> str:
 
 
 def write_readmes() -> list[Path]:
-    """Make the tables of all READMEs anew; returns those that changed."""
+    """Generate the tables of all READMEs again; returns the files that changed."""
     return rewrite_files(readmes(), lambda path: rewritten(path.read_text(encoding="utf-8")), _COMMAND)

@@ -1,4 +1,4 @@
-"""The texts of ``python -m recipes.papers``: papers, a table beside what was measured here, and a row's commands."""
+"""The texts of ``python -m recipes.papers``: papers, a table with our measurements, and a row's commands."""
 
 import textwrap
 from collections.abc import Iterable
@@ -27,16 +27,16 @@ def list_papers(papers: Iterable[Paper]) -> str:
 
 
 def show_table(paper: Paper, table: PublishedTable) -> str:
-    """The table as printed, what was measured here, what trains each row, and what the paper says of it."""
+    """The table as printed, the paper's notes on it, the models that train its rows, and our measurements."""
     entries = entries_of(paper.name)[table.number]
     lines = [f"{paper.title}, Table {table.number}: {table.title}", "", *_columns([table.header, *_cells(table)]), ""]
     lines += [line for note in table.notes for line in _filled(note)]
     lines += [line for note in table.contradictions for line in _filled(f"Contradiction: {note}")]
-    found = measured(paper.name, table.number)
-    lines += ["", "Here:", "", *_columns(_here(entries, found))]
-    for one in found:
-        lines += ["", *_measured(table, one)]
-    if not found:
+    measurements = measured(paper.name, table.number)
+    lines += ["", "Here:", "", *_columns(_here(entries, measurements))]
+    for comparison in measurements:
+        lines += ["", *_measured(table, comparison)]
+    if not measurements:
         lines += ["", "Nothing of it was measured here: no row was run at the paper's size or at a smaller one."]
     small = small_command(paper.name, table.number)
     lines += ["", f"All rows in small: {small}"] if small else []
@@ -51,19 +51,19 @@ def show_entry(paper: Paper, table: PublishedTable, name: str, entry: Entry) -> 
         printed = zip(table.header[1:], table.row(name).cells[1:])
         head.append("published: " + ", ".join(f"{header} {cell}" for header, cell in printed if cell))
     else:  # a column
-        at = table.header.index(name)
-        head.append("published: " + ", ".join(f"{row.name} {row.cells[at]}" for row in table.rows if row.cells[at]))
+        i = table.header.index(name)
+        head.append("published: " + ", ".join(f"{row.name} {row.cells[i]}" for row in table.rows if row.cells[i]))
     if isinstance(entry, NotTrained):
         return "\n".join([*head, f"not trained: {entry.reason}"])
     trainings = trainings_of(entry)
-    for one in trainings:
-        head += ["", *_described(one)]
+    for training in trainings:
+        head += ["", *_described(training)]
     comments = [f"# {part}".rstrip() for line in head for part in (_filled(line) or [""])]
     return "\n\n".join(["\n".join(comments), *(block.printed() for block in blocks_of(trainings))])
 
 
 def show_figure(paper: Paper, figure: Figure, command: str) -> str:
-    """A figure's caption, and the command that draws it or why there is none."""
+    """A figure's caption, and the command that draws it, or the reason why it is not drawn."""
     head = _filled(f"{paper.title}, Figure {figure.number}: {figure.caption}")
     if not command.startswith("python "):
         return "\n".join([*head, *_filled(f"not drawn: {command}")])
@@ -71,7 +71,7 @@ def show_figure(paper: Paper, figure: Figure, command: str) -> str:
 
 
 def key(figure: Figure) -> str:
-    """A figure as a command line names it."""
+    """The name of a figure on the command line."""
     return f"figure-{figure.number}"
 
 
@@ -79,12 +79,16 @@ def _here(entries: dict[str, Entry], found: list[Measured]) -> list[tuple[str, .
     rows = [("row", "here", "parameters", "published", "run here", "")]
     for name, entry in entries.items():
         trainings = trainings_of(entry)
-        few = trainings[:2] if len(trainings) < 3 else ()
-        ours = ", ".join(f"{count / 1e6:.1f} M" for one in few if (count := count_parameters(one)))
-        published = ", ".join(dict.fromkeys(f"{one.published:g} M" for one in trainings if one.published))
-        notes = "; ".join(dict.fromkeys(note for one in few for note in (one.difference, one.note) if note))
-        shown = here(entry).replace("`", "") if few or not trainings else f"{len(trainings)} models"
-        rows.append((name, shown, ours, published, run_here(name, entry, found), notes))
+        listed = trainings[:2] if len(trainings) < 3 else ()
+        parameters = ", ".join(f"{count / 1e6:.1f} M" for training in listed if (count := count_parameters(training)))
+        published = ", ".join(
+            dict.fromkeys(f"{training.published:g} M" for training in trainings if training.published)
+        )
+        notes = "; ".join(
+            dict.fromkeys(note for training in listed for note in (training.difference, training.note) if note)
+        )
+        shown = here(entry).replace("`", "") if listed or not trainings else f"{len(trainings)} models"
+        rows.append((name, shown, parameters, published, run_here(name, entry, found), notes))
     return rows
 
 
@@ -93,13 +97,13 @@ def _measured(table: PublishedTable, one: Measured) -> list[str]:
     ordered = sorted(one.cells, key=lambda name: value(published[name]), reverse=one.higher_is_better)
     shown = [(f"{one.column}, published order", "published", "measured here")]
     shown += [(name, published[name], one.cells[name]) for name in ordered]
-    said = f"{said_of_order(one.cells, published)} Another experiment: it confirms and refutes no row. {one.limits}"
+    remarks = f"{said_of_order(one.cells, published)} Another experiment: it confirms and refutes no row. {one.limits}"
     return [
         *_filled(f"Measured here: {one.what}"),
         "",
         *_columns(shown),
         "",
-        *_filled(said),
+        *_filled(remarks),
         one.command,
         f"{one.machine}, {one.date}",
     ]
@@ -126,7 +130,7 @@ def _cells(table: PublishedTable) -> list[tuple[str, ...]]:
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows of cells as lines, in columns."""
+    """Lines of text with the cells of ``rows`` aligned in columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     return [f"  {line}" for line in (lines[0], "  ".join("-" * width for width in widths), *lines[1:])]

@@ -1,6 +1,6 @@
 """All rows of a table as language models of one small size, which are trained in minutes on any text.
 
-A row keeps what tells it from the others: its architecture, its options, one head or several, a head for each channel.
+A row keeps what distinguishes it: its architecture, its options, one head or several, a head for each channel.
 Widths and windows shrink in proportion. Gated attention units are two for a layer, as in the FLASH paper, with queries
 of half the width, as in ``recipes.flash.compare``.
 """
@@ -24,9 +24,9 @@ from .tables import PAPERS, names_like, read_paper
 from .trainings import NotTrained, Training, trainings_of
 
 COMMAND = "recipes.papers.compare"
-#: The same of models of images, which learn handwritten digits.
+#: The command for image models, which are trained on handwritten digits.
 IMAGES = "recipes.papers.compare_images"
-#: Where a comparison writes by default: in a folder of its own.
+#: The default folder of a comparison.
 FOLDER = Path("work/papers/PAPER_TABLE")
 
 
@@ -39,8 +39,8 @@ class Values(NamedTuple):
     """The column of a table that is compared with small language models, and the kind of its numbers."""
 
     column: str
-    bits: bool = False  # of a token, rather than perplexity
-    masked: bool = False  # whether each row is a masked model, too
+    bits: bool = False  # bits per token, not perplexity
+    masked: bool = False  # whether each row also has a masked model
 
 
 TABLES = {
@@ -50,7 +50,7 @@ TABLES = {
     ("daft", "4"): Values("Test loss", bits=True),
     ("daft", "5"): Values("Test bpc", bits=True),
 }
-#: The tables of models of images: the columns that are compared, each of its own model.
+#: The tables of image models -> the columns that are compared; each column has its own model.
 IMAGE_TABLES = {
     ("flowformer", "5"): ("TOP-1 ACC.",),
     ("daft", "2"): ("Top1 Acc",),
@@ -58,13 +58,13 @@ IMAGE_TABLES = {
     ("daft", "7"): ("Top 1 Acc",),
     ("daft", "8"): ("11", "15"),
 }
-#: All causal models of FLASH's Table 13, whose masked ones are those of Table 12.
+#: All causal models of FLASH's Table 13; Table 12 has the masked ones.
 _SEVEN = (
     "python -m recipes.flash.compare --file TEXT --seeds 3 "
     "--archs transformer_lm,transformer_plus_lm,transformer_pp_lm,performer_lm,combiner_lm,flash_quad_lm,flash_lm"
 )
 _EPISODES = "bc awac softmax linear reformer favor cosformer flowformer"
-#: Tables of other kinds, and the comparison of a recipe that has their rows in small.
+#: Other tables -> the command of the recipe that trains their rows in small.
 _ELSEWHERE = {
     ("flowformer", "2"): "python -m recipes.lra.compare --table 2 --length 256",
     ("flowformer", "3"): "python -m recipes.lra.compare --table 2 --length 256",
@@ -83,7 +83,7 @@ _REACHES = ("daft_window", "local_window")
 
 
 def small_command(paper: str, table: str) -> str | None:
-    """The command that trains all rows of a table in small; None if there is none."""
+    """The command that trains all rows of a table in small; None if no recipe does."""
     if (paper, table) in TABLES:
         return f"python -m {COMMAND} {paper} {table} --file TEXT"
     if (paper, table) in IMAGE_TABLES:
@@ -95,11 +95,11 @@ def refusal(known: Iterable[tuple[str, str]], paper: str, table: str) -> str:
     """The error message for a table that is not among the ``known`` ones of a command."""
     here = [number for name, number in known if name == paper]
     command = small_command(paper, table)
-    further = f"; its rows in small: {command}" if command else ""
-    return f"TABLE is {table}; allowed for {paper}: {', '.join(here) or 'none'}{further}"
+    hint = f"; its rows in small: {command}" if command else ""
+    return f"TABLE is {table}; allowed for {paper}: {', '.join(here) or 'none'}{hint}"
 
 
-#: What a table's rows are compared by: the options of both kinds of models.
+#: Options of language models and image models: the table whose rows are compared.
 PAPER = option(None, ", ".join(PAPERS), names=("paper",), metavar="PAPER", type=str.lower, choices=PAPERS)
 TABLE = option(None, "as python -m recipes.papers lists them", names=("table",), metavar="TABLE", type=str.lower)
 
@@ -123,38 +123,38 @@ class Rows(LanguageModels):
     masked: bool = option(False, "FLASH's masked models, not the causal ones")
 
     def completed(self) -> "Rows":
-        """The options with the models of their rows, and a folder of their own.
+        """The options with the models of the rows and the folder of this comparison.
 
         Raises:
-            argparse.ArgumentTypeError: a table or a row that is not there, or one that is not of such models.
+            argparse.ArgumentTypeError: an unknown table or row, or one without such models.
         """
         if (self.paper, self.table) not in TABLES:
             raise argparse.ArgumentTypeError(refusal(TABLES, self.paper, self.table))
         if self.masked and not self.values.masked:
-            masked = ", ".join(" ".join(named) for named, compared in TABLES.items() if compared.masked)
+            masked = ", ".join(" ".join(key) for key, values in TABLES.items() if values.masked)
             raise argparse.ArgumentTypeError(f"--masked is given with {self.paper} {self.table}; allowed: {masked}")
         out = folder(self.out, self.paper, self.table, *["masked"] * self.masked)
         return replace(self, models=self._chosen_rows(), out=out)
 
     def _chosen_rows(self) -> list[str]:
-        """The rows that are asked for, in the published order."""
+        """The rows that ``rows`` selects, in the published order."""
         entries = entries_of(self.paper)[self.table]
-        known = trained_rows(self.paper, self.table, self.masked)
+        trained = trained_rows(self.paper, self.table, self.masked)
         if self.rows is None:
-            return known
+            return trained
         chosen = set()
         for name in self.rows:
             matches = names_like(entries, name)
             if len(matches) != 1:
-                raise argparse.ArgumentTypeError(f"--rows has {name}; allowed: {'; '.join(matches or known)}")
+                raise argparse.ArgumentTypeError(f"--rows has {name}; allowed: {'; '.join(matches or trained)}")
             if isinstance(entries[matches[0]], NotTrained):
                 reason = entries[matches[0]].reason
-                raise argparse.ArgumentTypeError(f"--rows has {name}: {reason}; allowed: {'; '.join(known)}")
+                raise argparse.ArgumentTypeError(f"--rows has {name}: {reason}; allowed: {'; '.join(trained)}")
             chosen.add(matches[0])
-        return [row for row in known if row in chosen]
+        return [row for row in trained if row in chosen]
 
     def model_arguments(self, name: str) -> list[object]:
-        """The arguments that say how the model of a row is built."""
+        """The arguments from which the model of a row is built."""
         training = self._training(name)
         task = ("masked_lm", "--criterion", "masked_lm") if self.masked else ("language_modeling",)
         sizes = self._shape(training) | self._mechanism(training)
@@ -231,7 +231,7 @@ def trained_rows(paper: str, table: str, masked: bool = False) -> list[str]:
 
 
 def folder_of(row: str) -> str:
-    """The name of a row in small letters and digits."""
+    """The name of a row in lower-case letters and digits."""
     return re.sub(r"[^a-z0-9]+", "_", row.lower()).strip("_")
 
 
@@ -241,7 +241,7 @@ def _of_units(training: Training) -> bool:
 
 
 def planned_rows(options: Rows, data: Data) -> list[Planned]:
-    """Every row with every seed; folders have the names of rows in small letters."""
+    """Every row with every seed; folders have the names of rows in lower case."""
 
     def arguments(name: str, seed: int) -> list[object]:
         return options.train_arguments(data.folder, name, seed)

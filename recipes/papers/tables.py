@@ -1,7 +1,7 @@
-"""The published tables and figures, read from ``flowformer.md``, ``flash.md`` and ``daft.md`` beside this file.
+"""The published tables and figures, read from ``flowformer.md``, ``flash.md`` and ``daft.md`` next to this file.
 
-A table stands below ``## Table NUMBER: TITLE``: its rows as printed, paragraphs of notes, and a list of what in it
-contradicts itself or the text. A figure is an item of the list below ``## Figures``.
+Below ``## Table NUMBER: TITLE`` are the rows as printed, paragraphs of notes, and a list of contradictions in the table
+or with the text. A figure is an item of the list below ``## Figures``.
 """
 
 import functools
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _FOLDER = Path(__file__).parent
-#: As a command line names them.
+#: The papers' names on a command line.
 PAPERS = ("flowformer", "flash", "daft")
-#: What a citation in a row's or column's name looks like: a year in parentheses.
+#: A citation in the name of a row or column: parentheses with a year.
 _CITATION = re.compile(r"\s*\([^()]*\b(?:19|20)\d\d[a-zA-Z]?\)|\s*\(OURS\)")
 _ARROWS = re.compile(r"\s*[↑↓]")
 
@@ -21,8 +21,8 @@ _ARROWS = re.compile(r"\s*[↑↓]")
 class Row(NamedTuple):
     """One row of a table."""
 
-    name: str  # unique in its table, as printed but for what tells rows of one name apart
-    cells: tuple[str, ...]  # as printed, the first one too
+    name: str  # as printed; made unique in its table where rows have the same name
+    cells: tuple[str, ...]  # as printed, including the name
 
 
 class PublishedTable(NamedTuple):
@@ -41,10 +41,10 @@ class PublishedTable(NamedTuple):
 
     def cell(self, row: str, column: str) -> str:
         """The cell in the row ``row`` and the first column whose header begins with ``column``; KeyError if none."""
-        at = [i for i, header in enumerate(self.header) if i and header.startswith(column)]
-        if not at:
+        matches = [i for i, header in enumerate(self.header) if i and header.startswith(column)]
+        if not matches:
             raise KeyError(column)
-        return self.row(row).cells[at[0]]
+        return self.row(row).cells[matches[0]]
 
     def markdown(self, *, last: dict[str, Sequence[str]], further: dict[str, Sequence[str]]) -> str:
         """The table as Markdown, with ``last`` rows, name -> cells, and ``further`` columns, header -> cells."""
@@ -98,7 +98,7 @@ def short(text: str) -> str:
 
 
 def _table(section: str) -> PublishedTable:
-    """``section`` begins with "Table NUMBER: TITLE"."""
+    """The table in ``section``, which begins with "Table NUMBER: TITLE"."""
     heading, _, body = section.partition("\n")
     number, _, title = heading.removeprefix("Table ").partition(": ")
     lines = body.splitlines()
@@ -120,18 +120,18 @@ def _cells(line: str) -> tuple[str, ...]:
 
 
 def _names(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each row; rows of one name get that of their group after it, or cells in which they differ."""
+    """A unique name for each row: rows with the same name get the name of their group, or cells that differ, added."""
     names, groups, group = [row[0] for row in rows], [], ""
     for row in rows:
         group = group if any(row[1:]) else row[0]
         groups.append(group)
     for name in {name for name in names if names.count(name) > 1}:
-        same = [i for i, one in enumerate(names) if one == name]
-        told = [(groups, "")] + [([row[i] for row in rows], f"{short(header[i])} ") for i in range(1, len(header))]
-        for cells, what in told:
+        same = [i for i, other in enumerate(names) if other == name]
+        suffixes = [(groups, "")] + [([row[i] for row in rows], f"{short(header[i])} ") for i in range(1, len(header))]
+        for cells, prefix in suffixes:
             if len({names[i] for i in same}) < len(same) and len({cells[i] for i in same}) > 1:
                 for i in same:
-                    names[i] += f", {what}{cells[i]}"
+                    names[i] += f", {prefix}{cells[i]}"
     return names
 
 
@@ -140,8 +140,8 @@ def _is_number(cell: str) -> bool:
 
 
 def names_like(entries: Iterable[str], asked: str) -> list[str]:
-    """The names that ``asked`` may mean: itself; it without citations, in small letters; or what begins with it."""
+    """The names equal to ``asked``; else those equal without citations and case; else those with a comma after it."""
     plain = {name: short(name).casefold() for name in entries}
     wanted = short(asked).casefold()
-    exact = [name for name in plain if name == asked] or [name for name, one in plain.items() if one == wanted]
-    return exact or [name for name, one in plain.items() if one.startswith(f"{wanted},")]
+    exact = [name for name in plain if name == asked] or [name for name, text in plain.items() if text == wanted]
+    return exact or [name for name, text in plain.items() if text.startswith(f"{wanted},")]

@@ -11,21 +11,21 @@ _WIDTH = 118
 
 
 class Block(NamedTuple):
-    """Commands of a shell that are typed together."""
+    """Shell commands that are typed together."""
 
     title: str
     commands: tuple[str, ...]
-    #: A variable of the shell and its values, for which all commands are repeated; the outermost first.
+    #: Loops around all commands, the outermost first: a variable of the shell and its values.
     loops: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def printed(self) -> str:
-        """The block as it is typed."""
+        """The block as it is typed in a shell."""
         heads = [f"for {name} in {' '.join(values)}; do" for name, values in self.loops]
         lines = [f"# {self.title}", *heads, *map(wrapped, self.commands), *["done"] * len(heads)]
         return "\n".join(lines)
 
     def first(self) -> list[list[str]]:
-        """The words of each command, with the first value of each variable in its place."""
+        """The words of each command, with the first value of each loop's variable."""
         values = {name: first for name, (first, *_) in self.loops}
         filled = (re.sub(r"\$(\w+)", lambda found: values[found[1]], command) for command in self.commands)
         return [shlex.split(command, comments=True) for command in filled]
@@ -33,16 +33,16 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """How the model of a row is trained and evaluated here, beside the paper's hardware and parameters.
+    """How the model of a row is trained and evaluated here, with the paper's hardware and number of parameters.
 
     Attributes:
-        host: "fairseq" or "timm"; empty for a method of a recipe of our own.
+        host: "fairseq" or "timm"; empty for a method that a recipe implements.
         model: the architecture or model, with its options, as it is typed.
-        settings: of the training, by name: task, data, length, schedule, batch.
-        hardware: on which the paper trained.
+        settings: the training's settings by name: task, data, length, schedule, batch.
+        hardware: the paper's hardware.
         blocks: the commands, from data to evaluation.
-        published: number of parameters in the paper, in millions; None if it prints none.
-        difference: why ours is not within 1 % of that number.
+        published: number of parameters in the paper, in millions; None if the paper states none.
+        difference: why our number differs from it by more than 1 %.
         symbols: size of the dictionary with which parameters are counted.
     """
 
@@ -63,14 +63,14 @@ class Training:
 
 
 class NotTrained(NamedTuple):
-    """Why nothing trains a row here."""
+    """The reason why a row is not trained here."""
 
     reason: str
 
 
-#: A row above others, which says what they are of.
+#: A row that is a heading for the rows below it.
 HEADING = NotTrained("a heading")
-#: Several trainings where a row compares models.
+#: A row that compares models has several trainings.
 Entry = Training | NotTrained | tuple[Training, ...]
 
 
@@ -82,15 +82,15 @@ def trainings_of(entry: Entry) -> tuple[Training, ...]:
 
 
 def here(entry: Entry) -> str:
-    """The cell of an entry in a table, as Markdown: its models, or why nothing trains it."""
+    """The cell of an entry in a table, as Markdown: its models, or why it is not trained."""
     if isinstance(entry, NotTrained):
         return "" if entry is HEADING else entry.reason
-    return ", ".join(dict.fromkeys(f"`{one.model}`" for one in trainings_of(entry)))
+    return ", ".join(dict.fromkeys(f"`{training.model}`" for training in trainings_of(entry)))
 
 
 def blocks_of(entries: Iterable[Training]) -> list[Block]:
-    """The blocks of several trainings; what they share stands once, where it is first needed."""
-    return list(dict.fromkeys(block for one in entries for block in one.blocks))
+    """The blocks of several trainings; shared blocks appear once, where they are first needed."""
+    return list(dict.fromkeys(block for training in entries for block in training.blocks))
 
 
 def wrapped(command: str) -> str:

@@ -1,1 +1,1 @@
-"""Layers in the places of timm's: attention, blocks, position embedding."""
+"""Layers that replace those of timm: attention, blocks, position embedding."""

@@ -22,7 +22,7 @@ register_notrace_module(InnerAttention)
 
 
 class Uncalled(nn.Module):
-    """Mixin of a part that timm's Attention calls and ours never calls: registering a hook is a UserWarning."""
+    """Mixin of a part that timm's Attention calls and our attention does not: registering a hook is a UserWarning."""
 
 
 def _with_warning(register: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle]:
@@ -44,7 +44,7 @@ for _name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_ba
 
 
 class UncalledDropout(Uncalled, nn.Dropout):
-    """The dropout rate of a mechanism, under the name of the layer that timm's Attention has for its weights."""
+    """The dropout rate of a mechanism, under the name of the dropout layer of timm's Attention."""
 
 
 class UncalledIdentity(Uncalled, nn.Identity):
@@ -54,13 +54,13 @@ class UncalledIdentity(Uncalled, nn.Identity):
 class SelfAttention(nn.Module):
     """Multi-head self-attention (B, N, C) -> (B, N, C), with the arguments and parameter names of timm's Attention.
 
-    ``qkv``, ``proj``, ``q_norm``, ``k_norm``, ``norm`` and ``gate`` are timm's, so stock checkpoints load where the
-    mechanism has no parameters of its own; those are named ``attention.*``. ``attention_layer`` makes the subclasses,
-    one for a mechanism and its options. O(N C²) for the projections plus the mechanism's cost.
+    ``qkv``, ``proj``, ``q_norm``, ``k_norm``, ``norm`` and ``gate`` are timm's, so stock checkpoints load if the
+    mechanism has no parameters of its own, ``attention.*``. ``attention_layer`` makes the subclasses, one for each
+    mechanism with its options. O(N C²) for the projections plus the mechanism's cost.
 
-    A mechanism that holds something for each position (DAFT-full, Linformer, Synthesizer, Sinkhorn, cosFormer) takes
-    as many tokens as it was built for, neither fewer nor more, without padding. One that reads an order (local, sparse,
-    bigbird, longformer, nystrom, combiner, mixed_chunk) sees any number of tokens as the sequence of an image's rows.
+    A mechanism that stores something for each position (DAFT-full, Linformer, Synthesizer, Sinkhorn, cosFormer) accepts
+    only the number of tokens that it was built for, without padding. One that depends on their order (local, sparse,
+    bigbird, longformer, nystrom, combiner, mixed_chunk) reads any number of tokens as the sequence of an image's rows.
 
     Args:
         dim: C.
@@ -76,11 +76,11 @@ class SelfAttention(nn.Module):
         proj_drop: dropout rate of the output.
 
     Raises:
-        ValueError: without ``attn_head_dim``, a ``dim`` that is no multiple of ``num_heads``; a norm without
+        ValueError: a ``dim`` that is not a multiple of ``num_heads``, without ``attn_head_dim``; a norm without
             ``norm_layer``; ``qk_norm`` for a mechanism whose queries or keys are not heads of d channels.
     """
 
-    #: Name in ``common.attention.ATTENTIONS``, its options, and its number of tokens and their grid where that is set.
+    #: Name in ``common.attention.ATTENTIONS``, its options, and the number of tokens and their grid if set.
     mechanism: ClassVar[str]
     options: ClassVar[AttentionOptions]
     max_tokens: ClassVar[int | None] = None
@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
             raise ValueError("norm_layer is None; allowed with qk_norm or scale_norm: a normalisation layer")
         dd = {"device": device, "dtype": dtype}
         self.num_heads = num_heads
-        self.grid_size = type(self).grid_size  # TorchScript sees attributes of the object alone
+        self.grid_size = type(self).grid_size  # TorchScript sees only attributes of the object
         self.head_dim = attn_head_dim or dim // num_heads
         attention = self._build_mechanism()
         channels = attention.projections(self.head_dim)
@@ -178,7 +178,7 @@ class SelfAttention(nn.Module):
 
     @classmethod
     def needs_tokens(cls) -> bool:
-        """Whether the mechanism must know the number of tokens, and the class does not say it."""
+        """Whether the mechanism needs the number of tokens, and the class does not have it."""
         return cls.max_tokens is None and "max_tokens" in ATTENTIONS[cls.mechanism].needs
 
     @classmethod
@@ -189,23 +189,23 @@ class SelfAttention(nn.Module):
         return attention_layer(cls.mechanism, max_tokens=max_tokens, grid_size=grid_size, **cls.options.as_dict())
 
     def __reduce__(self) -> tuple:
-        """Classes that ``attention_layer`` makes have no name by which pickle could find them."""
-        layer = type(self)  # what ``tell_grid`` told the object is in its own dictionary
+        """Rebuild the class: pickle cannot find the classes that ``attention_layer`` makes by name."""
+        layer = type(self)  # the object's own dictionary has what ``tell_grid`` set
         return _new, (layer.mechanism, layer.options, layer.max_tokens, layer.grid_size), self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over ``state``; a pickle of version 0.2 does not say whether the mechanism has positions."""
+        """Restore ``state``; pickles of version 0.2 lack ``has_positions``."""
         super().__setstate__({"has_positions": "max_tokens" in state["_modules"]["attention"].needs, **state})
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x, tokens (B, N, C) or a map of them (B, Y, X, C) -> the same shape with ``dim_out`` channels.
 
-        ``attn_mask`` may say which tokens are padding, as that of NaFlexViT: bool, True for a pair that attends, or
+        ``attn_mask`` may mark padding, as that of NaFlexViT does: bool, True for a pair that attends, or
         a float, 0 for such a pair and a large negative number for others; (B, 1, N, N), or (B, 1, 1, N) of the keys.
 
         Raises:
-            ValueError: any other ``attn_mask``; ``is_causal``; tokens that lie on no known grid where the mechanism
-                needs one, or are not those whose positions it holds.
+            ValueError: any other ``attn_mask``; ``is_causal``; tokens on an unknown grid if the mechanism needs one,
+                or another number of tokens than it has positions for.
         """
         return self.project(x, self.heads(x, attn_mask, is_causal))
 
@@ -216,7 +216,7 @@ class SelfAttention(nn.Module):
             check_positions(x, self.attention.max_tokens, self.grid_size, padding)
         query, key, value = self.query_key_value(x)
         dropout_p = self.attn_drop.p if self.training else 0.0
-        if torch.jit.is_scripting():  # whose mechanisms take keys, and flow queries, that are never None
+        if torch.jit.is_scripting():  # scripted mechanisms need keys, and flow needs queries
             assert key is not None
             if self.has_query:
                 assert query is not None
@@ -230,10 +230,10 @@ class SelfAttention(nn.Module):
         return out
 
     def query_key_value(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Queries, keys and values of x, each (B, H, N, channels), or None where the mechanism has no such."""
+        """Queries, keys and values of x, each (B, H, N, channels), or None if the mechanism does not use them."""
         q, k, v = self.qkv(x.flatten(1, -2)).split(self.widths, dim=-1)  # each (B, N, H channels)
         value = v.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, channels)
-        # Under autocast a normalisation gives float32 whatever comes in.
+        # Under autocast a normalisation returns float32 for any input.
         if self.has_query:
             query = self.q_norm(q.unflatten(2, (self.num_heads, -1)).transpose(1, 2)).type_as(value)
         else:
@@ -245,7 +245,7 @@ class SelfAttention(nn.Module):
         return query, key, value
 
     def project(self, x: Tensor, heads: Tensor) -> Tensor:
-        """The layer's output for x from what its ``heads`` gave: norm, gate and output projection."""
+        """The layer's output for x from the output of ``heads``: norm, gate and output projection."""
         out = self.norm(heads.transpose(1, 2).flatten(2))  # (B, H, N, channels) -> (B, N, H channels)
         if self.gate is not None:
             out = out * self.gate(x.flatten(1, -2)).sigmoid()
@@ -262,7 +262,7 @@ class SelfAttention(nn.Module):
         padding: Tensor | None,
         dropout_p: float,
     ) -> Tensor:
-        """The mechanism with whatever inputs it needs; TorchScript, which knows no ``**``, calls it by itself."""
+        """Call the mechanism with the inputs that it needs; TorchScript, which lacks ``**``, does not use this."""
         grid = grid_of(x, self.grid_size) if self.needs_grid else None
         inputs = self.attention.inputs(x=x.flatten(1, -2), spatial_shape=grid)
         return self.attention(query, key, value, padding, padding, dropout_p, **inputs)
@@ -283,15 +283,15 @@ def attention_layer(
 
     Args:
         name: one of ``common.attention.ATTENTIONS``.
-        max_tokens: the number of tokens, class token and registers included, for mechanisms that hold something for
+        max_tokens: the number of tokens, class token and registers included, for mechanisms that store something for
             each position: DAFT-full, Linformer, Synthesizer, Sinkhorn and cosFormer.
-        grid_size: (Y, X) of the tokens; DAFT-conv and SOFT need it, from here, ``create_model`` or
+        grid_size: (Y, X) of the tokens; DAFT-conv and SOFT need it, from here or from ``create_model`` or
             ``replace_attention``.
         options: of the mechanism.
 
     Raises:
-        ValueError: a mechanism that is unknown, or that sees earlier tokens alone or another sequence alone; an option
-            that it does not have or allow.
+        ValueError: an unknown mechanism, or one that sees only earlier tokens or only another sequence; an unknown
+            option or an invalid value.
     """
     check_choice("attention", name, usable_mechanisms())
     if max_tokens is not None:
@@ -301,7 +301,7 @@ def attention_layer(
 
 
 def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
-    """``grid_size`` as a user gives it, as a pair of rows and columns; ValueError for what is none."""
+    """A user's ``grid_size`` as a pair of rows and columns; ValueError if it is not one."""
     if grid_size is None:
         return None
     sizes = tuple(grid_size) if isinstance(grid_size, (tuple, list)) else ()
@@ -311,7 +311,7 @@ def read_grid_size(grid_size: Any) -> tuple[int, int] | None:
 
 
 def is_layer_class(attn_layer: Any) -> bool:
-    """Whether ``attn_layer`` is a class of ours, such as ``attention_layer`` gives."""
+    """Whether ``attn_layer`` is one of our classes, as ``attention_layer`` returns."""
     return isinstance(attn_layer, type) and issubclass(attn_layer, SelfAttention)
 
 
@@ -321,7 +321,7 @@ def usable_mechanisms() -> tuple[str, ...]:
 
 
 def take_options(mechanism: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Take those out of ``arguments`` that are options of ``mechanism``."""
+    """Remove the options of ``mechanism`` from ``arguments``, and return them."""
     names = ATTENTIONS[mechanism].Options.described().keys()
     return {name: arguments.pop(name) for name in names & arguments.keys()}
 
@@ -342,9 +342,9 @@ def _layer_class(
 
 
 class _LayerClass(type):
-    """The class of those classes, which have no names: timm keeps the arguments of a model in it, ``attn_layer`` too.
+    """The metaclass of these unnamed classes, so that they can be pickled: a pickle makes the class again.
 
-    A pickle makes them again.
+    timm stores a model's arguments in the model, including ``attn_layer``.
     """
 
 
@@ -365,7 +365,7 @@ def _new(*arguments: Any) -> SelfAttention:
 @torch.fx.wrap
 @register_notrace_function
 def key_padding(x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """``attn_mask`` as (B, N), True = padding; a function by itself because FX carries timm's masks as unknowns."""
+    """``attn_mask`` as (B, N), True = padding; a function because FX must not trace it."""
     if is_causal:
         raise ValueError("is_causal is True; allowed: False, this attention sees all tokens of an image")
     return None if attn_mask is None else _padding_of_mask(x, attn_mask)
@@ -381,13 +381,13 @@ def _padding_of_mask(x: Tensor, attn_mask: Tensor) -> Tensor:
             f"(batch, 1, {x.shape[1]} or 1, {x.shape[1]})"
         )
     keys = attends.any(2, keepdim=True)
-    says_padding = (attends == (keys & attends.any(3, keepdim=True))).all()
+    is_padding = (attends == (keys & attends.any(3, keepdim=True))).all()
     if attn_mask.dtype != torch.bool:
-        says_padding = says_padding & (attends | (attn_mask <= -1e4)).all()
+        is_padding = is_padding & (attends | (attn_mask <= -1e4)).all()
     message = "attn_mask is not one of padding alone; allowed: the same keys for all queries, for each masked or not"
     if torch.compiler.is_compiling():
-        torch._assert_async(says_padding, message)
-    elif not says_padding:
+        torch._assert_async(is_padding, message)
+    elif not is_padding:
         raise ValueError(message)
     return ~keys[:, 0, 0].expand(len(x), -1)
 
@@ -397,7 +397,7 @@ def _padding_of_mask(x: Tensor, attn_mask: Tensor) -> Tensor:
 def grid_of(x: Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int]:
     """Y and X of a map (B, Y, X, C), or of tokens (B, N, C) that lie on ``grid_size``.
 
-    A function by itself because FX must not trace its conditions.
+    A function because FX must not trace its conditions.
     """
     if x.dim() == 4:
         return x.shape[1], x.shape[2]
@@ -422,7 +422,7 @@ def grid_of(x: Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int]:
 def check_positions(x: Tensor, max_tokens: int, grid_size: tuple[int, int] | None, padding: Tensor | None) -> None:
     """ValueError unless x is ``max_tokens`` tokens (B, N, C), or a map (B, Y, X, C) of ``grid_size``, without padding.
 
-    A function by itself because FX must not trace its conditions.
+    A function because FX must not trace its conditions.
     """
     if padding is not None:
         raise ValueError("attn_mask is given; allowed for attention that holds something for each position: None")

@@ -1,4 +1,4 @@
-"""timm's pre-norm transformer block with a layer scale on its MLP alone."""
+"""timm's pre-norm transformer block with a layer scale only on its MLP."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from timm.models.vision_transformer import Block
 
 
 class MlpScaleBlock(Block):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on (B, N, C); every argument of timm's ``Block`` and one more.
+    """x + attention(norm(x)), then x + mlp(norm(x)), on (B, N, C); with all arguments of timm's ``Block`` and one more.
 
     Args:
-        mlp_init_values: start of a layer scale on the MLP branch alone, as in the authors' released vision model;
-            ``init_values``, timm's, scales both branches.
+        mlp_init_values: initial value of a layer scale only on the MLP branch, as in the authors' released vision
+            model; timm's ``init_values`` scales both branches.
 
     Raises:
         ValueError: both kinds of layer scale.

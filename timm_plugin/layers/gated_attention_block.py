@@ -19,10 +19,10 @@ from .position_bias import Grid, GridBias
 
 @register_notrace_module  # it checks shapes
 class GatedAttentionBlock(GatedAttentionUnit):
-    """x + (U ⊙ attention(Q, K, V)) W_o on (B, N, C), attention and MLP in one; an image is the sequence of its rows.
+    """x + (U ⊙ attention(Q, K, V)) W_o on (B, N, C): attention and MLP in one, on the sequence of an image's rows.
 
-    Queries and keys are rotated by their place in that sequence, and scores have a bias by the distance on the grid, in
-    rows and columns: the paper's bias of texts below 512 tokens, a free number for each distance, in two dimensions.
+    Queries and keys are rotated by their position in that sequence. Scores have a learned bias for each distance in
+    rows and columns: the paper's bias for texts below 512 tokens, in two dimensions.
 
     Args:
         dim: C.
@@ -30,9 +30,9 @@ class GatedAttentionBlock(GatedAttentionUnit):
         mlp_ratio: expansion of U and V, 2 in the paper.
         query_dim: width of queries and keys.
         grid_size: (Y, X).
-        chunk_rows: chunks of as many rows of the grid, for mixed chunk attention (FLASH), O(N X chunk_rows C); None for
+        chunk_rows: rows of the grid in a chunk, for mixed chunk attention (FLASH), O(N X chunk_rows C); None for
             quadratic attention (FLASH-Quad), O(N² C).
-        kernel: of the scores, as in ``GatedAttentionUnit``.
+        kernel: kernel of the scores, as in ``GatedAttentionUnit``.
         init_values, proj_drop, attn_drop, drop_path, norm_layer: as in timm's ``Block``; ``attn_drop`` drops whole
             sources.
         timms: other arguments of timm's ``Block``, which have no meaning here; the model refuses them.
@@ -82,23 +82,23 @@ class GatedAttentionBlock(GatedAttentionUnit):
         self.to(device=device, dtype=dtype)
 
     def set_grid_size(self, grid_size: Grid) -> None:
-        """Take images of another grid (Y, X): a chunk is as many of its rows, and the bias is resampled."""
+        """Change the grid (Y, X) of the images: chunks have the same number of rows, and the bias is resampled."""
         if self.chunk_rows is not None:
             self.chunk_size = self.chunk_rows * grid_size[1]
         self.bias.set_grid_size(self._grid_of_scores(grid_size))
 
     def _grid_of_scores(self, grid_size: Grid) -> Grid:
-        """Rows and columns of tokens that see each other in pairs."""
+        """Rows and columns of the tokens that see each other in pairs."""
         return grid_size if self.chunk_rows is None else (self.chunk_rows, grid_size[1])
 
     def remembered_options(self) -> dict[str, str | int | float | bool | None]:
-        """The unit's, with the rows of a chunk in place of its tokens, which belong to the size of an image."""
+        """The unit's options, with the rows of a chunk instead of its tokens, which depend on the image size."""
         options = super().remembered_options()
         del options["chunk_size"]
         return {**options, "chunk_rows": self.chunk_rows}
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x (B, N, C) -> (B, N, C); ``attn_mask`` says which tokens are padding, as in ``SelfAttention``.
+        """x (B, N, C) -> (B, N, C); ``attn_mask`` marks padding, as in ``SelfAttention``.
 
         Raises:
             ValueError: any other ``attn_mask``; ``is_causal``.
@@ -106,7 +106,7 @@ class GatedAttentionBlock(GatedAttentionUnit):
         return super().forward(x, key_padding(x, attn_mask, is_causal))
 
     def __prepare_scriptable__(self) -> "GatedAttentionBlock":
-        """torch's hook of ``torch.jit.script``, which knows nothing that this block needs: ValueError."""
+        """torch's hook of ``torch.jit.script``, which does not support this block: ValueError."""
         raise ValueError(
             "the model has gated attention units; allowed for torch.jit.script: models of flow, daft_full and "
             "daft_conv. torch.compile and torch.export take every model"

@@ -1,4 +1,4 @@
-"""The grid on which a model's tokens lie, told to the layers that must know it: timm hands a layer tokens alone.
+"""Tell layers the grid on which a model's tokens lie, if they need it: timm passes only tokens to a layer.
 
 Legend: Y x X the rows and columns of the tokens of a stage of a hierarchical model.
 """
@@ -22,7 +22,7 @@ def host_of_tokens(model: nn.Module) -> nn.Module | None:
 
 
 def fixed_grid(model: nn.Module) -> Grid | None:
-    """Rows and columns of the patches of ``model``; None where they are unknown or differ from image to image."""
+    """Rows and columns of the patches of ``model``; None if they are unknown or differ between images."""
     host = host_of_tokens(model)
     grid = getattr(getattr(host, "patch_embed", None), "grid_size", None)
     return None if grid is None or getattr(host, "dynamic_img_size", False) else tuple(grid)
@@ -35,9 +35,9 @@ def fixed_tokens(model: nn.Module) -> int | None:
 
 
 def refuse_unknown_tokens(model: nn.Module, name: str, mechanism: str) -> NoReturn:
-    """Raise ValueError for a ``mechanism`` that must know the number of tokens of ``model``, which has the ``name``."""
+    """Raise ValueError for a ``mechanism`` that needs the number of tokens of ``model``, called ``name``."""
     host = host_of_tokens(model)
-    or_max_tokens = ", or max_tokens" if host is None else ""  # tell_grid wants one size of images
+    or_max_tokens = ", or max_tokens" if host is None else ""  # tell_grid needs one image size
     why = "dynamic_img_size is True" if getattr(host, "dynamic_img_size", False) else "max_tokens is not given"
     raise ValueError(
         f"{why}, and {name} has no fixed number of tokens; allowed with attention {mechanism!r}, which holds something "
@@ -46,31 +46,31 @@ def refuse_unknown_tokens(model: nn.Module, name: str, mechanism: str) -> NoRetu
 
 
 def check_tokens(model: nn.Module, max_tokens: int | None, grid_size: Grid | None) -> None:
-    """Raise ValueError where a user gives another number of tokens, or another grid of them, than ``model`` has."""
+    """Raise ValueError if a user gives a number of tokens, or a grid, that ``model`` does not have."""
     sizes = (("max_tokens", max_tokens, fixed_tokens(model)), ("grid_size", grid_size, fixed_grid(model)))
-    for name, value, own in sizes:
-        if value is not None and own is not None and value != own:
-            raise ValueError(f"{name} is {value}; allowed: {own}, which is found in the model, or nothing")
+    for name, value, expected in sizes:
+        if value is not None and expected is not None and value != expected:
+            raise ValueError(f"{name} is {value}; allowed: {expected}, which is found in the model, or nothing")
 
 
 def tell_grid(model: nn.Module) -> None:
-    """Tell the layers of ``model`` that must know it on which grid its tokens lie; again after ``set_input_size``.
+    """Set the grid of the tokens in the layers of ``model`` that need it. Call it again after ``set_input_size``.
 
-    DAFT-conv and SOFT see neighbours on the grid. DAFT-full's position biases are resampled, for good, from the grid
-    that was told before, bicubically as timm resamples positions, and cosFormer's M becomes the new number of tokens:
-    make the optimiser after that. ``model`` refuses images of another grid then. Where timm drops patches at random
-    (``patch_drop_rate``), it refuses to train mechanisms to which the order of tokens matters.
+    DAFT-conv and SOFT see neighbours on the grid. DAFT-full's position biases are resampled permanently from the
+    previous grid, bicubically as timm resamples positions, and cosFormer's M becomes the new number of tokens: make the
+    optimiser after that. ``model`` then refuses images of another grid. If timm drops patches at random
+    (``patch_drop_rate``), ``model`` refuses to train mechanisms that depend on the order of tokens.
 
     Raises:
-        ValueError: the tokens do not lie on one grid: images of several sizes, windows, or, for DAFT-conv and SOFT, a
-            class token or registers; they are not as many as the layers hold positions for; another grid than before
-            for Linformer, Synthesizer or Sinkhorn, whose weights per position nobody resamples. Nothing has changed.
+        ValueError: the tokens do not lie on one grid (images of several sizes, windows, or, for DAFT-conv and SOFT, a
+            class token or registers); the layers have another number of positions; another grid than before for
+            Linformer, Synthesizer or Sinkhorn, whose weights per position cannot be resampled. Nothing is changed then.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; allowed: a built model, such as timm.create_model gives")
     host, grid = host_of_tokens(model), fixed_grid(model)
     check_layers(model, grid)
-    # timm drops patches at random, which takes away an order, a grid or positions.
+    # Dropping random patches destroys the order, the grid and the positions of tokens.
     of_order = [layer.mechanism for layer in _layers([model]) if not layer.attention.permutation_equivariant]
     _refuse_dropping(model, of_order)
     if host is None:
@@ -90,7 +90,7 @@ def check_layers(model: nn.Module, grid: Grid | None) -> None:
     host = host_of_tokens(model)
     for layer in _layers_on_grid(model):
         if host is None and (layer.has_positions or layer.grid_size is not None):
-            continue  # a user said what it must know
+            continue  # a user has set what it needs
         if grid is None or (layer.needs_grid and host.num_prefix_tokens):
             alone = ", class_token=False, global_pool='avg' and no registers" if layer.needs_grid else ""
             raise ValueError(
@@ -101,7 +101,7 @@ def check_layers(model: nn.Module, grid: Grid | None) -> None:
 
 
 def stage_grids(grid_size: Grid, stages: int) -> list[Grid]:
-    """(Y, X) of each stage's tokens: ``grid_size`` of the first, and half of the one before, rounded up, of others."""
+    """(Y, X) of each stage's tokens: ``grid_size``, then half of the previous grid, rounded up."""
     grids = [tuple(grid_size)]
     while len(grids) < stages:
         grids.append(tuple(-(-side // 2) for side in grids[-1]))
@@ -109,7 +109,7 @@ def stage_grids(grid_size: Grid, stages: int) -> list[Grid]:
 
 
 def set_grid_of_neighbours(blocks: Iterable[nn.Module], grid: Grid) -> bool:
-    """Tell the layers of ``blocks`` that see neighbours on which grid their tokens lie; whether there are any."""
+    """Set the grid in the layers of ``blocks`` that see neighbours; returns whether there are any."""
     layers = [layer for layer in _layers(blocks) if layer.needs_grid]
     for layer in layers:
         layer.grid_size = grid
@@ -117,10 +117,10 @@ def set_grid_of_neighbours(blocks: Iterable[nn.Module], grid: Grid) -> bool:
 
 
 def set_stage_grids(stages: Iterable[nn.Module], grids: Sequence[Grid]) -> None:
-    """Fit the attention of ``stages`` that knows its grid, for good, to ``grids``; ValueError if one cannot be."""
+    """Change the attention of ``stages`` that has a grid, permanently, to ``grids``; ValueError if that fails."""
     pairs = [(layer, grid) for stage, grid in zip(stages, grids) for layer in _layers([stage])]
     pairs = [(layer, grid) for layer, grid in pairs if layer.grid_size is not None]
-    for fit in (check_grid_size, set_grid_size):  # nothing changes where one is refused
+    for fit in (check_grid_size, set_grid_size):  # all checks come before any change
         for layer, grid in pairs:
             fit(layer, grid, 0)
 
@@ -134,7 +134,7 @@ def _layers_on_grid(model: nn.Module) -> list[SelfAttention]:
 
 
 def _refuse_dropping(model: nn.Module, mechanisms: list[str]) -> None:
-    """Let timm's patch dropping in ``model`` refuse to train ``mechanisms``; it takes anything again where none is."""
+    """Make timm's patch dropping in ``model`` refuse to train ``mechanisms``; an empty list lifts the refusal."""
     for module in model.modules():
         if isinstance(module, (PatchDropout, PatchDropoutWithIndices)):
             if hasattr(module, "attention_of_order"):
@@ -147,7 +147,7 @@ def _refuse_dropping(model: nn.Module, mechanisms: list[str]) -> None:
 def check_grid(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
     """A hook before timm's ``PatchEmbed``: ValueError if ``set_input_size`` has changed the grid that layers know."""
     old, new = self.grid_of_attention, self.grid_size
-    if old is None:  # by itself, for TorchScript
+    if old is None:  # a separate condition, for TorchScript
         return input
     if old[0] != new[0] or old[1] != new[1]:
         raise ValueError(
@@ -158,7 +158,7 @@ def check_grid(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
 
 
 def check_dropping(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
-    """A hook before timm's ``PatchDropout``: ValueError where it would take away the order that layers read."""
+    """A hook before timm's ``PatchDropout``: ValueError if it would destroy the order that layers need."""
     if self.training and self.prob > 0.0 and self.attention_of_order != "":
         raise ValueError(
             f"patch_drop_rate is {self.prob}; allowed when training attention '{self.attention_of_order}', which reads "

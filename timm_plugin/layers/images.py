@@ -46,7 +46,7 @@ class PositionEmbedding(nn.Module):
 
     @torch.jit.ignore
     def set_grid_size(self, grid_size: tuple[int, int]) -> None:
-        """Resample the positions, for good, to another grid (H, W)."""
+        """Resample the positions, permanently, to another grid (H, W)."""
         weight = resample_abs_pos_embed(self.weight, list(grid_size), list(self.grid_size), num_prefix_tokens=0)
         self.weight = nn.Parameter(weight.detach(), requires_grad=self.weight.requires_grad)
         self.grid_size = tuple(grid_size)
@@ -61,7 +61,7 @@ class PositionEmbedding(nn.Module):
 
 
 def check_img_size(img_size: Any, patch_size: ImageSize, padded: bool) -> tuple[int, int]:
-    """The image size a model is built for, as (height, width).
+    """The image size that a model is built for, as (height, width).
 
     Raises:
         ValueError: not one or two whole numbers, smaller than a patch, or not whole patches unless ``padded``.
@@ -85,7 +85,7 @@ def check_img_size(img_size: Any, patch_size: ImageSize, padded: bool) -> tuple[
 def check_image(
     x: Tensor, in_chans: int, img_size: list[int], patch_size: list[int], dynamic: bool, padded: bool
 ) -> Tensor:
-    """``x`` (B, in_chans, H, W) as it is, or ValueError. A function by itself because FX must not trace into it."""
+    """``x`` (B, in_chans, H, W) as it is, or ValueError. A function because FX must not trace it."""
     if x.dim() != 4 or x.shape[1] != in_chans:
         raise ValueError(f"x has shape {list(x.shape)}; allowed: (batch, {in_chans}, height, width)")
     H, W = x.shape[2], x.shape[3]
@@ -104,6 +104,6 @@ def check_image(
 
 
 def check_images(self: nn.Module, input: tuple[Tensor]) -> tuple[Tensor]:
-    """A hook before timm's ``PatchEmbed``, which says what is wrong with an image in a ValueError."""
+    """A hook before timm's ``PatchEmbed``: ValueError for an image of the wrong shape."""
     dynamic = not self.strict_img_size
     return (check_image(input[0], self.in_chans, self.img_size, self.patch_size, dynamic, self.dynamic_img_pad),)

@@ -1,6 +1,6 @@
-"""Which attention the layers of a model have: a ``LayerSpec``, one for each layer or one pattern for several.
+"""The attention of a model's layers: a ``LayerSpec`` for each layer, or a pattern for several.
 
-A pattern, such as "flow*3,softmax", is names with a count of layers each; it repeats from the first layer on.
+A pattern, such as "flow*3,softmax", is a list of names with counts of layers; it repeats from the first layer on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,25 +16,25 @@ from common.ops.shared.checks import ArgumentError, allowed_names, shortened
 from .attention import SelfAttention, attention_layer, is_layer_class, usable_mechanisms
 from .position_bias import Grid
 
-#: Options that differ from stage to stage unless they are given, from the number of stages that follow. SOFT's authors
-#: have ratios 8, 4, 2 and 1, which make 49 landmarks of 56 x 56, 28 x 28, 14 x 14 and 7 x 7 tokens.
+#: Default options that differ between stages, from the number of stages that follow. SOFT's authors use ratios 8, 4, 2
+#: and 1, which give 49 landmarks for 56 x 56, 28 x 28, 14 x 14 and 7 x 7 tokens.
 BY_STAGE: dict[str, Callable[[int], dict[str, Any]]] = {"soft": lambda following: {"ratio": 2**following}}
 
 
 class LayerSpec(NamedTuple):
-    """An attention as a user gives it: a name or a class, ours or timm's, or a pattern of our names; and its options.
+    """A user's attention: a name or a class, ours or timm's, or a pattern of our names, with its options.
 
-    In a pattern an option is that of every mechanism that has it.
+    In a pattern, an option applies to every mechanism that has it.
     """
 
     attention: LayerType
     options: Mapping[str, Any] = {}
 
     def for_layers(self, layers: int | None = None, argument: str = "attn_layer") -> list["LayerSpec"]:
-        """The spec of each of so many layers; without a number, of each layer in one period of a pattern.
+        """The specs of this number of ``layers``; if None, those of one period of a pattern.
 
         Raises:
-            ValueError: a pattern of another form or of more layers than there are, an unknown mechanism, or an option
+            ValueError: a malformed pattern or one of more layers than there are, an unknown mechanism, or an option
                 that no mechanism of the pattern has. ``argument`` is the name of the pattern in the message.
         """
         if is_stack(self.attention):
@@ -52,18 +52,18 @@ class LayerSpec(NamedTuple):
         return share_options(names, self.options)
 
     def without_defaults(self) -> "LayerSpec":
-        """This spec without the options that are None, which stands for the default in arguments of a model."""
+        """This spec without options that are None, which means the default in a model's arguments."""
         names = option_names(self.attention)
         return self._replace(options={x: y for x, y in self.options.items() if y is not None or x not in names})
 
     def layer_class(self, max_tokens: int | None = None, grid_size: Grid | None = None) -> LayerType:
-        """The class that timm's vision transformers take as ``attn_layer``; timm's own name or class stays as it is.
+        """The class for ``attn_layer`` of timm's vision transformers; timm's own name or class is returned unchanged.
 
         For a pattern it is a ``Stack``. ``max_tokens`` and ``grid_size`` are those of ``attention_layer``.
 
         Raises:
-            ValueError: options that the mechanism does not have or allow, or for an attention that is not one of ours;
-                a pattern that is none.
+            ValueError: options that the mechanism does not have or allow, or options of an attention that is not ours;
+                an invalid pattern.
         """
         if is_stack(self.attention):
             options = {**self.attention.options, **self.options}
@@ -83,8 +83,8 @@ class LayerSpec(NamedTuple):
 class Stack(nn.Module):
     """A class for ``attn_layer=`` of one model: its calls give that model's layers, in the order of a pattern.
 
-    ``stack`` makes the subclasses, a new one for each model, which no model holds. timm's vision transformers call what
-    they are given as ``attn_layer`` once for each block, from the first on.
+    ``stack`` makes a new subclass for each model; models do not keep it. timm's vision transformers call ``attn_layer``
+    once for each block, from the first on.
     """
 
     pattern: ClassVar[str]
@@ -93,7 +93,7 @@ class Stack(nn.Module):
     made: ClassVar[int] = 0
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> SelfAttention:
-        """The next layer, of ``cls.layers`` in turns."""
+        """The next layer; ``cls.layers`` take turns."""
         layer = cls.layers[cls.made % len(cls.layers)]
         cls.made += 1
         return layer(*arguments, **keywords)
@@ -107,7 +107,7 @@ def stack(spec: LayerSpec, max_tokens: int | None = None) -> type[Stack]:
 
 
 def is_pattern(attn_layer: Any) -> bool:
-    """Whether ``attn_layer`` is text that names several layers, right or wrong."""
+    """Whether ``attn_layer`` is text that names several layers; it may be invalid."""
     return isinstance(attn_layer, str) and ("," in attn_layer or "*" in attn_layer)
 
 
@@ -117,7 +117,7 @@ def is_stack(attn_layer: Any) -> bool:
 
 
 def layer_classes(attn_layer: LayerType | None) -> list[type[SelfAttention]]:
-    """Our layers that ``attn_layer``, a name or a class, stands for; none where it is timm's, or unknown."""
+    """Our layers that ``attn_layer``, a name or a class, means; empty if it is timm's, or unknown."""
     if is_stack(attn_layer):
         return list(attn_layer.layers)
     layer = ATTN_LAYERS.get(attn_layer) if isinstance(attn_layer, str) else attn_layer
@@ -140,7 +140,7 @@ def check_attn_layer(attn_layer: Any) -> None:
 
 
 def share_options(names: Sequence[str], options: Mapping[str, Any]) -> list[LayerSpec]:
-    """Each of ``names`` with those of ``options`` that it has; ValueError for an option that none of them has."""
+    """Each of ``names`` with the ``options`` that it has; ValueError for an option that no mechanism has."""
     options_of = {name: ATTENTIONS[name].Options.described().keys() for name in names}
     for option in options:
         if not any(option in allowed for allowed in options_of.values()):
@@ -152,7 +152,7 @@ def share_options(names: Sequence[str], options: Mapping[str, Any]) -> list[Laye
 
 
 def mechanisms_in(attn_layer: LayerType | None) -> list[str]:
-    """The known names in ``attn_layer``: itself, those of a pattern or of a stack; none where it is another class."""
+    """The known names in ``attn_layer``, a name, a pattern or a stack; empty for another class."""
     if is_stack(attn_layer):
         attn_layer = attn_layer.pattern
     items = attn_layer.split(",") if isinstance(attn_layer, str) else []
@@ -165,16 +165,16 @@ def option_names(attn_layer: LayerType, also: str = "flow") -> set[str]:
 
 
 def stage_layers(spec: LayerSpec, grids: Sequence[Grid], dynamic: bool) -> list[LayerType]:
-    """The layer of each stage, for the number of tokens of that stage, ``grids``, where it must know it.
+    """The layer of each stage; if it needs the number of tokens, for that of the stage's grid in ``grids``.
 
     Args:
-        spec: an option has one value, or a list or tuple of as many as there are stages; None is its default. A class
-            that says a number of tokens itself is taken as it is.
+        spec: an option has one value, or a list or tuple with one for each stage; None is its default. A class that
+            has a number of tokens is used unchanged.
         dynamic: whether images may have any size.
 
     Raises:
-        ValueError: an option that the mechanism does not have or allow; a mechanism that holds something for each
-            position, with ``dynamic``; a pattern of more layers than there are stages.
+        ValueError: an option that the mechanism does not have or allow; a mechanism that stores something for
+            each position, with ``dynamic``; a pattern of more layers than there are stages.
     """
     layers = []
     for i, (stage, grid) in enumerate(zip(spec.for_layers(len(grids)), grids)):
@@ -191,7 +191,7 @@ def stage_layers(spec: LayerSpec, grids: Sequence[Grid], dynamic: bool) -> list[
 
 
 def _options_of_stage(spec: LayerSpec, stage: int, stages: int) -> LayerSpec:
-    """The spec of one stage: its own value of an option that has one for each, and what ``BY_STAGE`` says."""
+    """The spec of one stage: its value of options that have one for each stage, and the defaults of ``BY_STAGE``."""
     options = {
         name: value[stage] if isinstance(value, (list, tuple)) and len(value) == stages else value
         for name, value in spec.options.items()
@@ -202,15 +202,15 @@ def _options_of_stage(spec: LayerSpec, stage: int, stages: int) -> LayerSpec:
 
 
 def check_stack(attn_layer: LayerType, model: nn.Module) -> None:
-    """Raise ValueError unless ``model``, just built with the stack ``attn_layer``, has its layers in their order.
+    """Raise ValueError unless ``model``, just built with the stack ``attn_layer``, has its layers in order.
 
-    Other classes are not checked, nor is a stack from which the model has made a stack of its own.
+    Other classes are not checked, and neither is a stack from which the model has made its own.
     """
     if not is_stack(attn_layer) or not attn_layer.made:
         return
     mechanisms = [spec.attention for spec in LayerSpec(attn_layer.pattern).for_layers(attn_layer.made)]
-    own = [module.mechanism for module in model.modules() if isinstance(module, SelfAttention)]
-    if own != mechanisms[: len(own)]:  # fewer where timm has left out blocks that features do not need
+    built = [module.mechanism for module in model.modules() if isinstance(module, SelfAttention)]
+    if built != mechanisms[: len(built)]:  # fewer if timm has removed blocks that features do not need
         raise ValueError(
             f"attn_layer is {attn_layer.pattern!r}, and {type(model).__name__} does not build its attentions in their "
             "order; allowed: one name, or timm_plugin.replace_attention(model, ...)"

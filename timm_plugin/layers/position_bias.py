@@ -1,4 +1,4 @@
-"""Position biases, and whatever else attention holds for each position, for images of another size.
+"""Resample position biases, and anything else that attention stores for each position, to other image sizes.
 
 Legend: N tokens, n the width of the factors, prefix the class token and registers, which come first.
 """
@@ -19,7 +19,7 @@ Grid = tuple[int, int]
 class GridBias(nn.Module):
     """A learned bias on scores for each distance in rows and columns on a grid (Y, X): (H, 2 Y - 1, 2 X - 1).
 
-    ``bias(tokens)`` is (H, Y X, Y X), as ``GatedAttentionUnit`` takes it; row m, column k is of query m and key k.
+    ``bias(tokens)`` is (H, Y X, Y X), as ``GatedAttentionUnit`` expects; row m, column k is for query m and key k.
     """
 
     def __init__(self, grid_size: Grid, heads: int = 1) -> None:
@@ -29,22 +29,22 @@ class GridBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Truncated N(0, 0.02)."""
+        """Draw the bias from a truncated normal distribution of deviation 0.02."""
         trunc_normal_(self.weight, std=0.02)
 
     def forward(self, tokens: int) -> Tensor:
-        """The bias of all tokens of the grid, (H, Y X, Y X); ValueError for another number of them."""
+        """The bias of all tokens of the grid, (H, Y X, Y X); ValueError for another number of tokens."""
         rows, columns = self.grid_size
         if tokens != rows * columns:
             raise ValueError(
                 f"x has {tokens} tokens; allowed by its relative bias: {rows} x {columns}; set_input_size takes others"
             )
-        place = torch.arange(tokens, device=self.weight.device)
-        down, right = place // columns, place % columns
+        position = torch.arange(tokens, device=self.weight.device)
+        down, right = position // columns, position % columns
         return self.weight[:, down[:, None] - down + rows - 1, right[:, None] - right + columns - 1]
 
     def set_grid_size(self, grid_size: Grid) -> None:
-        """Resample the bias, for good, to another grid."""
+        """Resample the bias, permanently, to another grid."""
         shape = [2 * side - 1 for side in grid_size]
         weight = resample_grid_bias(self.weight.detach(), shape)
         self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
@@ -52,7 +52,7 @@ class GridBias(nn.Module):
 
 
 def resample_grid_bias(bias: Tensor, shape: list[int]) -> Tensor:
-    """bias (H, 2 Y - 1, 2 X - 1) -> (H, *shape), bicubically; distance 0 and the longest ones stay what they are."""
+    """bias (H, 2 Y - 1, 2 X - 1) -> (H, *shape), bicubically; distance 0 and the longest ones keep their values."""
     if list(bias.shape[1:]) == list(shape):
         return bias
     resampled = F.interpolate(bias[None].float(), size=shape, mode="bicubic", align_corners=True)
@@ -70,7 +70,7 @@ def resample_position_bias(name: str, bias: Tensor, new: Grid, old: Grid, num_pr
 
 
 def check_grid_size(layer: SelfAttention, new: Grid, num_prefix_tokens: int) -> None:
-    """Raise ValueError unless ``set_grid_size`` can take ``layer`` from the grid that it knows, if any, to ``new``."""
+    """Raise ValueError unless ``set_grid_size`` can change ``layer`` from its grid, if it has one, to ``new``."""
     attention, old = layer.attention, layer.grid_size or new
     if not layer.has_positions:
         return
@@ -96,9 +96,9 @@ def check_grid_size(layer: SelfAttention, new: Grid, num_prefix_tokens: int) -> 
 
 
 def set_grid_size(layer: SelfAttention, new: Grid, num_prefix_tokens: int) -> None:
-    """Fit ``layer``, which ``check_grid_size`` allows, for good, to tokens of the grid ``new``.
+    """Change ``layer``, which ``check_grid_size`` allows, permanently to tokens of the grid ``new``.
 
-    Position biases are resampled. M of cosFormer is the number of tokens, so that weights fall off over an image.
+    Position biases are resampled. cosFormer's M becomes the number of tokens, so that its weights decay over an image.
     """
     attention, old = layer.attention, layer.grid_size or new
     layer.grid_size = new

@@ -1,4 +1,4 @@
-"""Building models by timm's factory, and strict loading with an error that names the ways to adapt weights."""
+"""Build models with timm's factory, and load weights strictly with an error that names the ways to adapt them."""
 
 import inspect
 import logging
@@ -12,10 +12,10 @@ from common.ops.shared.checks import allowed_names
 
 from ..layers.layer_spec import option_names
 
-#: Without handlers of its own: warnings reach the console through Python's handler of last resort.
+#: It has no handlers: warnings reach the console through Python's handler of last resort.
 logger = logging.getLogger("timm_plugin")
 
-#: Arguments that timm's factory takes in addition to those of its signature.
+#: Arguments that timm's factory accepts in addition to those in its signature.
 _FACTORY_ARGUMENTS = ("features_only", "feature_cls", "out_indices", "pruned")
 
 _HOW_TO_ADAPT = (
@@ -26,10 +26,10 @@ _HOW_TO_ADAPT = (
 
 
 class StrictLoading:
-    """Beside ``nn.Module``: when ``load_state_dict`` fails, its error also says how weights can be adapted."""
+    """Mixin for an ``nn.Module``: if ``load_state_dict`` fails, the error also says how weights can be adapted."""
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's, with its RuntimeError and the names of the ways that adapt."""
+        """As torch's; a RuntimeError also names the ways to adapt weights."""
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
@@ -44,11 +44,11 @@ def build(
     feature_cfg: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """timm's ``build_model_with_cfg`` with ``filter_fn`` for ``pretrained=True``, which checks and completes by itself.
+    """timm's ``build_model_with_cfg``; with ``pretrained=True``, ``filter_fn`` checks and completes the weights.
 
-    A folder (``local-dir:``) or hub stores the arguments of its model. Of these, an argument that ``model`` does not
-    know is left out with a warning; a changed option that gives the stored weights another meaning is a warning too.
-    ``feature_cfg`` is by default timm's of a vision transformer: features of the last three blocks.
+    A folder (``local-dir:``) or hub stores the arguments of its model. A stored argument that ``model`` does not have
+    is ignored with a warning. A changed option that gives the stored weights another meaning is a warning, too.
+    ``feature_cfg`` is by default timm's for a vision transformer: features of the last three blocks.
     """
     if feature_cfg is None:
         feature_cfg = dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter")
@@ -60,7 +60,7 @@ def build(
         del kwargs[name]
     check_names(variant, kwargs, names)
     if stored and pretrained:
-        for name in sorted(options & stored.keys()):  # of others the record among the weights says what they mean
+        for name in sorted(options & stored.keys()):  # for others, the record among the weights checks this
             if kwargs.get(name) != stored[name]:
                 logger.warning(
                     f"{variant}: {name} is {kwargs.get(name)!r}, but the stored weights belong to {stored[name]!r}: "
@@ -86,19 +86,19 @@ def check_names(model: str, arguments: Iterable[str], allowed: Iterable[str]) ->
 
 
 def _options(model: type, arguments: dict[str, Any]) -> set[str]:
-    """Arguments that change what the weights of ``model`` mean, but no shape: its attention, and its options."""
-    if hasattr(model, "meaning"):  # it has no attention layers, but units of its own
+    """Arguments that change the meaning of the weights of ``model`` but no shape: its attention and the options."""
+    if hasattr(model, "meaning"):  # it has gated attention units instead of attention layers
         return set(model.meaning)
-    if hasattr(model, "mechanism"):  # it has its own attention and no other
+    if hasattr(model, "mechanism"):  # its attention is fixed
         return option_names(model.mechanism, also=model.mechanism)
     attention = inspect.signature(model).parameters["attn_layer"]
     return {"attn_layer"} | option_names(arguments.get("attn_layer", attention.default))
 
 
 def arguments_of(model: type) -> set[str]:
-    """Names of the arguments that ``model``, with its base classes, or timm's factory takes."""
-    takers = [cls.__init__ for cls in model.__mro__ if "__init__" in vars(cls)] + [build_model_with_cfg]
-    return {name for taker in takers for name in inspect.signature(taker).parameters} | set(_FACTORY_ARGUMENTS)
+    """Names of the arguments of ``model``, its base classes and timm's factory."""
+    functions = [cls.__init__ for cls in model.__mro__ if "__init__" in vars(cls)] + [build_model_with_cfg]
+    return {name for function in functions for name in inspect.signature(function).parameters} | set(_FACTORY_ARGUMENTS)
 
 
 def refuse_arguments(arguments: dict[str, Any], allowed: dict[str, Any], model: str) -> None:
@@ -112,6 +112,6 @@ def refuse_arguments(arguments: dict[str, Any], allowed: dict[str, Any], model: 
 
 
 def check_global_pool(global_pool: str, class_token: bool) -> None:
-    """Raise ValueError for the pooling of a class token that there is not."""
+    """Raise ValueError for pooling by the class token if there is none."""
     if global_pool == "token" and not class_token:
         raise ValueError("global_pool is 'token'; allowed without a class token: '', 'avg' and timm's others")

@@ -6,7 +6,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 
 def untrained_cfg(**differences: Any) -> dict[str, Any]:
-    """timm's default configuration of a model without weights: 1000 classes, 224 x 224, and ``differences``."""
+    """timm's default configuration for a model without weights: 1000 classes, 224 x 224, and ``differences``."""
     return {
         "num_classes": 1000,
         "input_size": (3, 224, 224),

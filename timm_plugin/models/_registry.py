@@ -1,4 +1,4 @@
-"""Registering models and attention layers in timm's tables, quietly when it is done again."""
+"""Register models and attention layers in timm's tables, without warnings if it is repeated."""
 
 import warnings
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from ..layers.attention import attention_layer, usable_mechanisms
 
 
 def register_attention_layers() -> None:
-    """Put our mechanisms into timm's own table of names, so that stock vision transformers take ``attn_layer="flow"``.
+    """Add our mechanisms to timm's table of names, so that stock vision transformers accept ``attn_layer="flow"``.
 
-    A layer that must know what timm does not tell says which call does. A name that is timm's or somebody else's is
-    left alone, with a warning.
+    A layer that needs facts that timm does not pass raises an error that names the call to use. A name that is already
+    timm's or somebody else's is kept, with a warning.
     """
     for name in usable_mechanisms():
         layer = attention_layer(name)
@@ -29,7 +29,7 @@ def register_attention_layers() -> None:
 
 
 def register_once(entrypoint: Callable) -> Callable:
-    """timm's ``register_model`` that does not warn when a reload registers the same function of the same module again.
+    """timm's ``register_model`` without a warning if a reload registers the same function of a module again.
 
     A name that somebody else has registered still gets timm's "Overwriting" warning.
     """

@@ -1,6 +1,6 @@
-"""Weights of other models as a start for ours: for timm's ``pretrained=True``, where a user asks for adaptation.
+"""Adapt weights of other models as a start for ours, for timm's ``pretrained=True``.
 
-Nothing here is used by ``load_state_dict``, which takes the model's own tensors alone.
+``load_state_dict`` does not use this; it accepts only the model's own tensors.
 """
 
 import logging
@@ -24,8 +24,8 @@ from ..layers.position_bias import resample_grid_bias, resample_position_bias
 StateDict = dict[str, Any]
 logger = logging.getLogger("timm_plugin")
 
-#: The parameter names of the authors' vision model (thuml/Flowformer, Flowformer_CV/flowformer.py) and ours; the first
-#: pattern that matches counts.
+#: The parameter names of the authors' vision model (thuml/Flowformer, Flowformer_CV/flowformer.py), and our names; the
+#: first pattern that matches counts.
 RELEASED_NAMES: tuple[tuple[str, str], ...] = (
     (r"^pos_embed$", r"pos_embed.weight"),
     (r"^patch_embed\.0\.", r"patch_embed."),
@@ -41,7 +41,7 @@ _DISTILLED_HEAD = ("head_dist.weight", "head_dist.bias")
 
 
 def released_name(name: str) -> str:
-    """Our name of the authors' parameter ``name``; a name without a rule is the same in both."""
+    """Our name for the authors' parameter ``name``; a name without a rule is the same."""
     for pattern, replacement in RELEASED_NAMES:
         if re.search(pattern, name):
             return re.sub(pattern, replacement, name)
@@ -52,7 +52,7 @@ def fit_hierarchical(state_dict: StateDict, model: nn.Module) -> StateDict:
     """Weights of a hierarchical Flowformer, ours or the authors': patches and positions are resampled.
 
     Raises:
-        ValueError: they do not fit ``model``, or their positions belong to no grid that is known.
+        ValueError: the weights do not fit ``model``, or their positions belong to an unknown grid.
     """
     state_dict = _unwrapped(state_dict)
     if "patch_embed.0.proj.weight" in state_dict:  # the authors' names
@@ -68,14 +68,15 @@ def fit_hierarchical(state_dict: StateDict, model: nn.Module) -> StateDict:
 
 
 def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only: bool = False) -> StateDict:
-    """Weights of timm's ViT or DeiT, or of one of ours, as ``model`` of the same shape has them.
+    """Weights of timm's ViT or DeiT, or of one of our models, for ``model`` of the same shape.
 
     Patches, positions, DAFT-full's position biases and those of gated attention units are resampled. Tokens, positions
-    and a classifier that the model has not are left out. Of a model without DAFT, position biases and filters are new,
-    and with ``values_only`` of its ``qkv`` the rows of the values alone are taken (DAFT-conv's procedure in the paper).
+    and a classifier that the model does not have are dropped. If the weights are from a model without DAFT, position
+    biases and filters are new, and ``values_only`` uses only the values' rows of ``qkv`` (DAFT-conv's procedure in the
+    paper).
 
     Raises:
-        ValueError: the weights do not fit ``model``, or their positions belong to no grid that is known.
+        ValueError: the weights do not fit ``model``, or their positions belong to an unknown grid.
     """
     state_dict, own = _unwrapped(state_dict), model.state_dict()
     left_out = _leave_out(state_dict, own)
@@ -99,7 +100,7 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
             state_dict[name] = resample_position_bias(parameter, tensor, grid, old, prefix)
         elif name in own and name.endswith(".bias.weight") and tensor.dim() == 3 == own[name].dim():
             rows, columns = own[name].shape[1:]
-            has_chunks = getattr(model.blocks[0], "chunk_rows", None) is not None  # rows of a chunk, of any image
+            has_chunks = getattr(model.blocks[0], "chunk_rows", None) is not None  # rows of a chunk, for any image size
             state_dict[name] = resample_grid_bias(tensor, [tensor.shape[1] if has_chunks else rows, columns])
         elif stock and values_only and name in own and ".attn.qkv." in name and tensor.shape[1:] == own[name].shape[1:]:
             if len(tensor) == 3 * model.embed_dim:
@@ -117,22 +118,22 @@ def checked(
     new: Iterable[str] = (),
     in_part: Iterable[str] = (),
 ) -> StateDict:
-    """``fitted`` for ``model``, without a classifier that timm replaces; what is not taken is a warning on the console.
+    """``fitted`` for ``model``, without a classifier that timm replaces; a warning lists the weights that are not used.
 
     Image channels may differ: timm adapts the first convolution after this.
 
     Args:
-        left_out: names of the checkpoint that have no place in the model.
+        left_out: names in the checkpoint that the model does not have.
         new: names of the model that may be missing.
-        in_part: names of ``fitted`` of which the checkpoint gave a part.
+        in_part: names of ``fitted`` of which only a part is from the checkpoint.
 
     Raises:
-        ValueError: other names or shapes than the model's are missing or too many.
+        ValueError: names other than ``new`` are missing, there are unknown names, or shapes differ.
     """
     own, cfg = model.state_dict(), getattr(model, "pretrained_cfg", None) or {}
     left_out, new = list(left_out), list(new)
     leave_out_foreign_records(fitted, model)
-    classifiers = cfg.get("classifier", "classifier")  # two, where a transformer is distilled
+    classifiers = cfg.get("classifier", "classifier")  # two if a transformer is distilled
     classifiers = tuple(f"{name}." for name in ([classifiers] if isinstance(classifiers, str) else classifiers))
     stem = f"{cfg.get('first_conv', 'first_conv')}."
     if model.num_classes != cfg.get("num_classes", model.num_classes):
@@ -149,17 +150,17 @@ def checked(
         complete[weight] = own[weight]
     check_state_dict(complete, model)
     lists = [("left out", left_out), ("new, as first drawn", new), ("taken in part", in_part)]
-    summary = "; ".join(f"{what}: {_grouped(names)}" for what, names in lists if names)
+    summary = "; ".join(f"{label}: {_grouped(names)}" for label, names in lists if names)
     whole = sum(not is_record(name) for name in fitted) - len(list(in_part))
-    taken = f"{type(model).__name__}: {whole} tensors of the checkpoint are taken"
-    logger.log(logging.WARNING if summary else logging.INFO, f"{taken}; {summary}" if summary else taken)
+    message = f"{type(model).__name__}: {whole} tensors of the checkpoint are taken"
+    logger.log(logging.WARNING if summary else logging.INFO, f"{message}; {summary}" if summary else message)
     return fitted
 
 
 def source_grid(tokens: int, patches: Tensor | None, model: nn.Module) -> tuple[int, int]:
     """The grid (rows, columns) of a checkpoint's positions: its image size over its patch, or the model's, or a square.
 
-    The checkpoint's image size is what its folder stores, or ``input_size`` in ``pretrained_cfg_overlay``.
+    The checkpoint's image size is stored in its folder, or is ``input_size`` in ``pretrained_cfg_overlay``.
     """
     cfg = getattr(model, "pretrained_cfg", None) or {}  # a model built without create_model has none
     size = getattr(model, "pretrained_model_args", {}).get("img_size") or cfg.get(
@@ -179,7 +180,7 @@ def source_grid(tokens: int, patches: Tensor | None, model: nn.Module) -> tuple[
 
 
 def _unwrapped(state_dict: StateDict) -> StateDict:
-    """A copy of the names and tensors, which a checkpoint may hold as its "model" or "state_dict"."""
+    """A copy of the state dict, which may be the entry "model" or "state_dict" of a checkpoint."""
     for wrapper in ("model", "state_dict"):
         state_dict = state_dict.get(wrapper, state_dict)
     for name, tensor in state_dict.items():
@@ -193,21 +194,25 @@ def _has_other_attention(model: nn.Module) -> bool:
 
 
 def _leave_out(state_dict: StateDict, own: StateDict) -> list[str]:
-    """Take out of ``state_dict``, in place, tokens, their positions and a second classifier that ``own`` has not."""
+    """Remove tokens, their positions and a second classifier that ``own`` lacks from ``state_dict``, in place."""
     present = [name for name in _PREFIX_TOKENS if name in state_dict]
     optional = [*_PREFIX_TOKENS, *_DISTILLED_HEAD, *(() if "pos_embed" in own else ("pos_embed", "reg_token"))]
     left_out = [name for name in optional if name in state_dict and name not in own]
     for name in left_out:
         del state_dict[name]
     positions = state_dict.get("pos_embed")
-    kept = [i for i, name in enumerate(present) if name not in left_out]
-    # A square number of positions are those of patches alone (timm's no_embed_class).
-    if positions is not None and len(kept) < len(present) and math.isqrt(positions.shape[1]) ** 2 != positions.shape[1]:
-        state_dict["pos_embed"] = positions[:, kept + list(range(len(present), positions.shape[1]))]
+    remaining = [i for i, name in enumerate(present) if name not in left_out]
+    # A square number of positions belongs to patches only (timm's no_embed_class).
+    if (
+        positions is not None
+        and len(remaining) < len(present)
+        and math.isqrt(positions.shape[1]) ** 2 != positions.shape[1]
+    ):
+        state_dict["pos_embed"] = positions[:, remaining + list(range(len(present), positions.shape[1]))]
     return left_out
 
 
 def _grouped(names: Iterable[str]) -> str:
-    """All ``names``, those that differ by a block's number as one with their count."""
+    """All ``names``; names that differ only in a block's number are one name with a count."""
     counts = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
     return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in counts.items())

@@ -33,16 +33,16 @@ def flatten_map(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor
 
 
 class DaftVisionTransformer(StrictLoading, VisionTransformer):
-    """Base class of both kinds of DAFT: timm's ``VisionTransformer`` with what they have in common."""
+    """Base class of both kinds of DAFT: timm's ``VisionTransformer`` with their common parts."""
 
     def __init__(self, *args: Any, in_chans: int = 3, **kwargs: Any) -> None:
         super().__init__(*args, in_chans=in_chans, **kwargs)
-        self.patch_embed.in_chans = in_chans  # not read from proj, around which adapters such as LoRA put a layer
-        self.patch_embed.register_forward_pre_hook(check_images)  # TorchScript knows no super(), but hooks
+        self.patch_embed.in_chans = in_chans  # not from proj, which adapters such as LoRA wrap
+        self.patch_embed.register_forward_pre_hook(check_images)  # TorchScript supports hooks, but not super()
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's, and the position biases and filters."""
+        """timm's parameters, and the position biases and filters."""
         return super().no_weight_decay() | self.position_parameters()
 
     @torch.jit.ignore
@@ -52,7 +52,7 @@ class DaftVisionTransformer(StrictLoading, VisionTransformer):
 
     @torch.jit.ignore
     def set_input_size(self, img_size: ImageSize | None = None, patch_size: ImageSize | None = None) -> None:
-        """Make the model one for another patch size, resampling patches, and for images of another size.
+        """Change the patch size, with resampled patches, and the image size.
 
         Raises:
             ValueError: as when building a model of that size.
@@ -68,10 +68,10 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
     Args:
         img_size, patch_size, num_heads, class_token, reg_tokens, global_pool: as in timm; heads have no meaning here.
         bias_dim, query: options of the mechanism, as in ``common.attention.DaftFullAttention.Options``.
-        kwargs: every other argument of timm's, but those that name a part this model has its own of.
+        kwargs: all other arguments of timm's, except those for parts that this model replaces.
 
     Raises:
-        ValueError: an argument that is none of the above; an image of another size than the model's.
+        ValueError: an invalid argument; an image of another size than the model's.
     """
 
     mechanism = "daft_full"
@@ -104,12 +104,12 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
 
     @torch.jit.ignore
     def set_input_size(self, img_size: ImageSize | None = None, patch_size: ImageSize | None = None) -> None:
-        """Make the model one for another image or patch size, resampling positions, their biases and patches.
+        """Change the image or patch size; positions, their biases and patches are resampled.
 
         Raises:
             ValueError: as when building a model of that size.
         """
-        tell_grid(self)  # the grid before; nothing changes
+        tell_grid(self)  # records the current grid, without changes
         patch = patch_size or self.patch_embed.patch_size
         (height, width), patch = check_img_size(img_size or self.patch_embed.img_size, patch, False), _pair(patch)
         check_layers(self, (height // patch[0], width // patch[1]))
@@ -120,20 +120,20 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
 class DaftConvVisionTransformer(DaftVisionTransformer):
     """timm's ``VisionTransformer`` with DAFT-conv, O(N C window), for images of any size with the same weights.
 
-    There is neither class token nor position embedding: positions are in the filters, and ``global_pool`` is "avg"
-    unless given. Tokens pass the blocks as maps (B, Y, X, C); features are (B, N, C) as in timm.
+    It has neither class token nor position embedding: positions are in the filters, and ``global_pool`` is "avg" by
+    default. Tokens pass the blocks as maps (B, Y, X, C); features are (B, N, C) as in timm.
 
     Args:
-        img_size, patch_size: as in timm; the first is what the model is measured and exported with, no limit.
+        img_size, patch_size: as in timm; ``img_size`` is used to measure and export the model, and is no limit.
         num_heads: h; each has one key per token and one filter.
         window, query and others: options of the mechanism, as in ``common.attention.DaftConvAttention.Options``.
         entropy_weight: factor of the entropy of the filters, which training then keeps small (Eq. 10); 0.001 in the
             paper. Its gradient reaches any trainer's loss; float16 training is refused with it.
-        global_pool, fc_norm, dynamic_img_pad: as in timm, the mean of normalised tokens unless given.
-        kwargs: every other argument of timm's, but those that name a part this model has its own of, or none.
+        global_pool, fc_norm, dynamic_img_pad: as in timm; by default the mean of normalised tokens.
+        kwargs: all other arguments of timm's, except those for parts that this model replaces or lacks.
 
     Raises:
-        ValueError: an argument that is none of the above; an image that is not whole patches, unless
+        ValueError: an invalid argument; an image that is not whole patches, unless
             ``dynamic_img_pad``.
     """
 
@@ -180,9 +180,9 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
     def auxiliary_loss(self) -> Tensor | None:
         """``entropy_weight`` · the sum of Eq. 10, for logging; None if the factor is 0.
 
-        Its gradient is part of every backward pass through a forward pass in training mode, so it is not to be added
-        to a loss. A training loop that scales its loss builds the model with ``entropy_weight=0`` and adds
-        ``0.001 * common.attention.position_entropy(model)`` before it scales; ``add_gradient`` says why.
+        Every backward pass in training mode already includes its gradient, so do not add it to a loss. A training loop
+        that scales its loss builds the model with ``entropy_weight=0`` and adds
+        ``0.001 * common.attention.position_entropy(model)`` before scaling; see ``add_gradient``.
         """
         return self.entropy_weight * position_entropy(self) if self.entropy_weight > 0.0 else None
 
@@ -192,14 +192,14 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
 
     @torch.jit.ignore
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
-        """Refused with a ValueError: timm's reading of JAX's files knows softmax attention alone."""
+        """Raises ValueError: timm can read JAX files only for softmax attention."""
         raise ValueError(
             f"the checkpoint {checkpoint_path!r} is of JAX; allowed for DAFT-conv: of torch, such as the state dict "
             "of a vision transformer of timm that has read it"
         )
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        """timm's hook between patches and blocks: maps (B, Y, X, C) stay what they are."""
+        """timm's hook between patches and blocks: maps (B, Y, X, C) are not changed."""
         return self._regularised(x) if self.training and self.entropy_weight > 0.0 else x
 
     @torch.jit.ignore
@@ -221,7 +221,7 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
 
         def tokens(features: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
             if isinstance(features, Tensor):
-                return features.flatten(1, -2)  # the last normalisation has given tokens already
+                return features.flatten(1, -2)  # the last normalisation has returned tokens
             return [tokens(feature) for feature in features] if output_fmt == "NLC" else features
 
         if isinstance(features_of_maps, dict):

@@ -1,8 +1,8 @@
 """FLASH for images: vision transformers of DeiT-S's width whose blocks are gated attention units.
 
-Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022. The paper has text alone, so the shape is a choice,
-made as the paper makes it for text: two units in place of a Transformer's block, expansion 2, and queries of a sixth of
-the width (128 of 768 there, 64 of 384 here, DeiT-S's width of a head). That is 22.7 M parameters, 2.8 % more than
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022. The paper has only text models, so the shape is our
+choice. It follows these models: two units in place of a Transformer's block, expansion 2, and queries of a sixth of the
+width (128 of 768 there, 64 of 384 here, DeiT-S's width of a head). That is 22.7 M parameters, 2.8 % more than
 DeiT-S's 22.1 M; in the paper it is 112 M instead of 110 M. Queries of 128 channels would make 23.3 M. There is no class
 token, so that chunks are whole rows of an image; tokens are averaged.
 """
@@ -53,15 +53,15 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         num_heads, mlp_ratio: heads and expansion of a unit.
         query_dim, chunk_rows, kernel: as in ``GatedAttentionBlock``: ``chunk_rows`` rows of patches are a chunk of
             FLASH, O(N) for images of one width; None is FLASH-Quad, O(N²).
-        global_pool, fc_norm: as in timm, the mean of normalised tokens unless given.
+        global_pool, fc_norm: as in timm; by default the mean of normalised tokens.
         dynamic_img_pad: as in timm. Images have one size, which ``set_input_size`` changes.
-        kwargs: every other argument of timm's, but those that name a part this model has its own of, or none.
+        kwargs: all other arguments of timm's, except those for parts that this model replaces or lacks.
 
     Raises:
-        ValueError: an argument that is none of the above; an image of another size than the model's.
+        ValueError: an invalid argument; an image of another size than the model's.
     """
 
-    #: Arguments that change what the weights mean, and no shape.
+    #: Arguments that change the meaning of the weights, but no shape.
     meaning = ("chunk_rows", "kernel")
 
     def __init__(
@@ -86,7 +86,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         if chunk_rows is not None:
             check_positive_int("chunk_rows", chunk_rows)
         grid_size = tuple(-(-side // patch) for side, patch in zip((height, width), to_2tuple(patch_size)))
-        own = dict(grid_size=grid_size, query_dim=query_dim, chunk_rows=chunk_rows, kernel=kernel)
+        unit_args = dict(grid_size=grid_size, query_dim=query_dim, chunk_rows=chunk_rows, kernel=kernel)
         super().__init__(
             img_size,
             patch_size,
@@ -97,7 +97,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
             global_pool=global_pool,
             fc_norm=fc_norm,
             dynamic_img_pad=dynamic_img_pad,
-            block_fn=partial(GatedAttentionBlock, **own),
+            block_fn=partial(GatedAttentionBlock, **unit_args),
             **{name: value for name, value in kwargs.items() if name not in _WITHOUT},
         )
         self.patch_embed.in_chans = in_chans
@@ -105,7 +105,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """timm's, and the scales, offsets and biases of queries and keys."""
+        """timm's parameters, and the scales, offsets and biases of queries and keys."""
         ends = (".gamma", ".beta", ".bias.weight")
         units = {name for name, _ in self.named_parameters() if name.startswith("blocks.") and name.endswith(ends)}
         return super().no_weight_decay() | units

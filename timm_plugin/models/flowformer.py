@@ -1,7 +1,8 @@
 """The hierarchical Flowformer for images.
 
 Wu, Wu, Xu, Wang, Long, *Flowformer: Linearizing Transformers with Conservation Flows*, ICML 2022, Table 8: four stages
-of pre-norm Flow-Attention blocks on ever coarser maps; linear attention makes 3136 tokens at the first affordable.
+of pre-norm Flow-Attention blocks on ever coarser maps. Linear attention makes the 3136 tokens of the first stage
+affordable.
 Legend: B batch, C channels, H x W the size of a map, N = H W tokens.
 """
 
@@ -43,7 +44,7 @@ from ._weights import fit_hierarchical
 
 __all__ = ["Flowformer"]  # register_model appends every entry point
 
-#: The paper's Table 8, but for its 16 heads; it prints 786 channels of the last stage, its text 768.
+#: The paper's Table 8, without its 16 heads. The table prints 786 channels for the last stage, the text 768.
 TABLE_8 = {"embed_dims": (96, 192, 384, 768), "depths": (3, 3, 10, 3)}
 GLOBAL_POOLS = ("", "avg", "max", "avgmax", "catavgmax")
 
@@ -57,7 +58,7 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C', ceil(H / 2), ceil(W / 2))."""
-        # Without a condition, so that an exported model keeps its freedom of size; nothing is added to even sizes.
+        # There is no condition, so that an exported model accepts any size. Even sizes are not padded.
         x = F.pad(x, [0, x.shape[3] % 2, 0, x.shape[2] % 2])
         return self.proj(x)
 
@@ -93,7 +94,7 @@ class FlowformerStage(nn.Module):
 
 
 class Flowformer(StrictLoading, nn.Module):
-    """Hierarchical vision transformer with Flow-Attention, O(N C d) per block; everything timm asks of a model.
+    """Hierarchical vision transformer with Flow-Attention, O(N C d) per block, with timm's full model interface.
 
     With another ``attn_layer`` it is a row of the paper's Table 5. Each stage's attention knows the grid of its tokens.
 
@@ -103,27 +104,27 @@ class Flowformer(StrictLoading, nn.Module):
         img_size: height and width, or one number for both.
         patch_size: side of the stem's patches.
         in_chans: channels of the images.
-        num_classes: outputs of the classifier, 0 for none.
+        num_classes: outputs of the classifier, 0 for no classifier.
         global_pool: "avg", "max", "avgmax", "catavgmax", or "" for unpooled maps.
         embed_dims, depths: channels and number of blocks of every stage.
         num_heads, mlp_ratio: one value, or one per stage.
         qkv_bias, qk_norm, proj_drop_rate, attn_drop_rate, norm_layer, act_layer: as in timm's blocks.
-        init_values: start of timm's layer scale on both branches, None for none.
-        mlp_init_values: start of a layer scale on the MLP branch alone.
-        attn_layer: "flow", another name or class that timm's vision transformers take, or a pattern of names that
+        init_values: initial value of timm's layer scale on both branches; None for no scale.
+        mlp_init_values: initial value of a layer scale only on the MLP branch.
+        attn_layer: "flow", another name or class that timm's vision transformers accept, or a pattern of names that
             repeats over the stages, such as "flow*3,softmax".
-        options: those of the mechanism by their names, such as ``form`` and ``clamp``, None for its default: one value
-            or one per stage; see ``common.attention.FlowAttention.Options``. In a pattern an option is that of every
-            mechanism that has it. SOFT's ``ratio`` is 8, 4, 2 and 1 unless given, as its authors have it.
+        options: options of the mechanism, such as ``form`` and ``clamp``: one value or one per stage, None for the
+            default; see ``common.attention.FlowAttention.Options``. In a pattern, an option applies to every mechanism
+            that has it. SOFT's ``ratio`` is by default 8, 4, 2 and 1, as its authors have it.
         dynamic_img_size: accept images of any size that is a multiple of ``patch_size``, resampling the position
-            embedding to each; not with attention that holds something for each position, such as cosFormer's.
+            embedding to each; not with attention that stores something for each position, such as cosFormer's.
         dynamic_img_pad: pad images to a multiple of ``patch_size`` with zeros. (Maps of odd size are always padded
             between stages.)
         drop_rate, pos_drop_rate, drop_path_rate: dropout before the classifier and after the position embedding,
             stochastic depth, rising linearly from block to block.
 
     Raises:
-        ValueError: an argument that is none of the above; an image of another size than the model's.
+        ValueError: an invalid argument; an image of another size than the model's.
     """
 
     dynamic_img_size: Final[bool]
@@ -214,12 +215,12 @@ class Flowformer(StrictLoading, nn.Module):
 
     @torch.jit.ignore
     def init_weights(self, needs_reset: bool = True) -> None:
-        """Draw new weights, timm's way; without ``needs_reset`` only those whose layer has drawn them otherwise."""
+        """Draw new weights as timm does; without ``needs_reset``, only those that their layers draw differently."""
         named_apply(partial(init_weights_vit_timm, needs_reset=needs_reset), self)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Parameters without weight decay, apart from the biases and scales that timm leaves out by itself."""
+        """Parameters without weight decay, in addition to the biases and scales that timm excludes."""
         return {"pos_embed.weight"}
 
     @torch.jit.ignore
@@ -245,7 +246,7 @@ class Flowformer(StrictLoading, nn.Module):
 
     @torch.jit.ignore
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier for ``num_classes``, 0 for none, and another pooling unless None."""
+        """Set a new classifier for ``num_classes``, 0 for no classifier, and another pooling unless it is None."""
         pool = self.global_pool if global_pool is None else global_pool
         check_choice("global_pool", pool, GLOBAL_POOLS)
         _check_num_classes(num_classes)
@@ -265,13 +266,13 @@ class Flowformer(StrictLoading, nn.Module):
 
     @torch.jit.ignore
     def set_input_size(self, img_size: ImageSize | None = None, patch_size: int | None = None) -> None:
-        """Make the model one for another image or patch size, resampling positions and patches; None keeps a size.
+        """Change the image or patch size; positions and patches are resampled. None keeps a size.
 
-        What attention holds for each position is fitted as ``timm_plugin.tell_grid`` does it: make the optimiser after
-        that.
+        Attention that stores something for each position is changed as by ``timm_plugin.tell_grid``: make the optimiser
+        after that.
 
         Raises:
-            ValueError: as when building a model of that size; attention whose weights per position nobody resamples.
+            ValueError: as when building a model of that size; attention whose weights per position cannot be resampled.
         """
         new_patch = self.patch_embed.patch_size if patch_size is None else patch_size
         new_size = check_img_size(img_size or self.patch_embed.img_size, new_patch, self.dynamic_img_pad)
@@ -286,21 +287,21 @@ class Flowformer(StrictLoading, nn.Module):
 
     @torch.jit.ignore
     def stage_layers(self, spec: LayerSpec) -> list[LayerType]:
-        """The attention of each stage of this model for ``spec``, as where a model is built with it.
+        """The attention of each stage for ``spec``, as if this model were built with it.
 
         Raises:
-            ValueError: as there.
+            ValueError: as when building a model with it.
         """
         return stage_layers(spec, self._grids(), self.dynamic_img_size)
 
     @torch.jit.ignore
     def set_grid_of_neighbours(self) -> None:
-        """Tell attention that sees neighbours on which grid its tokens lie; after other attention was put in."""
+        """Set the grid in attention that sees neighbours; call it after attention was replaced."""
         for stage, grid in zip(self.stages, self._grids()):
             stage.keeps_map = set_grid_of_neighbours(stage.blocks, grid)
 
     def _grids(self) -> list[Grid]:
-        """(Y, X) of each stage's tokens, of images of the model's own size."""
+        """(Y, X) of each stage's tokens, for images of the model's own size."""
         return stage_grids(self.patch_embed.dynamic_feat_size(self.patch_embed.img_size), len(self.stages))
 
     def _stem(self, x: Tensor) -> Tensor:
@@ -340,14 +341,14 @@ class Flowformer(StrictLoading, nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """``forward_features`` and the map after every stage, as (final, maps) or the maps alone.
+        """``forward_features`` and the map after every stage, as (final, maps) or only the maps.
 
         Args:
             indices: the last n stages if an int, all if None, else these stages, from the end if negative.
             norm: apply the last normalisation to the last stage's map as well.
-            stop_early: leave out the stages after the last one asked for.
+            stop_early: skip the stages after the last requested one.
             output_fmt: "NCHW".
-            intermediates_only: return the maps alone.
+            intermediates_only: return only the maps.
 
         Raises:
             ValueError: another ``output_fmt``.
@@ -376,10 +377,10 @@ class Flowformer(StrictLoading, nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove the stages, and if asked the normalisation and the head, that ``indices`` do not need.
+        """Remove stages that ``indices`` do not need, and optionally the normalisation and the head.
 
         Returns:
-            the indices as numbers from the first stage on.
+            the indices, counted from the first stage.
         """
         take, max_index = feature_take_indices(len(self.stages), indices)
         shortened = max_index < len(self.stages) - 1
@@ -404,17 +405,17 @@ def _stages(
     drop_path_rate: float,
     dd: dict[str, Any],
 ) -> list[FlowformerStage]:
-    """The stages: ``depths[i]`` blocks of ``embed_dims[i]`` channels, after a downsampling for all but the first.
+    """The stages: ``depths[i]`` blocks of ``embed_dims[i]`` channels, after a downsampling except in the first stage.
 
-    Those of stage i have the attention ``layers[i]`` and tokens that lie on ``grids[i]``.
+    The blocks of stage i have the attention ``layers[i]``, and their tokens lie on ``grids[i]``.
     """
     heads, ratios = to_ntuple(len(depths))(num_heads), to_ntuple(len(depths))(mlp_ratio)
     rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
     stages = []
     for i, dim in enumerate(embed_dims):
         downsample = nn.Identity() if i == 0 else Downsample(embed_dims[i - 1], dim, **dd)
-        own = dict(attn_layer=layers[i], mlp_ratio=ratios[i])
-        blocks = [block(dim, heads[i], drop_path=rate, **own) for rate in rates[i]]
+        block_args = dict(attn_layer=layers[i], mlp_ratio=ratios[i])
+        blocks = [block(dim, heads[i], drop_path=rate, **block_args) for rate in rates[i]]
         stages.append(FlowformerStage(downsample, blocks, set_grid_of_neighbours(blocks, grids[i])))
     return stages
 
@@ -441,7 +442,7 @@ def _check_arguments(
 
 
 def _check_numbers(depths: Sequence[int], num_heads: Any, mlp_ratio: Any) -> None:
-    """Raise ValueError for heads and ratios that are no numbers, or not as many as there are stages."""
+    """Raise ValueError for heads and ratios that are no numbers, or not one for each stage."""
     heads, ratios = to_ntuple(len(depths))(num_heads), to_ntuple(len(depths))(mlp_ratio)
     if len(heads) != len(depths) or len(ratios) != len(depths):
         raise ValueError(f"num_heads is {num_heads} and mlp_ratio {mlp_ratio}; allowed: one or {len(depths)} values")
@@ -470,7 +471,7 @@ def _check_num_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes is {num_classes!r}; allowed: 0, for no classifier, or more")
 
 
-#: The default configuration of a hierarchical model, with the differences that are given.
+#: The default configuration of a hierarchical model, with given differences.
 hierarchical_cfg = partial(untrained_cfg, pool_size=(7, 7), classifier="head.fc")
 
 default_cfgs = generate_default_cfgs(
@@ -489,7 +490,7 @@ default_cfgs = generate_default_cfgs(
 def create_hierarchical(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     """The model ``variant`` by timm's factory, with features of all stages unless ``out_indices`` says otherwise."""
     depths = kwargs.get("depths", (0,) * 4)
-    stages = len(depths) if isinstance(depths, (list, tuple)) else 0  # what is no list is refused by the model
+    stages = len(depths) if isinstance(depths, (list, tuple)) else 0  # the model refuses other types
     feature_cfg = dict(out_indices=kwargs.pop("out_indices", tuple(range(stages))), flatten_sequential=True)
     return build(Flowformer, fit_hierarchical, variant, pretrained, feature_cfg, **kwargs)
 
@@ -529,6 +530,6 @@ def flowformer_hier_digits(pretrained: bool = False, **kwargs: Any) -> Flowforme
 
 @register_once
 def flowformer_hier_test(pretrained: bool = False, **kwargs: Any) -> Flowformer:
-    """Four stages as small as they go, for tests; not in the paper."""
+    """Four stages, as small as possible, for tests; not in the paper."""
     model_args = dict(embed_dims=(16, 24, 32, 48), depths=(1, 1, 2, 1), num_heads=4)
     return create_hierarchical("flowformer_hier_test", pretrained, **dict(model_args, **kwargs))

@@ -21,17 +21,17 @@ __all__ = ["DistilledFlowVisionTransformer", "FlowVisionTransformer"]  # registe
 
 
 class FlowVisionTransformer(StrictLoading, VisionTransformer):
-    """timm's ``VisionTransformer``, every argument of it, with the options of the attention mechanism as well.
+    """timm's ``VisionTransformer`` with all its arguments, and the options of the attention mechanism.
 
     Args:
         attn_layer: name or class of the attention, as in timm, or a pattern of names that repeats over the blocks,
             such as "flow*3,softmax".
-        kwargs: options of the mechanism by their names, such as ``form`` and ``clamp``, None for its default; see
-            ``common.attention.FlowAttention.Options``. In a pattern an option is that of every mechanism that has it.
-            The others are timm's.
+        kwargs: options of the mechanism, such as ``form`` and ``clamp``, None for the default; see
+            ``common.attention.FlowAttention.Options``. In a pattern, an option applies to every mechanism that has it.
+            Other arguments are timm's.
 
     Raises:
-        ValueError: an option the mechanism does not have, or a value it does not allow; a pattern of more layers than
+        ValueError: an option that the mechanism does not have, or an invalid value; a pattern of more layers than
             there are blocks.
     """
 
@@ -49,9 +49,9 @@ class FlowVisionTransformer(StrictLoading, VisionTransformer):
 
 
 class DistilledFlowVisionTransformer(FlowVisionTransformer, VisionTransformerDistilled):
-    """timm's distilled ``VisionTransformer``, with a distillation token and a second classifier, as the class above.
+    """timm's distilled ``VisionTransformer``, with a distillation token, a second classifier and the options above.
 
-    In training, ``set_distilled_training(True)``, as timm's token distillation does it, gives the outputs of both
+    In training, after ``set_distilled_training(True)``, as in timm's token distillation, the output is that of both
     classifiers; otherwise the output is their mean.
     """
 

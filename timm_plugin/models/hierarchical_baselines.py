@@ -1,7 +1,7 @@
-"""The other rows of Flowformer's Table 5: its hierarchical model with the attention it is compared with.
+"""The other rows of Flowformer's Table 5: its hierarchical model with other attention.
 
-The paper says nothing of their options; those here are each mechanism's own defaults, and SOFT's ratios by stage are
-those of its authors.
+The paper does not state their options. They are the defaults of each mechanism, and for SOFT the ratios by stage of its
+authors.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """``python -m timm_plugin.transfer``: a checkpoint of a model with another attention, taught by its softmax attention.
 
 The teacher is a model of timm with softmax attention: a name, whose weights timm downloads, or those of
-``--teacher-checkpoint``; or a folder, ``local-dir:FOLDER``. The checkpoint is what a model with ``attn_layer=ATTN``
-loads strictly, in Python, and in timm's scripts by ``--initial-checkpoint`` and ``--checkpoint``. A run that was ended
-goes on where it was when the same command is given again.
+``--teacher-checkpoint``; or a folder, ``local-dir:FOLDER``. A model with ``attn_layer=ATTN`` loads the checkpoint
+strictly, in Python, and in timm's scripts with ``--initial-checkpoint`` and ``--checkpoint``. If the same command is
+given again, an interrupted run continues.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from .training import Settings, train
 
 COMMAND = "timm_plugin.transfer"
 _STATE = "training.pth"
-#: The least value of each option that is a count.
+#: The smallest value of each option that is a count.
 _LEAST = dict.fromkeys(("epochs", "batch_size", "log_interval", "in_chans", "img_size", "input_size"), 1)
 _LEAST |= dict.fromkeys(("num_classes", "warmup_epochs", "workers"), 0)
 #: Arguments that do not change the result.
@@ -50,9 +50,9 @@ _FREE = ("output", "teacher_dir", "log_interval", "workers", "device")
 
 
 def build_teacher(name: str, checkpoint: Path | None, model_args: dict[str, Any], use_ema: bool = False) -> nn.Module:
-    """The model ``name`` with the weights of ``checkpoint``, or with those that timm finds for it.
+    """The model ``name`` with the weights of ``checkpoint``, or with timm's weights for it.
 
-    Of a checkpoint it has the classes, unless ``model_args`` say otherwise. ``use_ema``: as in ``read_weights``.
+    It has the checkpoint's number of classes unless ``model_args`` state another. ``use_ema``: as in ``read_weights``.
 
     Raises:
         ValueError: a file that cannot be read, or of another model or other sizes.
@@ -75,8 +75,7 @@ def read_attention(values: Sequence[str], options: dict[str, Any]) -> tuple[Any,
     """Return the ``attention`` and options of ``AttentionTransferTask`` that ``--attn`` and ``--attn-kwargs`` ask for.
 
     Raises:
-        ValueError: ``--attn`` is neither one name or pattern nor places, each PLACE=NAME; an option that no mechanism
-            has.
+        ValueError: ``--attn`` is neither a name, a pattern nor a list of PLACE=NAME; an option that no mechanism has.
     """
     if len(values) == 1 and "=" not in values[0]:
         return values[0], options
@@ -93,18 +92,18 @@ def read_attention(values: Sequence[str], options: dict[str, Any]) -> tuple[Any,
 
 
 def build_loader(teacher: nn.Module, options: argparse.Namespace) -> DataLoader:
-    """Images for ``teacher``, augmented as train.py does by default, which keep no state from epoch to epoch.
+    """Images for ``teacher``, augmented as train.py does by default; the loader keeps no state between epochs.
 
     Raises:
         ValueError: images of another size than the teacher's.
     """
     config = resolve_data_config(vars(options), model=teacher)
     grid, host = fixed_grid(teacher), host_of_tokens(teacher)
-    own = None if grid is None else tuple(host.patch_embed.img_size)
-    if own is not None and tuple(config["input_size"][1:]) != own:
+    size = None if grid is None else tuple(host.patch_embed.img_size)
+    if size is not None and tuple(config["input_size"][1:]) != size:
         raise ValueError(
-            f"images are {config['input_size'][1]} x {config['input_size'][2]}, and the teacher takes {own[0]} x "
-            f"{own[1]}; allowed: --img-size {own[0]} or --input-size, or --model-kwargs img_size=..."
+            f"images are {config['input_size'][1]} x {config['input_size'][2]}, and the teacher takes {size[0]} x "
+            f"{size[1]}; allowed: --img-size {size[0]} or --input-size, or --model-kwargs img_size=..."
         )
     dataset = create_dataset(
         options.dataset,
@@ -132,11 +131,10 @@ def build_loader(teacher: nn.Module, options: argparse.Namespace) -> DataLoader:
 
 
 def transfer(options: argparse.Namespace) -> dict[str, float]:
-    """Teach, write the checkpoint, and, if asked, the teacher's folder: the loss of each layer in the last epoch.
+    """Train, write the checkpoint, and optionally the teacher's folder; returns each layer's loss in the last epoch.
 
     Raises:
-        ValueError: whatever ``AttentionTransferTask``, ``train`` and the functions here refuse; an output that is there
-            already.
+        ValueError: as ``AttentionTransferTask``, ``train`` and the functions above; an output that exists already.
     """
     check_new(options.output, "--output")
     if options.teacher_dir is not None:
@@ -173,7 +171,7 @@ def transfer(options: argparse.Namespace) -> dict[str, float]:
 
 @contextmanager
 def _working_folder(output: Path) -> Iterator[Path]:
-    """A folder for unfinished work on ``output``, which stays as long as there is the state of a training in it."""
+    """A folder for unfinished work on ``output``; it is kept while it has the state of a training."""
     with unfinished(output, COMMAND, keep=True) as folder:
         folder.mkdir(exist_ok=True)
         try:
@@ -254,7 +252,7 @@ def _parser() -> CommandParser:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; exits with one line where that cannot be done."""
+    """Run the command; if that fails, exit with one line."""
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)

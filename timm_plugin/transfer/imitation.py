@@ -1,4 +1,4 @@
-"""One layer's attention transfer: what softmax attention gives for its input, and how far a student is from that.
+"""Attention transfer in one layer: the output of softmax attention, and a student's distance from it.
 
 Legend: B batch, N tokens, C channels, H heads, d channels of a head.
 """
@@ -16,23 +16,23 @@ LOSSES = tuple(IMITATION_LOSSES)
 
 
 class AttentionImitation(nn.Module):
-    """Softmax attention in its place in a model, with a student that learns to give the same for the same input.
+    """Softmax attention at its place in a model, with a student that learns to return the same output.
 
-    Its output is the teacher's, so that the layers above see what they always saw. In each call the student's loss is
-    computed, and at once its gradients for the student's parameters that require some; both wait for ``collect``, and
-    nothing else of the student's pass is kept. A layer costs the teacher's attention and the student's, there and back.
+    The output is the teacher's, so the layers above get their usual input. Each call computes the student's loss and
+    immediately its gradients for the student's trainable parameters. ``collect`` returns both; nothing else of the
+    student's pass is kept. The cost is the teacher's attention, and the student's forward and backward pass.
 
     Args:
         teacher: the layer with softmax attention.
-        student: one with another attention, of the same heads and channels of a value.
-        loss: "outputs", 1000 times the mean squared error of what the heads give real tokens, before the output
+        student: a layer with another attention, with the same heads and channels of a value.
+        loss: "outputs", 1000 times the mean squared error of the heads' outputs for real tokens, before the output
             projection; or "weights", the KL divergence of the student's weights from the teacher's, the mean over
-            queries and heads, which costs the student N / d passes and both O(N²) memory: for short inputs. Both are
-            those of ``common.imitation``.
+            queries and heads, which costs N / d passes of the student and O(N²) memory, so it is for short inputs. Both
+            are in ``common.imitation``.
 
     Raises:
         ValueError: another ``loss``; a teacher whose attention is not softmax; heads that do not fit; "weights" for a
-            mechanism without weights as softmax has them, at least 0 and of the sum 1.
+            mechanism without weights like those of softmax, at least 0 and with the sum 1.
     """
 
     def __init__(self, teacher: SelfAttention, student: SelfAttention, loss: str = "outputs") -> None:
@@ -59,7 +59,7 @@ class AttentionImitation(nn.Module):
         return [parameter for parameter in self.student.parameters() if parameter.requires_grad]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x, tokens (B, N, C) or a map of them -> what the teacher gives for it; arguments as of ``SelfAttention``."""
+        """x, tokens (B, N, C) or a map of them -> the teacher's output; arguments as in ``SelfAttention``."""
         with torch.no_grad():
             target = self.teacher.heads(x, attn_mask, is_causal)
             out = self.teacher.project(x, target)
@@ -75,7 +75,7 @@ class AttentionImitation(nn.Module):
         """The mean loss of the calls since the last ``collect``, and its gradients for ``learning()``, 0 without any.
 
         Raises:
-            ValueError: it was not called.
+            ValueError: there was no call.
         """
         losses, gradients = self._losses, self._gradients
         self._losses, self._gradients = [], []
@@ -106,5 +106,5 @@ class AttentionImitation(nn.Module):
 
 
 def _mean_of_real(losses: Tensor, padding: Tensor | None) -> Tensor:
-    """The mean of losses (B, N) over the tokens that are no ``padding`` (B, N)."""
+    """The mean of losses (B, N) over the tokens that are not ``padding`` (B, N)."""
     return losses.mean() if padding is None else losses[~padding].mean()

@@ -1,4 +1,4 @@
-"""Attention transfer as one of timm's training tasks: a built model with softmax attention teaches another attention.
+"""Attention transfer as one of timm's training tasks: a built model's softmax attention teaches another attention.
 
 Legend: B batch, C image channels, H x W the size of an image, L layers whose attention learns.
 """
@@ -20,33 +20,33 @@ from .imitation import AttentionImitation
 
 
 class AttentionTransferTask(TrainingTask):
-    """Stage 1 of making a trained model linear: each new attention learns what the softmax attention there gives.
+    """Stage 1 of making a trained model linear: each new attention learns to imitate the softmax attention it replaces.
 
-    Every attention that is replaced gets the input that it has in ``teacher``, whose own softmax attention stands below
-    it, and learns to give the same (``AttentionImitation``). The loss is the mean over these layers. Layers that
-    ``attention`` leaves, or that get "softmax", are the teacher's.
+    Each new attention gets the input that it has in ``teacher``, with softmax attention in all layers below, and learns
+    to return the same output (``AttentionImitation``). The loss is the mean over these layers. Layers that
+    ``attention`` does not replace, or replaces by "softmax", are the teacher's.
 
-    ``teacher`` does not change, and the student shares its weights: memory is one model, what is new, and one layer's
-    attention. Gradients are made layer by layer during the forward pass, and ``loss.backward()`` hands them on, so that
-    accumulation and DistributedDataParallel work as ever. For mixed precision take bfloat16: a loss that is scaled
-    afterwards saves no small gradients of float16. All is in evaluation mode, whatever ``train`` says: no dropout, no
-    stochastic depth.
+    ``teacher`` does not change, and the student shares its weights: memory is one model, the new parameters, and one
+    layer's attention. Gradients are computed layer by layer during the forward pass, and ``loss.backward()`` passes
+    them on, so accumulation and DistributedDataParallel work as usual. For mixed precision use bfloat16: scaling the
+    loss afterwards does not save small gradients of float16. Everything is in evaluation mode, whatever ``train`` is
+    given: no dropout, no stochastic depth.
 
-    ``get_eval_model()`` is the student, for validation and for checkpoints, which hold it alone; ``converted()`` gives
-    one of its own. ``get_trainable_module()`` has the parameters that learn, for an optimiser. Move ``teacher`` to its
-    device first.
+    ``get_eval_model()`` is the student, for validation and for checkpoints, which contain only the student;
+    ``converted()`` returns a student with its own weights. ``get_trainable_module()`` has the parameters that learn,
+    for an optimiser. Move ``teacher`` to its device first.
 
     Args:
         teacher: a built model with its weights.
-        attention, max_tokens, grid_size, options: ``name`` and the others, as in ``replace_attention``.
+        attention, max_tokens, grid_size, options: as in ``replace_attention``, where ``attention`` is called ``name``.
         loss: "outputs" or "weights", as in ``AttentionImitation``.
-        learn_projections: let the projections to queries, keys and values of these layers learn as well, from the
-            teacher's; what a mechanism without parameters of its own needs.
+        learn_projections: also train these layers' projections to queries, keys and values, which start as the
+            teacher's; a mechanism without parameters of its own needs it.
         device, dtype, verbose: as in timm's tasks.
 
     Raises:
-        ValueError: as ``replace_attention`` and ``AttentionImitation``; a teacher whose attention is not softmax; no
-            other attention than softmax; a mechanism without parameters of its own, or whose projections are new,
+        ValueError: as ``replace_attention`` and ``AttentionImitation``; a teacher whose attention is not softmax; only
+            softmax attention; a mechanism without parameters of its own, or whose projections are new,
             without ``learn_projections``.
     """
 
@@ -92,19 +92,19 @@ class AttentionTransferTask(TrainingTask):
         self.train(False)
 
     def train(self, mode: bool = True) -> "AttentionTransferTask":
-        """Evaluation mode, whatever ``mode`` says."""
+        """Evaluation mode, for any ``mode``."""
         return super().train(False)
 
     def forward(self, input: Tensor, target: Tensor | None = None) -> dict[str, Tensor]:
         """input (B, C, H, W) -> ``loss``; ``output``, the teacher's; ``layer_losses`` (L,), of ``layer_names``.
 
-        ``target``, the labels, is not looked at.
+        ``target``, the labels, is ignored.
         """
         loss, layer_losses, output = self.trainable_module(input)
         return {"loss": loss, "output": output, "layer_losses": layer_losses}
 
     def setup_ema(self, decay: float = 0.9999, **options: Any) -> ModelEmaV3:
-        """Keep an average of the student's weights, which ``get_eval_model(ema=True)`` gives, by ``ModelEmaV3``."""
+        """Keep an average of the student's weights in a ``ModelEmaV3``; ``get_eval_model(ema=True)`` returns it."""
         self.trainable_module_ema = ModelEmaV3(self.eval_model, decay, **options)
         return self.trainable_module_ema
 
@@ -119,22 +119,22 @@ class AttentionTransferTask(TrainingTask):
         return self
 
     def own_state(self) -> dict[str, Tensor]:
-        """The part of the student's state dict that is not the teacher's: new tensors, and those that learn."""
+        """The entries of the student's state dict that are not the teacher's: new tensors, and those that learn."""
         learning = {name for name, parameter in self.eval_model.named_parameters() if parameter.requires_grad}
         state = self.eval_model.state_dict()
         return {name: x for name, x in state.items() if name in learning or name not in self._teachers_names}
 
     def teacher_state(self) -> dict[str, Tensor]:
-        """The rest of it, which stays as the teacher has it."""
+        """The other entries of the student's state dict, which are the teacher's."""
         own = self.own_state()
         return {name: x for name, x in self.eval_model.state_dict().items() if name not in own}
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over an ``own_state()`` of this task; RuntimeError, torch's, where it is of another."""
+        """Load an ``own_state()`` of this task; torch's RuntimeError if it is of another task."""
         self.eval_model.load_state_dict({**self.teacher_state(), **state}, strict=True)
 
     def converted(self) -> nn.Module:
-        """The student with weights of its own, in evaluation mode; they require gradients where the teacher's do."""
+        """A copy of the student, in evaluation mode, with its own weights, trainable as in the teacher."""
         model = copy.deepcopy(self.eval_model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(self._requires_grad.get(name, True))
@@ -142,7 +142,7 @@ class AttentionTransferTask(TrainingTask):
 
 
 class _LayersInPlace(nn.Module):
-    """The teacher with an imitation in place of each attention that is learned, as one module for an optimiser."""
+    """The teacher with an ``AttentionImitation`` for each attention that learns, as one module for an optimiser."""
 
     def __init__(self, model: nn.Module, imitations: Iterable[AttentionImitation]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _LayersInPlace(nn.Module):
         return super().train(False)
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """input (B, C, H, W) -> the loss, that of each layer (L,), and the teacher's output."""
+        """input (B, C, H, W) -> the loss, the losses of the layers (L,), and the teacher's output."""
         learns = torch.is_grad_enabled()
         for imitation in self.imitations:
             imitation.learns = learns
@@ -161,17 +161,17 @@ class _LayersInPlace(nn.Module):
             output = self.model(input)
         losses, parameters, gradients = [], [], []
         for imitation in self.imitations:
-            loss, of_layer = imitation.collect()
+            loss, layer_gradients = imitation.collect()
             losses.append(loss)
             parameters += imitation.learning()
-            gradients += [gradient / len(self.imitations) for gradient in of_layer]
+            gradients += [gradient / len(self.imitations) for gradient in layer_gradients]
         layer_losses = torch.stack(losses)
         loss = layer_losses.mean()
         return (_WithGradients.apply(loss, *parameters, *gradients) if learns else loss), layer_losses, output
 
 
 class _WithGradients(torch.autograd.Function):
-    """A loss as it is, whose gradients for parameters are known: ``apply(loss, *parameters, *gradients)``."""
+    """A loss with known gradients for parameters: ``apply(loss, *parameters, *gradients)`` returns the loss."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, *parameters_and_gradients: Tensor) -> Tensor:
@@ -185,13 +185,13 @@ class _WithGradients(torch.autograd.Function):
 
 
 def _shared(model: nn.Module) -> dict[int, Tensor]:
-    """For ``copy.deepcopy``: parameters of their own in the memory of those of ``model``, and its buffers."""
+    """A memo for ``copy.deepcopy``: new parameters that share memory with those of ``model``, and its buffers."""
     parameters = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in model.parameters()}
     return parameters | {id(buffer): buffer.detach() for buffer in model.buffers()}
 
 
 def _check_teacher(layers: dict[str, SelfAttention], before: dict[str, nn.Module], attention: Any) -> None:
-    """Raise ValueError unless ``layers`` take the place of softmax attention, and there are any."""
+    """Raise ValueError unless there are ``layers``, and all of them replace softmax attention."""
     if not layers:
         raise ValueError(f"attention is {attention!r}, which the teacher has; allowed: at least one other than softmax")
     for path in layers:
@@ -201,17 +201,17 @@ def _check_teacher(layers: dict[str, SelfAttention], before: dict[str, nn.Module
 
 
 def _let_learn(layer: SelfAttention, learn_projections: bool) -> None:
-    """Unfreeze what is new in ``layer`` and, if asked, projections of its own, at first the teacher's."""
-    own = list(layer.attention.parameters())
+    """Unfreeze the new parameters of ``layer`` and, if asked, its own copy of the teacher's projections."""
+    parameters = list(layer.attention.parameters())
     if not learn_projections:
-        new = "no parameters of its own" if not own else "projections of other widths, which are new"
-        if not own or len(set(layer.widths)) > 1:
+        cause = "no parameters of its own" if not parameters else "projections of other widths, which are new"
+        if not parameters or len(set(layer.widths)) > 1:
             raise ValueError(
-                f"attention {layer.mechanism!r} has {new}; allowed: learn_projections=True (--learn-projections), so "
+                f"attention {layer.mechanism!r} has {cause}; allowed: learn_projections=True (--learn-projections), so "
                 "that its projections to queries, keys and values learn, or a mechanism with maps to learn, such as "
                 "'hedgehog'"
             )
-    for parameter in own:
+    for parameter in parameters:
         parameter.requires_grad_(True)
     if learn_projections:
         layer.qkv = copy.deepcopy(layer.qkv).requires_grad_(True)

@@ -1,4 +1,4 @@
-"""The loop of an attention transfer, of timm's parts, which an interruption does not change."""
+"""The training loop of an attention transfer, made of timm's parts; an interruption does not change its result."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ _ALLOWED = "what this command wrote there, or its folder removed to begin anew"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a transfer learns; names and meanings are those of timm's train.py. The learning rate falls by a cosine."""
+    """How a transfer learns; names and meanings are those of timm's train.py. The learning rate decays by a cosine."""
 
     epochs: int = 2
     opt: str = "adamw"
@@ -48,19 +48,19 @@ def train(
     options: Mapping[str, Any] | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> dict[str, float]:
-    """Let the layers of ``task`` learn from the images of ``loader``: the mean loss of each in the last epoch.
+    """Train the layers of ``task`` on the images of ``loader``; returns the mean loss of each in the last epoch.
 
-    Each epoch begins with seeds of its own for all random numbers of the process, and ends with a file. A run that was
-    ended in between goes on from there, to the result that it would have had, if ``loader`` remembers nothing from
-    epoch to epoch (no persistent workers).
+    Each epoch begins with new seeds for all random numbers of the process, and ends with writing a file. An interrupted
+    run continues from this file, with the same result, if ``loader`` keeps no state between epochs (no persistent
+    workers).
 
     Args:
-        state: the file of an unfinished run, which goes on if it is there; None keeps none.
-        options: what the run depends on besides ``settings`` and the teacher, as JSON has it.
+        state: the file of an unfinished run, which is continued if the file exists; None writes no file.
+        options: what else the run depends on, in addition to ``settings`` and the teacher, as JSON values.
         autocast: makes the context of each forward pass.
 
     Raises:
-        ValueError: there is not one batch; ``state`` is of a run of other settings, options or another teacher.
+        ValueError: there is no batch; ``state`` is of a run with other settings, options or another teacher.
     """
     updates = len(loader)
     if not updates:
@@ -94,8 +94,8 @@ def _epoch(
     settings: Settings,
     autocast: Callable[[], AbstractContextManager],
 ) -> dict[str, float]:
-    """One pass over the images: the mean loss of each layer."""
-    meter, by_layer, images, begin = AverageMeter(), 0.0, 0, time.perf_counter()
+    """One pass over the images; returns the mean loss of each layer."""
+    meter, by_layer, images, started = AverageMeter(), 0.0, 0, time.perf_counter()
     for i, (input, target) in enumerate(loader):
         input = input.to(task.device)
         with autocast():
@@ -111,18 +111,18 @@ def _epoch(
         by_layer = by_layer + result["layer_losses"] * len(input)
         images += len(input)
         if (i + 1) % settings.log_interval == 0 or i in (0, len(loader) - 1):
-            seconds = time.perf_counter() - begin
-            left = timedelta(seconds=round(seconds / (i + 1) * (settings.epochs * len(loader) - done)))
+            seconds = time.perf_counter() - started
+            remaining = timedelta(seconds=round(seconds / (i + 1) * (settings.epochs * len(loader) - done)))
             logger.info(
                 f"transfer: {epoch + 1}/{settings.epochs} [{i + 1:>4d}/{len(loader)}]  loss {meter.val:#.4g} "
                 f"({meter.avg:#.4g})  lr {optimizer.param_groups[0]['lr']:.3e}  "
-                f"{images / seconds:.1f} images/s  {left} left"
+                f"{images / seconds:.1f} images/s  {remaining} left"
             )
     return dict(zip(task.layer_names, (by_layer / images).tolist()))
 
 
 def _save(task: AttentionTransferTask, optimizer: torch.optim.Optimizer, state: Path, progress: dict[str, Any]) -> None:
-    """Write ``state`` anew, whole or not at all."""
+    """Replace the file ``state``, completely or not at all."""
     part = state.with_name(state.name + ".new")
     contents = {**progress, "teacher": _digest(task), "student": task.own_state(), "optimizer": optimizer.state_dict()}
     tensor_files.save(contents, part)
@@ -132,14 +132,14 @@ def _save(task: AttentionTransferTask, optimizer: torch.optim.Optimizer, state: 
 def _restore(
     task: AttentionTransferTask, optimizer: torch.optim.Optimizer, state: Path, run: dict[str, Any]
 ) -> tuple[int, dict[str, float]]:
-    """Take over ``state``: the epochs that are done, and the layers' losses in the last one."""
+    """Load ``state``; returns the number of finished epochs, and the layers' losses in the last one."""
     stored = read_checkpoint(state)
     _check_stored(stored, task, state)
-    other = sorted(name for name in run.keys() | stored["run"].keys() if run.get(name) != stored["run"].get(name))
-    if other or stored["teacher"] != _digest(task):
-        what = "; ".join(f"{name} is {run.get(name)!r}, there {stored['run'].get(name)!r}" for name in other)
+    changed = sorted(name for name in run.keys() | stored["run"].keys() if run.get(name) != stored["run"].get(name))
+    if changed or stored["teacher"] != _digest(task):
+        changes = "; ".join(f"{name} is {run.get(name)!r}, there {stored['run'].get(name)!r}" for name in changed)
         raise ValueError(
-            f"{state} is of another transfer, which is unfinished: {what or 'its teacher has other weights'}; "
+            f"{state} is of another transfer, which is unfinished: {changes or 'its teacher has other weights'}; "
             "allowed: the same again, or its folder removed"
         )
     try:
@@ -152,7 +152,7 @@ def _restore(
 
 
 def _check_stored(stored: dict[str, Any], task: AttentionTransferTask, state: Path) -> None:
-    """Raise ValueError unless ``stored``, the content of the file ``state``, has what ``_save`` wrote."""
+    """Raise ValueError unless ``stored``, the content of the file ``state``, has the entries that ``_save`` writes."""
     kinds = {"run": dict, "epochs": int, "losses": dict, "teacher": str, "student": dict, "optimizer": dict}
     wrong = [name for name, kind in kinds.items() if type(stored.get(name)) is not kind]
     if not wrong and (stored["epochs"] < 1 or list(stored["losses"]) != list(task.layer_names)):
@@ -162,5 +162,5 @@ def _check_stored(stored: dict[str, Any], task: AttentionTransferTask, state: Pa
 
 
 def _digest(task: AttentionTransferTask) -> str:
-    """A digest of the teacher's weights, to tell them from those of another teacher."""
+    """A digest of the teacher's weights, to detect another teacher."""
     return tensor_files.digest(task.teacher_state())
