@@ -1,4 +1,4 @@
-"""Norm and gate of each head's output: torch's own layers, what is refused, what is there and what is not."""
+"""Norm and gate of each head's output: torch's own layers, refused arguments, and which parameters exist."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ H, D = 2, 4
 
 
 def build(norm: str, gate: str, name: str = "retention") -> OutputGateAttention:
-    """The mechanism with weights that matter."""
+    """Build the mechanism with weights that affect the output."""
     module = build_attention(name, True, num_heads=H, head_dim=D, output_norm=norm, output_gate=gate).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_the_gate_is_torch_s_silu_of_a_projection_and_opens_channels_side_by_sid
 
 @pytest.mark.parametrize("norm", ["rms", "group"])
 def test_the_norm_comes_before_the_gate(norm):
-    """A louder value changes nothing, a gate does."""
+    """Scaling a value changes nothing; a gate changes the output."""
     module, given = build(norm, "swish"), tokens()
     out = module(**given)
     assert_close("louder", module(**{**given, "v": 1e4 * given["v"]}), module(**{**given, "v": 1e5 * given["v"]}), 1e-4)

@@ -1,4 +1,4 @@
-"""The softmax module against softmax attention written out."""
+"""The softmax module against an explicit formula."""
 
 import torch
 

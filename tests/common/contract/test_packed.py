@@ -1,4 +1,4 @@
-"""Packed documents: those of a row see nothing of each other, as if each were a row of its own."""
+"""Packed documents: the documents of a row do not see each other, as if each were a row of its own."""
 
 import pytest
 import torch
@@ -23,23 +23,23 @@ from tests.common.contract.mechanisms import (
 from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close, gradients
 
-#: Documents of each row of 24 tokens: one token, one less and one more than a chunk, and more than two chunks.
+#: Document lengths in each row of 24 tokens: 1, a chunk minus or plus one, and more than two chunks.
 LENGTHS = ((1, COUNT - 1, COUNT, COUNT + 1, 8), (2 * COUNT + 2, 1, 11))
 TOKENS = 24
 
 
 def packs(case) -> bool:
-    """Whether a case has documents: a sequence, of a mechanism that takes them."""
+    """Whether a case supports packed documents: it is a sequence, and the mechanism accepts them."""
     return case.kind.packs_documents() and not case.image
 
 
 def ids_of(lengths=LENGTHS) -> Tensor:
-    """segment_ids (B, n), not each number in turn."""
+    """segment_ids (B, n), in which some numbers are skipped."""
     return torch.stack([torch.repeat_interleave(torch.arange(len(row)) * 2 + 3, torch.tensor(row)) for row in lengths])
 
 
 def documents_of(ids: Tensor, mask: Tensor | None) -> list[tuple[int, Tensor]]:
-    """The row and the real tokens of each document, one by one."""
+    """The row and the real tokens of each document in turn."""
     found = []
     for b in range(len(ids)):
         for number in ids[b].unique():
@@ -50,7 +50,7 @@ def documents_of(ids: Tensor, mask: Tensor | None) -> list[tuple[int, Tensor]]:
 
 
 def literally(module, inputs, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The reference of each document by itself, written to its places; 0 at padding."""
+    """The reference applied to each document alone and written to its positions; 0 at padding."""
     out = torch.zeros(*inputs["v"].shape[:3], module.projections(CHANNELS)["v"], dtype=torch.float64)
     for b, tokens in documents_of(ids, mask):
         some = at(rows(inputs, slice(b, b + 1)), tokens)
@@ -59,7 +59,7 @@ def literally(module, inputs, ids: Tensor, mask: Tensor | None = None) -> Tensor
 
 
 def _put(out: Tensor, b: int, tokens: Tensor, value: Tensor) -> Tensor:
-    """``out`` with ``value`` (H, tokens, e) at some tokens of a row."""
+    """``out`` with ``value`` (H, tokens, e) written to some tokens of a row."""
     row = out[b].index_copy(1, tokens, value)
     return torch.cat([out[:b], row[None], out[b + 1 :]])
 
@@ -99,7 +99,7 @@ def test_padding_may_stand_anywhere_and_have_any_id(side, case):
     module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
     inputs = tensors(module, TOKENS)
     expected = literally(module, inputs, ids, mask)
-    ids = ids.masked_fill(mask, -7)  # what stands at padding is not looked at
+    ids = ids.masked_fill(mask, -7)  # values at padding are ignored
     assert_close("out", module(**inputs, **both(mask), segment_ids=ids), expected)
 
 
@@ -124,7 +124,7 @@ def test_another_document_changes_nothing_and_gets_no_gradient(case):
 
 @cases(packed)
 def test_arguments_of_other_numbers_of_tokens_are_refused(case, monkeypatch):
-    """Each of the op's, a token too short and a token too long."""
+    """Each argument of the op, with one token too few and one too many."""
     module, op = case.build(), case.kind.op
     call = {**tensors(module, TOKENS, grad=False), **both(padding("right", 2, TOKENS))}
     arguments = {**arguments_of_op(case, module, monkeypatch, **call), "segment_ids": ids_of()}
