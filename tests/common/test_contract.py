@@ -1,4 +1,4 @@
-"""The contract runs over a mechanism that is not in common/attention, as somebody who writes one runs it."""
+"""The contract runs over an external mechanism in the way that its author runs it."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ def contract(*arguments: str) -> tuple[int, str]:
 
 
 def test_every_promise_is_kept_by_the_examples_of_the_guide():
-    """By no other mechanism: the whole contract of one takes seconds. The case beside a module is read."""
+    """Only these mechanisms run, since a contract takes seconds. The case next to a module is read."""
     modules = ("--mechanism", "tests.examples.mean", "--mechanism", "tests.examples.pooled")
     status, said = contract(*modules, "-vv")
     assert status == 0, said[-3000:]

@@ -1,4 +1,4 @@
-"""Tensors that are saved are read again, and a full disk is an OSError."""
+"""Saved tensors can be read again, and a full disk is an OSError."""
 
 import errno
 from pathlib import Path

@@ -81,7 +81,7 @@ def test_extend_is_forward_with_every_option(case):
 def test_a_state_is_as_large_as_the_text_requires(side, case):
     """A state that holds no tokens has a constant size; others grow with the tokens, up to a block of 16 more or fewer.
 
-    The largest size is the size of a state that has it from the beginning, and it is never exceeded.
+    Under ``largest_states``, a state has its largest size from the beginning and keeps it.
     """
     module, lengths = case._replace(options=long_options(case.kind)).build(max_tokens=300), (1, 16, 64, 300)
     inputs, mask = tensors(module, 300, batch=2, grad=False), padding(side, 2, 300)

@@ -1,10 +1,10 @@
-"""A training goes on from a state dict: what a pass depends on is there, or is torch's generator."""
+"""Training resumes from a state dict: all state that a forward pass depends on is in it, or in torch's generator."""
 
 import torch
 
 from tests.common.contract.mechanisms import CASES, cases, tensors
 
-#: As many as bring every count of passes past its end, from the middle of it.
+#: Enough passes for every pass counter to wrap around, also when it starts from the middle.
 PASSES = 7
 
 

@@ -1,4 +1,4 @@
-"""Under autocast in bfloat16 the gated attention unit keeps 1e-2 at 32,768 tokens, without chunks at 2,048."""
+"""Under autocast in bfloat16 the gated attention unit is accurate to 1e-2 at 32,768 tokens, without chunks at 2,048."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 
 
 def assert_precise(function, inputs, parameters) -> None:
-    """``function`` of bfloat16 inputs under autocast against itself in float32 without, of the same numbers."""
+    """Compare ``function`` on bfloat16 inputs under autocast with float32 on the same numbers."""
     halves = [x.detach().bfloat16().requires_grad_() for x in inputs]
     wide = [x.detach().float().requires_grad_() for x in halves]
     with torch.autocast("cpu", dtype=torch.bfloat16):

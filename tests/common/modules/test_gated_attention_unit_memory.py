@@ -1,4 +1,4 @@
-"""A gated attention unit computes again in its backward pass what it did not keep, and nothing but memory changes."""
+"""A gated attention unit recomputes what it did not save for the backward pass, which changes only its memory."""
 
 import sys
 
@@ -40,7 +40,7 @@ def tokens(n=13, dtype=torch.float64) -> Tensor:
 
 
 def step(module, x, mask) -> tuple[list[Tensor], int]:
-    """Output and gradients, and how many tensors the graph keeps outside of what is computed again."""
+    """Output and gradients, and how many tensors the graph keeps outside of the recomputed part."""
     kept = []
     torch.manual_seed(0)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -76,7 +76,7 @@ def test_gradients_of_second_order(options):
 
 
 def test_frozen_parameters():
-    """Nothing but the input, or nothing but the scales of queries and keys, needs a gradient."""
+    """Only the input, or only the scales of queries and keys, requires a gradient."""
     module, x = unit(**FLASH), tokens()
     wanted = torch.autograd.grad(module(x).square().sum(), [x, module.gamma])
     for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""Packed documents in the gated attention unit: each is as a row of its own."""
+"""Packed documents in the gated attention unit: each is treated as a row of its own."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ UNITS = {
 }
 
 
-#: Causal alone.
+#: Causal options only.
 UNITS_THAT_FORGET = {f"flash, forget by {forget}": {"chunk_size": 5, "forget": forget} for forget in FORGETS}
 
 
@@ -38,7 +38,7 @@ def build(name: str, causal: bool) -> GatedAttentionUnit:
 
 
 def alone(unit, x, mask=None):
-    """Each document by itself."""
+    """Run each document by itself."""
     rows = []
     for b, lengths in enumerate(LENGTHS):
         parts, begin = [], 0

@@ -1,4 +1,4 @@
-"""Options and tensors of Flow-Attention's further functions, and the shared checks; the contract has all mechanisms."""
+"""Options and tensors of Flow-Attention's other functions, and the shared checks; the contract has all mechanisms."""
 
 import math
 

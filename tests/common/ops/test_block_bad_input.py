@@ -1,4 +1,4 @@
-"""gau_attention, mixed_chunk_attention and row_attention refuse bad arguments, and name them."""
+"""gau_attention, mixed_chunk_attention and row_attention refuse bad arguments by name."""
 
 import math
 
@@ -22,7 +22,7 @@ gated = pytest.mark.parametrize("op", [gau_attention, mixed_chunk], ids=lambda o
 
 
 def test_tensors_are_called_as_the_function_calls_them():
-    """The contract has everything that does not fit."""
+    """Messages use the function's own names; the contract tests every tensor that does not fit."""
     inputs = tensors(k=(2, 3, 5, 6))
     for op, name in ((row, "k"), (mixed_chunk, "k_quad")):
         with refused(name, f"(2, 3, 5, 6) and {name.replace('k', 'q', 1)} (2, 3, 5, 4)", "channels"):

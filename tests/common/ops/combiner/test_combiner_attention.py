@@ -74,7 +74,7 @@ def test_one_row_is_causal_softmax_attention():
 
 @needs_newer_than_2_6
 def test_a_compiled_row_that_is_not_full_agrees():
-    """For any length; inductor itself, which read a number of rows of 1 wrongly where it was not known to be 1."""
+    """For any length; inductor itself once misread a number of rows that was 1 but not known to be 1."""
     compiled = torch.compile(combiner_attention, fullgraph=True)
     inputs = [x.detach() for x in combiner_inputs(10, s=16, e=16, dtype=torch.float32)]
     for x in inputs:

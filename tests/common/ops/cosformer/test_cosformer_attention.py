@@ -13,7 +13,7 @@ from tests.compare import assert_close, gradients
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_weights_fall_off_as_a_cosine_of_the_distance(causal):
-    """Queries and keys of ones leave nothing but the cosine."""
+    """If queries and keys are ones, only the cosine remains."""
     ones = torch.ones(1, 1, 7, 3, dtype=torch.float64)
     out = cosformer_attention(ones, ones, torch.eye(7, dtype=torch.float64)[None, None], max_tokens=9, causal=causal)
     place = torch.arange(7, dtype=torch.float64)
@@ -23,7 +23,7 @@ def test_weights_fall_off_as_a_cosine_of_the_distance(causal):
 
 
 def test_m_is_no_length_of_the_batch():
-    """A longer M is another function, and the state dict of a module remembers which it is."""
+    """A longer M is another function; a module's state dict records M."""
     q, k, v = qkv(6)
     out, other = (cosformer_attention(q, k, v, max_tokens=m) for m in (6, 60))
     assert (out - other).abs().max() > 1e-3

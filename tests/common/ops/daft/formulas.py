@@ -1,4 +1,4 @@
-"""DAFT with every weight written out, and tensors for its tests."""
+"""DAFT with every weight computed explicitly, and tensors for its tests."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from tests.compare import assert_close, gradients
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal numbers, a leaf."""
+    """Normal random numbers, as a leaf."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
@@ -23,14 +23,14 @@ def daft_inputs(
 
 
 def assert_agrees(actual: Tensor, expected: Tensor, leaves: Sequence[Tensor], tolerance: float = 1e-8) -> None:
-    """Outputs and the gradients of ``leaves``."""
+    """Compare outputs and the gradients of ``leaves``."""
     assert_close("out", actual, expected)
     for leaf, mine, theirs in zip(range(len(leaves)), gradients(actual, leaves), gradients(expected, leaves)):
         assert_close(f"gradient of leaf {leaf}", mine, theirs, tolerance=tolerance)
 
 
 def one_hot_filter(index: Tensor, bias: Tensor, window: Sequence[int]) -> Tensor:
-    """The filter (h, *window) that is ``bias`` at ``index`` of the flattened window and 0 elsewhere."""
+    """The filter (h, *window) with ``bias`` at ``index`` of the flattened window and 0 elsewhere."""
     flat = torch.zeros(len(index), int(torch.tensor(window).prod()), dtype=bias.dtype)
     return flat.scatter(1, index[:, None], bias[:, None]).unflatten(1, tuple(window))
 
@@ -65,7 +65,7 @@ def written_out(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, causal: bool)
 
 
 def assert_every_row_is_right(op: Callable[..., Tensor], exact: Callable[..., Tensor], k: Tensor, v: Tensor) -> None:
-    """Each row of ``op(k, v)`` alone is that of ``exact`` in float64, to 1e-3 and the rounding of the dtype."""
+    """Each row of ``op(k, v)`` alone matches ``exact`` in float64, to 1e-3 and the rounding of the dtype."""
     actual, expected = op(k, v).double(), exact(k.double(), v.double())
     error = (actual - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
     assert error.max() <= {torch.float32: 1e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}[v.dtype]

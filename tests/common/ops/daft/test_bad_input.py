@@ -1,6 +1,6 @@
-"""DAFT's functions say which argument is wrong, what was given and what is allowed.
+"""DAFT's functions report which argument is wrong, what was given and what is allowed.
 
-The contract has tensors, masks and states of daft_full and daft_conv, which their modules pass on as they are.
+The contract tests tensors, masks and states of daft_full and daft_conv, which their modules pass on unchanged.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.common.refusals import refused
 
 
 def tensors(k_channels=4, **changes):
-    """q, v (2, 9, 4) and k (2, 9, k_channels), but for the tensors given."""
+    """q, v (2, 9, 4) and k (2, 9, k_channels), replaced by ``given`` tensors."""
     return {"q": torch.randn(2, 9, 4), "k": torch.randn(2, 9, k_channels), "v": torch.randn(2, 9, 4), **changes}
 
 
@@ -29,7 +29,7 @@ def select(**changes):
 
 
 IMAGE = {"spatial_shape": (3, 3)}
-#: By name: a function, changes of its arguments, the argument, what the message says it is, what is allowed.
+#: Name -> (function, changed arguments, wrong argument, given value in the message, allowed value).
 WRONG = {
     "q of four dimensions": (select, {"q": torch.randn(2, 1, 9, 4)}, "q", "(2, 1, 9, 4)", "(B, tokens, channels)"),
     "q of fewer tokens": (conv, {"q": torch.randn(2, 8, 4)}, "q", "(2, 8, 4)", "(2, 9, 4)"),

@@ -1,4 +1,4 @@
-"""Causal Flow-Attention in blocks with a backward pass by hand, against the same chunks differentiated by torch."""
+"""Causal Flow-Attention in blocks with a manual backward pass, against autograd through the same chunks."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ OPTIONS = [
 STATE = ("sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming", "log_competition", "log_allocation", "sum_kv")
 
 
-#: A block of 2**17 numbers is four chunks of one row: for each row a block and a shorter rest.
+#: A block of 2**17 numbers is four chunks of one row, so each row has a block and a shorter remainder.
 CHUNK_SIZE = 64
 
 
@@ -38,7 +38,7 @@ def a_state(inputs, options):
 
 
 def check_output_state_and_all_gradients(inputs, mask, options, state):
-    """Of blocks, against one graph of all chunks."""
+    """Compare blocks with one graph of all chunks."""
     found, grads = outcome(causal_attention_in_blocks, inputs, mask, options, state)
     expected, wanted = outcome(attention_in_chunks, inputs, mask, options, state)
     for actual, reference in zip(found, expected):
@@ -86,7 +86,7 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
 
 @pytest.mark.parametrize("n, lengths", [(40, [40]), (300, [256, 44]), (449, [448, 1]), (600, [320, 256, 24])])
 def test_blocks_are_of_whole_chunks_and_none_is_short(n, lengths, monkeypatch):
-    """A short block takes almost as many calls as a long one."""
+    """A short block needs almost as many calls as a long one."""
     found, form = [], causal.causal_flow
 
     def watched(features, *others):
@@ -100,7 +100,7 @@ def test_blocks_are_of_whole_chunks_and_none_is_short(n, lengths, monkeypatch):
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (1, 8), (2, 8), (1, 12)])
 def test_beside_inputs_and_output_flows_and_a_matrix_for_256_tokens_are_kept(batch, heads):
-    """However many rows and heads there are; 14 numbers for each token and head, and vectors of 64 for each block."""
+    """Independent of the number of rows and heads: 14 numbers per token and head, and 64-vectors per block."""
     kept, n = [], 2048
     inputs = qkv(n, batch=batch, heads=heads, d=64, e=64, dtype=torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -144,7 +144,7 @@ def test_what_was_changed_in_place_is_noticed(changed):
 
 @pytest.mark.parametrize(("length", "bound"), [(128, 3.5), (300, 3), (1000, 1.2)])
 def test_memory_of_both_passes_beyond_that_of_the_inputs(length, bound):
-    """And beyond output and gradients: that of a block, and some numbers for each token and head."""
+    """Also beyond output and gradients: the memory of a block, and some numbers for each token and head."""
     inputs = qkv(length, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.ones(1, 8, length, 64)
 
@@ -157,7 +157,7 @@ def test_memory_of_both_passes_beyond_that_of_the_inputs(length, bound):
 
 
 def test_another_number_of_threads_in_the_backward_pass():
-    """A block has so many numbers for each thread, and must be that of the forward pass."""
+    """The block size depends on the number of threads, and must be that of the forward pass."""
     inputs, threads = several_blocks(), torch.get_num_threads()
     out = flow_attention(*inputs, causal=True)
     expected = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)

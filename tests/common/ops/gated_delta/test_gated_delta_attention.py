@@ -1,4 +1,4 @@
-"""The gated delta rule beyond the contract: what it remembers, its decay, its chunks and blocks, its backward pass."""
+"""The gated delta rule beyond the contract: its memory, its decay, its chunks and blocks, its backward pass."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ from tests.compare import assert_all_close, assert_close, gradients
 from tests.torch_versions import NEWER_THAN_2_6
 
 H = 2
-#: The rule alone, of queries, keys and values as they are given.
+#: The rule without a module around it, on unmodified queries, keys and values.
 BARE = {"qk_activation": "none", "qk_norm": "none", "v_activation": "none"}
 
 
 def gates(n: int, decay: float | None = 1.0, *, beta: float = 1.0, batch: int = 2, heads: int = H) -> dict[str, Tensor]:
-    """beta from 0 to ``beta`` and log decays from 0 to -``decay``, leaves; no decay for None."""
+    """beta from 0 to ``beta`` and log decays from 0 to -``decay``, as leaves; no decay if None."""
     generator = torch.Generator().manual_seed(5)
     made = torch.rand(2, batch, heads, n, generator=generator, dtype=torch.float64)
     given = {"beta": beta * made[0]} if decay is None else {"beta": beta * made[0], "log_decay": -decay * made[1]}
@@ -28,12 +28,12 @@ def gates(n: int, decay: float | None = 1.0, *, beta: float = 1.0, batch: int = 
 
 
 def single(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same numbers as float32 leaves."""
+    """Copy the numbers to float32 leaves."""
     return tuple(x.detach().float().requires_grad_() for x in tensors)
 
 
 def assert_agrees(inputs, given: dict[str, Tensor], out: Tensor, expected: Tensor, tolerance: float | None = None):
-    """Outputs and all gradients."""
+    """Compare outputs and all gradients."""
     assert_close("out", out, expected, tolerance)
     leaves = dict(zip("qkv", inputs)) | given
     assert_all_close(leaves, gradients(out, leaves.values()), gradients(expected, leaves.values()), tolerance)
@@ -52,7 +52,7 @@ def test_chunks_are_the_recurrence(decay, chunk_size, side):
 
 @pytest.mark.parametrize("decay, d, e", [(None, 64, 3), (0.3, 64, 3), (0.3, 32, 70)])
 def test_blocks_of_many_heads_are_the_recurrence(decay, d, e):
-    """Of 64 heads of 64 channels a block holds 32 tokens: two of its chunks, and not all of the last."""
+    """With 64 heads of 64 channels, a block holds 32 tokens: two chunks, and only part of the last one."""
     inputs, given = qkv(77, batch=8, heads=8, d=d, e=e), gates(77, decay, batch=8, heads=8)
     out = gated_delta_attention(*inputs, **given, chunk_size=16)
     assert_agrees(inputs, given, out, gated_delta_attention_reference(*inputs, **given))
@@ -61,7 +61,7 @@ def test_blocks_of_many_heads_are_the_recurrence(decay, d, e):
 @pytest.mark.parametrize("decay", [None, 0.02])
 @pytest.mark.parametrize("n", [15, 16, 17, 300])
 def test_what_traces_operations_sees_the_same(n, decay):
-    """As many chunks as are gone through in turn, one more, and parts of parts: 150 chunks."""
+    """As many chunks as are processed in a loop, one more, and nested groups: 150 chunks."""
     (q, k, v), given = qkv(n), gates(n, decay)
     q, k = (F.normalize(x.detach(), dim=-1).requires_grad_() for x in (q, k))
     memory = torch.randn(2, H, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -78,7 +78,7 @@ def test_what_traces_operations_sees_the_same(n, decay):
 
 @pytest.mark.parametrize("decay", [None, 0.5])
 def test_one_graph_that_does_not_grow_with_the_chunk_is_for_any_length(decay):
-    """Laid out as a host has them, heads inside. In plain PyTorch the graph takes a compiler minutes."""
+    """In a host's layout, with heads inside. In plain PyTorch, compiling this graph takes minutes."""
     sizes = []
     for chunk_size in (2, 8):
         torch._dynamo.reset()
@@ -95,7 +95,7 @@ def test_one_graph_that_does_not_grow_with_the_chunk_is_for_any_length(decay):
 
 
 def test_a_new_value_of_a_key_replaces_the_old_one():
-    """Of orthogonal keys with beta 1, each query reads the value that its key had last; a sum would read both."""
+    """With orthogonal keys and beta 1, each query reads the last value of its key; a sum would read both."""
     v = torch.randn(1, 1, 12, 3, dtype=torch.float64)
     keys = torch.eye(6, dtype=torch.float64)[torch.tensor([0, 1, 2, 3, 4, 5, 2, 4, 0, 1, 2, 5])][None, None]
     ones = torch.ones(1, 1, 12, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_half_a_beta_moves_half_the_way_and_a_decay_forgets():
 
 
 def test_a_closed_gate_forgets_whatever_came_before():
-    """A decay of exp(-10,000) in one token leaves no trace, and takes no precision from those after it."""
+    """A decay of exp(-10,000) in one token leaves no trace, and does not reduce the precision of later tokens."""
     inputs, given = single(*qkv(30)), gates(30, 0.1)
     given = dict(zip(given, single(*given.values())))
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_a_closed_gate_forgets_whatever_came_before():
 
 @pytest.mark.parametrize("decay", [8.0, 20.0])
 def test_gradients_of_gates_that_are_nearly_closed(decay):
-    """Each is small, and as precise as large ones are: in single precision beside the same numbers in double."""
+    """Small gradients are as precise as large ones: single precision is compared with double on the same numbers."""
     inputs, given = qkv(60, batch=1), gates(60, None, batch=1)
     given["log_decay"] = torch.full((1, H, 60), -decay, dtype=torch.float64, requires_grad=True)
     rounded = single(*inputs, *given.values())
@@ -143,7 +143,7 @@ def test_gradients_of_gates_that_are_nearly_closed(decay):
 
 @pytest.mark.parametrize("decay, beta", [(None, 1.0), (None, 2.0), (1e-4, 2.0), (50.0, 1.0)])
 def test_thousands_of_tokens_in_single_precision(decay, beta):
-    """Memory neither grows nor vanishes, and gradients are those of float64, where every beta is nearly the most."""
+    """Memory neither grows nor vanishes, and gradients match float64, with every beta near its maximum."""
     inputs, given = qkv(4096, batch=1, d=16, e=8), gates(4096, decay, batch=1)
     given["beta"] = (beta - 1e-3 * given["beta"].detach()).requires_grad_()
     expected = gated_delta_attention(*inputs, **given)
@@ -158,7 +158,7 @@ def test_thousands_of_tokens_in_single_precision(decay, beta):
 
 @pytest.mark.parametrize("beta", [0.9, 1.0, 1.9, 2.0])
 def test_equal_keys_in_single_precision(beta):
-    """The triangle of a chunk is then full of ``beta``: series for its inverse would lose every digit."""
+    """The triangle of a chunk is then full of ``beta``: a series for its inverse would lose every digit."""
     q, k, v = qkv(130, d=16, batch=1)
     given = {"beta": torch.full((1, H, 130), beta, dtype=torch.float64)}
     k = k[:, :, :1] + 1e-3 * k
@@ -168,7 +168,7 @@ def test_equal_keys_in_single_precision(beta):
 
 
 def test_a_backward_pass_does_not_keep_the_memory_of_every_token():
-    """Nor that of every chunk of 32: fewer than nine tensors as large as q are kept, and no larger one is made."""
+    """Nor the memory of every chunk of 32: fewer than nine tensors the size of q are kept, and none larger is made."""
     n, d = 4096, 64
     inputs = [x.detach().requires_grad_() for x in qkv(n, batch=1, d=d, e=d, dtype=torch.float32)]
     given = dict(zip(("beta", "log_decay"), single(*gates(n, batch=1).values())))
@@ -186,7 +186,7 @@ def flash_linear_attention(module: str):
 
 
 def test_it_is_flash_linear_attention_s():
-    """Their naive recurrence, where that package is installed; (B, n, H, channels) there."""
+    """Their naive recurrence, if that package is installed; its layout is (B, n, H, channels)."""
     naive = flash_linear_attention("gated_delta_rule").naive_recurrent_gated_delta_rule
     q, k, v = single(*qkv(37))
     k = F.normalize(k, dim=-1)
@@ -199,7 +199,7 @@ def test_it_is_flash_linear_attention_s():
 
 
 def test_without_a_gate_it_is_flash_linear_attention_s_delta_rule():
-    """Their naive recurrence of DeltaNet, where that package is installed."""
+    """Their naive recurrence of DeltaNet, if that package is installed."""
     naive = flash_linear_attention("delta_rule").delta_rule_recurrence
     q, k, v = single(*qkv(37))
     k = F.normalize(k, dim=-1)

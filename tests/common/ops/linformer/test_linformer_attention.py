@@ -1,4 +1,4 @@
-"""Linformer beyond the contract: what it is a form of, its longest length, and the package linformer beside it."""
+"""Linformer beyond the contract: its relation to softmax, its longest length, and the package linformer."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_a_shared_matrix_is_one_parameter():
 
 
 def test_it_is_the_package_linformer_on_whole_sequences():
-    """Which knows no mask: what stands in padding is summed as all else."""
+    """The package has no masks: it sums padding like any other token."""
     package = pytest.importorskip("linformer")
     theirs = package.LinformerSelfAttention(8, seq_len=12, k=3, heads=2).double()
     theirs.to_out = torch.nn.Identity()

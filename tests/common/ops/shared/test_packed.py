@@ -1,4 +1,4 @@
-"""Packed documents in the functions of ``common.ops``: what is refused, biases and tensors without heads."""
+"""Packed documents in the functions of ``common.ops``: refused arguments, biases and tensors without heads."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ SPANS = ((0, 0, 4), (0, 4, 11), (1, 0, 1), (1, 1, 11))
 
 
 def each(op, *tensors, **options):
-    """``op`` of each document of IDS alone, in its place."""
+    """Apply ``op`` to each document of IDS alone, and write the result to its position."""
     rows = [[], []]
     for row, begin, end in SPANS:
         rows[row].append(op(*(x[row : row + 1, ..., begin:end, :] for x in tensors), **options)[0])
@@ -55,7 +55,7 @@ def test_a_bias_for_all_tokens_is_cut_for_each_document(form, causal):
 
 @pytest.mark.parametrize("form", BIASES[1:])
 def test_a_bias_for_other_tokens_is_refused(form):
-    """A bias must not count the tokens of documents that have ended, which the state no longer has."""
+    """A bias must not cover tokens of documents that have ended, which the state no longer holds."""
     q, k, v = qkv(11)
     for tokens in (10, 12, 20):
         with pytest.raises(ValueError, match="^bias has shape.* = 11 and 2 heads"):

@@ -1,4 +1,4 @@
-"""SOFT beyond the contract: what it inverts, edges of an image, and what it is not for."""
+"""SOFT beyond the contract: its inverse, edges of an image, and refused uses."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.compare import assert_close
 
 
 def parameters(channels: int = 4, ratio: int = 2) -> dict:
-    """Weights that make landmarks which are far from each other."""
+    """Weights that produce landmarks far from each other."""
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(channels, channels, ratio, ratio, generator=generator, dtype=torch.float64)
     ones = torch.ones(channels, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""T2R beyond the contract: its floor, its scale, its map at first, and what does not fit."""
+"""T2R beyond the contract: its floor, its scale, its initial map, and refused arguments."""
 
 import torch
 
@@ -17,7 +17,7 @@ def a_map(features: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_query_that_no_key_answers_gives_zero():
-    """relu may leave nothing; a small normaliser is raised to the floor."""
+    """relu may leave only zeros; a small normaliser is raised to the floor."""
     q, k, v = (x.detach() for x in qkv(6, d=D))
     weight, _ = a_map()
     out = t2r_attention(q, k, v, weight, torch.full((H, 5), -100.0, dtype=torch.float64))

@@ -1,6 +1,6 @@
 """Kernels of mixed chunk attention against the literal reference in float64, forward and in gradients.
 
-In the interpreter tiles are of 16 tokens: chunks of 20 take two, the second of them not full.
+In the interpreter, tiles have 16 tokens: chunks of 20 need two, the second only partly full.
 """
 
 import math
@@ -22,7 +22,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 
 
 def of_all(out, leaves):
-    """Gradients of every leaf, zero of one that has no part in ``out``."""
+    """Gradients of every leaf, zero for a leaf that ``out`` does not depend on."""
     return gradients(out + 0 * sum(leaf.cpu().sum() for leaf in leaves), leaves)
 
 
@@ -55,7 +55,7 @@ def test_biases_of_heads_agree(form, causal):
 
 
 def test_a_matrix_of_one_number_serves_all_heads():
-    """With chunks of one token it is a matrix and a vector at once."""
+    """With chunks of one token, the bias is a matrix and a vector at once."""
     bias = bias_like("matrix", 1, dtype=torch.float32)
     assert_agrees(mixed_chunk_inputs(3, **{**SMALL, "heads": 2}), bias, chunk_size=1)
 
@@ -76,7 +76,7 @@ def test_padding_on_any_side_agrees(side, causal):
 @causality
 @pytest.mark.parametrize("walks", [False, True], ids=["program per chunk", "program per head"])
 def test_sums_over_chunks_agree_however_programs_share_them(walks, causal, monkeypatch):
-    """One head of two sequences is enough for a GPU of two multiprocessors, and not of three."""
+    """One head of two sequences is enough work for a GPU of two multiprocessors, but not of three."""
     monkeypatch.setattr(sequence, "processors", lambda device: 2 if walks else 3)
     inputs, bias = mixed_chunk_inputs(13, **{**SMALL, "batch": 2}), bias_like("vector", 5, dtype=torch.float32)
     assert_agrees(inputs, bias, padding("left", 2, 13), chunk_size=5, causal=causal)
@@ -84,7 +84,7 @@ def test_sums_over_chunks_agree_however_programs_share_them(walks, causal, monke
 
 @causality
 def test_a_bias_by_distance_has_its_gradient_without_gather_too(causal, monkeypatch):
-    """As in Triton 3.2, which has none."""
+    """Triton 3.2 has no gather."""
     monkeypatch.setattr(kernels, "HAS_GATHER", False)
     inputs, bias = mixed_chunk_inputs(25, **SMALL), bias_like("vector", 20, dtype=torch.float32)
     assert_agrees(inputs, bias, chunk_size=20, causal=causal)
