@@ -1,7 +1,7 @@
-"""No command replaces or removes a file that it did not make, wherever the user lets it write.
+"""No command replaces or removes a file that it did not create, wherever the user lets it write.
 
-The commands are found in the code: each module that can be run and has an option that names a place to write to. One
-without a line in ``COMMANDS`` fails, so that a new one is not forgotten.
+The commands are found in the code: each module that can be run and has an option that names an output path. A module
+that is missing in ``COMMANDS`` fails, so that a new one is not forgotten.
 """
 
 import ast
@@ -14,7 +14,7 @@ import pytest
 
 from tests.processes import CHECKOUT
 
-#: Options and arguments that name a place to write to.
+#: Options and arguments that name an output path.
 PLACES = ("--out", "--output", "--records", "--save", "--target", "--destination", "target")
 SOURCE = "SOURCE"
 FOLDER, FILE = "folder", "file"
@@ -83,13 +83,13 @@ COMMANDS = {
     "recipes.wikitext103.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.wikitext103.recall": Case(FOLDER, "--out"),
 }
-#: Of the places: how a user can name one in which there are files of others.
+#: How a user can name an output path that contains files of others.
 IN_FOLDERS = ["a stranger's file", "names of ours", "here", "a link", "a link to nothing", "a file", "the source in it"]
 IN_FILES = ["a file", "here", "a folder", "a link", "a link to nothing", "the source", "a link to the source"]
 
 
 def writes(path: Path) -> bool:
-    """Whether a module can be run and has an option that names a place to write to, or another one's parser."""
+    """Whether a module can be run, and has an option that names an output path or uses another module's parser."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     imported = {one.name for node in nodes if isinstance(node, ast.ImportFrom) and node.level for one in node.names}
@@ -111,7 +111,7 @@ def test_every_command_that_writes_is_here():
 
 
 def tree(folder: Path) -> dict[str, bytes | str | None]:
-    """All that is below a folder: files with their bytes, links with where they lead, folders."""
+    """Everything below a folder: files with their bytes, links with their targets, folders."""
     found: dict[str, bytes | str | None] = {}
     for path in sorted(folder.rglob("*")):
         content = None if path.is_dir() else path.read_bytes() if path.exists() else ""
@@ -120,7 +120,7 @@ def tree(folder: Path) -> dict[str, bytes | str | None]:
 
 
 def place_of(kind: str, way: str, root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
-    """What the user types for the place, and for the source; ``root`` has a folder and files of the user."""
+    """The output path and the source as the user types them; ``root`` has a folder and files of the user."""
     if way in ("a link", "a link to nothing"):
         (root / "link").symlink_to(root / "mine" if way == "a link" and kind == FOLDER else root / "thesis.txt")
         if way == "a link to nothing":
@@ -148,7 +148,7 @@ def place_of(kind: str, way: str, root: Path, source: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("module", COMMANDS)
 @pytest.mark.parametrize("number", range(len(IN_FOLDERS)))
 def test_files_of_the_user_stay(module, number, tmp_path, monkeypatch, capsys):
-    """The command ends before any work, with one line that names the place, and nothing has changed."""
+    """The command ends before any work with one line that names the path, and nothing has changed."""
     case = COMMANDS[module]
     way = (IN_FOLDERS if case.kind == FOLDER else IN_FILES)[number]
     (tmp_path / "mine" / "notes").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The command that writes a starting point: what it prints and writes, and that it writes nothing when it fails."""
+"""The command that writes a starting point: its output and files, and that it writes nothing if it fails."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin.convert import convert, main, read_weights
 
-#: As they are typed after --model-kwargs.
+#: Arguments as typed after --model-kwargs.
 SMALL = [f"{name}={value}" for name, value in STOCK.items()]
 
 
@@ -90,7 +90,7 @@ def test_weights_of_a_training(tmp_path, caplog):
         assert_same(read_weights(tmp_path / name, use_ema=True), averaged)
     assert_same(read_weights(tmp_path / "alone.pth"), averaged)
     said = warnings_of(caplog)
-    assert len(said) == 2 and all("ema.pth.tar" in line for line in said)  # the file that has both, each time
+    assert len(said) == 2 and all("ema.pth.tar" in line for line in said)  # each names the file that has both
     assert "plain weights are taken" in said[0] and "averaged weights are taken" in said[1]
     with pytest.raises(ValueError, match="--use-ema is given, and .*last.pth.tar"):
         read_weights(tmp_path / "last.pth.tar", use_ema=True)
@@ -104,7 +104,7 @@ def test_a_target_in_another_format_is_refused_before_work(suffix, tmp_path):
 
 
 def test_the_targets_tensors_stand_by_themselves(stock_file):
-    """What is converted shares nothing with the file or with another conversion."""
+    """A converted checkpoint shares no memory with the file or with another conversion."""
     small = dict(STOCK, num_heads=16)
     first = convert("daft_conv_s", stock_file, small)
     before = copy_of(first.state_dict())
@@ -114,7 +114,7 @@ def test_the_targets_tensors_stand_by_themselves(stock_file):
 
 
 def fails(arguments, folder, message):
-    """The command ends with one line that has ``message``, and nothing was written to ``folder``."""
+    """Check that the command ends with one line containing ``message``, and writes nothing to ``folder``."""
     present = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as exited:
         main(list(map(str, arguments)))
