@@ -57,8 +57,8 @@ def assert_all_close(
     """
     actual, expected = list(actual), list(expected)
     floor = 1e-3 * sum(x.double().norm().item() ** 2 for x in expected) ** 0.5
-    for name, one, other in zip(names, actual, expected, strict=True):
-        assert_close(f"gradient of {name}", one, other, tolerance, floor)
+    for name, tensor, other in zip(names, actual, expected, strict=True):
+        assert_close(f"gradient of {name}", tensor, other, tolerance, floor)
 
 
 def weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -51,12 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     selection = _selection(config)
     if selection is None:
         return
-    kept = [item for item in items if selection.has(item.path, item.name)]
-    empty = {selection.place_of(item.path) for item in items} - {selection.place_of(item.path) for item in kept}
-    if empty := empty | {place for place in selection.places if not (ROOT / place).exists()}:
+    selected = [item for item in items if selection.has(item.path, item.name)]
+    empty = {selection.place_of(item.path) for item in items} - {selection.place_of(item.path) for item in selected}
+    if empty := empty | {path for path in selection.places if not (ROOT / path).exists()}:
         raise pytest.UsageError(f"tests/quick.py, {selection.option}, names no test of {', '.join(sorted(empty))}")
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+    items[:] = selected
 
 
 def pytest_collection_finish() -> None:

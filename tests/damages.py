@@ -32,9 +32,9 @@ def of_bytes(whole: bytes) -> Iterator[Damage]:
     yield "zeros within", _write(whole[: len(whole) // 2] + bytes(16) + whole[len(whole) // 2 + 16 :])
     draw = random.Random(1)
     places = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
-    for place in places:
-        flipped = whole[place] ^ (1 << draw.randrange(8))
-        yield f"byte {place}", _write(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+    for index in places:
+        flipped = whole[index] ^ (1 << draw.randrange(8))
+        yield f"byte {index}", _write(whole[:index] + bytes([flipped]) + whole[index + 1 :])
 
 
 def of_json(whole: bytes) -> Iterator[Damage]:
@@ -71,8 +71,8 @@ def of_arrays(whole: bytes) -> Iterator[Damage]:
             others |= {"with NaN": _with(array, np.nan), "with inf": _with(array, np.inf)}
         elif array.size:
             others |= {"with -1": _with(array, -1), "with 10**9": _with(array, 10**9)}
-        for what, other in others.items():
-            yield f"{name} {what}", _save({**arrays, name: other})
+        for label, other in others.items():
+            yield f"{name} {label}", _save({**arrays, name: other})
 
 
 def _write(content: bytes) -> Callable[[Path], Any]:

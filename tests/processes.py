@@ -52,10 +52,10 @@ class Forked:
     def __init__(self, *commands: Command, cwd: str = "", environment: Mapping[str, str] = os.environ) -> None:
         self.commands = commands
         self._folder = tempfile.TemporaryDirectory()
-        given = [[command.program, *map(str, command.arguments)] for command in commands]
+        command_lines = [[command.program, *map(str, command.arguments)] for command in commands]
         for i, command in enumerate(commands):
             Path(self._folder.name, f"{i}.stdin").write_text(command.stdin)
-        arguments = (given, cwd or os.getcwd(), dict(environment), self._folder.name)
+        arguments = (command_lines, cwd or os.getcwd(), dict(environment), self._folder.name)
         self._process = _server().Process(target=_run, args=arguments)
         self._process.start()
         self.pid = self._process.pid

@@ -61,11 +61,11 @@ def readmes() -> list[Path]:
 
 def blocks(path: Path) -> list[Block]:
     """The code blocks of a Markdown file, in order. Raises ValueError if a marker is not followed by a block."""
-    name, found, reason, opened, inside = str(path.relative_to(ROOT)), [], None, None, []
+    name, blocks_found, reason, opened, inside = str(path.relative_to(ROOT)), [], None, None, []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         fence, marker = _FENCE.match(line), _MARKER.match(line)
         if opened is not None and fence:
-            found.append(Block(name, opened[0], opened[1], "\n".join(inside) + "\n", reason))
+            blocks_found.append(Block(name, opened[0], opened[1], "\n".join(inside) + "\n", reason))
             opened, reason, inside = None, None, []
         elif opened is not None:
             inside.append(line)
@@ -77,7 +77,7 @@ def blocks(path: Path) -> list[Block]:
             raise ValueError(f"{name}:{number}: the marker above stands above no block of code")
     if opened is not None or reason is not None:
         raise ValueError(f"{name}: ends inside of a block of code, or with a marker")
-    return found
+    return blocks_found
 
 
 def prose(path: Path) -> str:
@@ -119,14 +119,14 @@ def _main() -> None:
     """Run the blocks on standard input. The first failure ends the process."""
     sys.path[0] = ""  # as in an interactive Python session in this folder
     names: dict[str, object] = {"__name__": "__main__"}
-    for place, language, code in json.load(sys.stdin):
-        print(f"--- {place}", flush=True)
+    for label, language, code in json.load(sys.stdin):
+        print(f"--- {label}", flush=True)
         if language == "python":
-            exec(compile(code, place, "exec"), names)
+            exec(compile(code, label, "exec"), names)
         else:
             done = subprocess.run(["bash", "-c", PRELUDE + code], stdin=subprocess.DEVNULL)
             if done.returncode:
-                sys.exit(f"{place} ended with exit status {done.returncode}")
+                sys.exit(f"{label} ended with exit status {done.returncode}")
 
 
 if __name__ == "__main__":

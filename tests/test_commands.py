@@ -114,9 +114,9 @@ WRONG = {
 #: Options that are learning rates.
 RATES = [
     *(
-        (f"recipes.from_softmax.{name}", f"{of}lr")
+        (f"recipes.from_softmax.{name}", f"{prefix}lr")
         for name in ("compare", "images")
-        for of in ("", "transfer-", "distillation-")
+        for prefix in ("", "transfer-", "distillation-")
     ),
     *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "wikitext103")),
     ("recipes.wikitext103.recall", "lr"),
@@ -240,18 +240,18 @@ def is_number(action: Any) -> bool:
 def test_no_option_is_abbreviated_and_each_takes_a_negative_number(name):
     parser = parser_of(name)
     options = [action for action in parser._actions if action.option_strings and action.dest != "help"]
-    known = {option for action in options for option in action.option_strings}
+    option_names = {option for action in options for option in action.option_strings}
     for action in parser._actions:
         action.required, action.type, action.choices = False, None, None
     for action in options:
         for option in (x for x in action.option_strings if x.startswith("--")):
-            for word in {option[:length] for length in range(3, len(option))} - known:
+            for word in {option[:length] for length in range(3, len(option))} - option_names:
                 assert word in parser.parse_known_args([word, "X"])[1], f"{word} is read as {option}"
         for number in ("-5", "-.5") if name == ALONE else ("-5", "-.5", "-200,-800", "-1e-3", "-inf"):
-            given = [number] * values_of(action)
-            if given:
-                taken = vars(parser.parse_args([action.option_strings[0], *given]))[action.dest]
-                assert number in (taken if isinstance(taken, list) else [taken]), (action.option_strings, number)
+            numbers = [number] * values_of(action)
+            if numbers:
+                value = vars(parser.parse_args([action.option_strings[0], *numbers]))[action.dest]
+                assert number in (value if isinstance(value, list) else [value]), (action.option_strings, number)
 
 
 @with_parser

@@ -84,13 +84,13 @@ def _write_series(folder: Path) -> None:
 def _write_episodes(folder: Path) -> None:
     rng = np.random.default_rng(0)
     steps = ((rng.normal(size=(n, 3)), rng.uniform(-1, 1, (n, 2)), rng.normal(size=n)) for n in (3, 4))
-    episode_folder.write_folder(folder, {"train": [episode_folder.Episode(*one) for one in steps]}, "toy")
+    episode_folder.write_folder(folder, {"train": [episode_folder.Episode(*step) for step in steps]}, "toy")
 
 
 def _read_span(folder: Path) -> list[Any]:
-    found = read_span_split(folder, "train")
-    texts = [[text.tolist() for text in part] for part in (found.question_tokens, found.document_tokens)]
-    return [found.questions, texts, found.pairs, found.spans, found.ends]
+    episodes = read_span_split(folder, "train")
+    texts = [[text.tolist() for text in part] for part in (episodes.question_tokens, episodes.document_tokens)]
+    return [episodes.questions, texts, episodes.pairs, episodes.spans, episodes.ends]
 
 
 def _read_pixels(folder: Path) -> list[Any]:
@@ -128,8 +128,8 @@ def _write_played(folder: Path) -> None:
 def _write_bench(folder: Path) -> None:
     about = ("bench", "2026-11-25", "abc", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32")
     machine = records.Machine(*about)
-    one = records.Record("causal_flow", 256, "forward", "flow", records.TIMED, "", (0.01, 0.02), 100.0)
-    records.save(records.Results(machine, [one], (("causal_flow", 256),)), folder / "results.json")
+    record = records.Record("causal_flow", 256, "forward", "flow", records.TIMED, "", (0.01, 0.02), 100.0)
+    records.save(records.Results(machine, [record], (("causal_flow", 256),)), folder / "results.json")
 
 
 def _write_marked(folder: Path) -> None:
@@ -220,7 +220,7 @@ def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"{what}: it is still being read"))
     signal.alarm(_SECONDS)
     try:
-        found = form.read(folder)
+        content = form.read(folder)
     except (ValueError, OSError) as error:
         message, path = str(error), folder / form.file
         assert "\n" not in message and len(message) < 1000, f"{what}: {message[:2000]}"
@@ -229,7 +229,7 @@ def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
         return True
     finally:
         signal.alarm(0)
-    assert form.anew(what, found) or _same(found, whole), f"{what}: {found}"
+    assert form.anew(what, content) or _same(content, whole), f"{what}: {content}"
     return False
 
 
@@ -241,10 +241,10 @@ def test_a_damaged_file_is_refused_or_means_the_same(name: str, tmp_path: Path) 
     form.write(source)
     whole, content = form.read(source), (source / form.file).read_bytes()
     verdicts = []
-    for what, damage in (one for kind in form.kinds for one in kind(content)):
+    for label, damage in (pair for kind in form.kinds for pair in kind(content)):
         folder = damages.copied(source, tmp_path / "damaged")
         damage(folder / form.file)
-        verdicts.append(_is_refused(form, what, folder, whole))
+        verdicts.append(_is_refused(form, label, folder, whole))
     assert len(verdicts) >= 20 and sum(verdicts) > len(verdicts) / 2
 
 

@@ -85,14 +85,14 @@ def names_used(node: ast.AST) -> list[str]:
 
 def broken_test_rules(code: str, private: Collection[str]) -> list[str]:
     """Lines of ``code`` that import a test file, or use one of the names in ``private``."""
-    found = []
+    broken_lines = []
     for node in ast.walk(ast.parse(code)):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         if any(part.startswith("test_") for module in modules for part in module.split(".")):
-            found.append(f"{node.lineno}: a test file is imported")
-        found += [f"{node.lineno}: {name} is private" for name in names_used(node) if name in private]
-    return found
+            broken_lines.append(f"{node.lineno}: a test file is imported")
+        broken_lines += [f"{node.lineno}: {name} is private" for name in names_used(node) if name in private]
+    return broken_lines
 
 
 def private_names_of_the_product() -> set[str]:
@@ -136,7 +136,7 @@ LITERAL = ("reference", "apply_reference", "reference_kwargs")
 def shared_by_reference(code: str) -> list[str]:
     """Names from elsewhere used in the ``LITERAL`` methods of ``code`` and in methods of the class that they call."""
     tree = ast.parse(code)
-    imported, found = names_from(tree), []
+    imported, names_found = names_from(tree), []
     for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         methods = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
         waiting, seen = [name for name in LITERAL if name in methods], set()
@@ -144,11 +144,11 @@ def shared_by_reference(code: str) -> list[str]:
             seen.add(name := waiting.pop())
             for node in (part for statement in methods[name].body for part in ast.walk(statement)):
                 if isinstance(node, ast.Name) and not is_apart(imported.get(node.id, "torch")):
-                    found.append(f"{kind.name}.{name}: {node.id}")
+                    names_found.append(f"{kind.name}.{name}: {node.id}")
                 own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in methods
                 if own and node.attr not in seen:
                     waiting.append(node.attr)
-    return found
+    return names_found
 
 
 def test_a_reference_shares_no_code_with_what_it_checks():

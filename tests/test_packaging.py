@@ -23,19 +23,29 @@ PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 def source(tmp_path_factory) -> Path:
     """A copy of the checkout's files."""
     source = tmp_path_factory.mktemp("source") / "lineartime"
-    made = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", *made))
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", *ignored))
     return source
 
 
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory) -> Path:
     """The wheel of the copy, made without a network and without touching the checkout."""
-    made = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, source]
+    build_folder = tmp_path_factory.mktemp("wheel")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        build_folder,
+        source,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = made.glob("*.whl")
+    (path,) = build_folder.glob("*.whl")
     return path
 
 

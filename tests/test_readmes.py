@@ -102,8 +102,8 @@ def known_module(words: list[str]) -> None:
     options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no help text
     missing = [option for option in options_typed if f'"{option}"' not in sources]
     module = import_module(spec.name) if missing else None
-    taken = getattr(module, "EXPERIMENT", module).parser().format_help().split() if missing else []
-    assert set(missing) <= set(taken), f"{module} has no {', '.join(missing)}"
+    help_words = getattr(module, "EXPERIMENT", module).parser().format_help().split() if missing else []
+    assert set(missing) <= set(help_words), f"{module} has no {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)

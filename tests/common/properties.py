@@ -27,8 +27,8 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        made = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        self.numel = max([self.numel, *(x.untyped_storage().nbytes() // x.element_size() for x in made)])
+        tensors = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        self.numel = max([self.numel, *(x.untyped_storage().nbytes() // x.element_size() for x in tensors)])
         return out
 
 

@@ -54,8 +54,8 @@ def test_reads_what_was_written(tmp_path: Path, name: str, as_string: bool) -> N
         save_file(STATE, path)
     else:
         torch.save(STATE, path, **(OLD if name == "old.pt" else {}))
-    found = read_checkpoint(str(path) if as_string else path)
-    assert found.keys() == STATE.keys() and all(torch.equal(found[key], STATE[key]) for key in STATE)
+    content = read_checkpoint(str(path) if as_string else path)
+    assert content.keys() == STATE.keys() and all(torch.equal(content[key], STATE[key]) for key in STATE)
 
 
 def test_tensors_are_read_when_they_are_used(tmp_path: Path) -> None:

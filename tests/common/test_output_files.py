@@ -115,11 +115,11 @@ def test_whenever_the_process_is_killed_the_old_folder_or_the_new_one_is_whole(t
         path = tmp_path / str(step) / "x"
         write(path, "old")
         killed = killed_before(step, path)
-        found = content(path)
-        assert found in ("old", "new") or content(path.with_name("x.part") / "old" / "x") == "old"
+        text = content(path)
+        assert text in ("old", "new") or content(path.with_name("x.part") / "old" / "x") == "old"
         with pytest.raises(KeyError), new_folder(path, COMMAND):  # a run that fails
             raise KeyError
-        assert content(path) == (found or "old") and os.listdir(path.parent) == ["x"]
+        assert content(path) == (text or "old") and os.listdir(path.parent) == ["x"]
         write(path, "newest")
         assert content(path) == "newest" and os.listdir(path.parent) == ["x"]
         if not killed:
@@ -148,10 +148,10 @@ def test_a_new_path_is_whole_or_absent_and_never_replaces(tmp_path):
 def test_strangers_are_found(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("")
-    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
-    assert find_stranger(tmp_path, made) is None and find_stranger(tmp_path / "none") is None
-    assert find_stranger(tmp_path, made[:1]) == made[1] and find_stranger(tmp_path, made[:2]) == made[2]
-    assert find_stranger(made[2]) == made[2] and find_stranger(made[2], made) is None
+    folders = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    assert find_stranger(tmp_path, folders) is None and find_stranger(tmp_path / "none") is None
+    assert find_stranger(tmp_path, folders[:1]) == folders[1] and find_stranger(tmp_path, folders[:2]) == folders[2]
+    assert find_stranger(folders[2]) == folders[2] and find_stranger(folders[2], folders) is None
 
 
 HOLDER = """

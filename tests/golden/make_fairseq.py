@@ -55,8 +55,10 @@ def registered() -> list[str]:
     derived += ("long_range_arena", "hybrid")
     others = tuple(f"fairseq_plugin.models.{name}" for name in derived)
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
-    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others]
-    return [*ours, *NAMED_SIZES]
+    registered_names = [
+        name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others
+    ]
+    return [*registered_names, *NAMED_SIZES]
 
 
 def load(arch: str, folder: Path = FOLDER) -> nn.Module:

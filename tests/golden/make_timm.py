@@ -54,8 +54,8 @@ SIZES_OF = {
 
 def registered() -> list[str]:
     """Every image model that the plugin registers."""
-    ours = timm_plugin
-    modules = (ours.daft, ours.flash, ours.flowformer, ours.flowformer_deit, ours.hierarchical_baselines)
+    plugin = timm_plugin
+    modules = (plugin.daft, plugin.flash, plugin.flowformer, plugin.flowformer_deit, plugin.hierarchical_baselines)
     return [
         name
         for name in timm.list_models()

@@ -62,8 +62,8 @@ def test_attention_that_is_none(name, said):
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_argument_that_no_model_has(name):
-    said = f"{name} has no argument 'imgsize'.*nearest: 'img_size'"
-    _one_line(said, lambda: timm.create_model(name, imgsize=64, **OURS[name]))
+    message = f"{name} has no argument 'imgsize'.*nearest: 'img_size'"
+    _one_line(message, lambda: timm.create_model(name, imgsize=64, **OURS[name]))
 
 
 def test_an_argument_that_the_class_has_not():
@@ -72,10 +72,10 @@ def test_an_argument_that_the_class_has_not():
 
 @pytest.mark.parametrize("attn_layer", ["daft_full", "cosformer", "linformer", "synthesizer", "sinkhorn"])
 def test_positions_without_a_number_of_tokens(attn_layer):
-    said, any_size = f"dynamic_img_size is True.*'{attn_layer}'", dict(dynamic_img_size=True)
-    _one_line(said, lambda: create_model(VIT, attn_layer=attn_layer, **any_size, **SMALL))
-    _one_line(said, lambda: replace_attention(_vit(**any_size), attn_layer))
-    _one_line(said, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **any_size))
+    message, any_size = f"dynamic_img_size is True.*'{attn_layer}'", dict(dynamic_img_size=True)
+    _one_line(message, lambda: create_model(VIT, attn_layer=attn_layer, **any_size, **SMALL))
+    _one_line(message, lambda: replace_attention(_vit(**any_size), attn_layer))
+    _one_line(message, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **any_size))
 
 
 @pytest.mark.parametrize(

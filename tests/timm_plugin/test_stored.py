@@ -232,8 +232,11 @@ def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
             save_for_hf(model, tmp_path)
         with pytest.raises(ValueError, match="Own, a class of your own"):
             store_attention(model)
-    for what, said in ((nn.Sequential(model), "Sequential that does not know its"), (_vit(), "without attention of")):
-        with pytest.raises(ValueError, match=said):
+    for what, message in (
+        (nn.Sequential(model), "Sequential that does not know its"),
+        (_vit(), "without attention of"),
+    ):
+        with pytest.raises(ValueError, match=message):
             store_attention(what)
 
 

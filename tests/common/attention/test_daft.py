@@ -175,8 +175,8 @@ def one_hot(module):
     r = module.position_bias()
     filters = torch.zeros_like(r)
     for head in range(len(r)):
-        place = max(range(r[head].numel()), key=lambda i: r[head].flatten()[i])
-        filters[head].view(-1)[place] = r[head].flatten()[place]
+        largest = max(range(r[head].numel()), key=lambda i: r[head].flatten()[i])
+        filters[head].view(-1)[largest] = r[head].flatten()[largest]
     return filters
 
 
@@ -219,11 +219,13 @@ def test_evaluation_indexes_the_largest_entry(query, kind):
     """The output equals that of a convolution with one-entry filters."""
     inputs, mask = conv_inputs(12, query=query), padding("holes", 2, 12)
     causal, window = kind == "causal", (3, 5) if kind == "image" else 5
-    more = {"spatial_shape": (3, 4)} if kind == "image" else {}
+    shape_arguments = {"spatial_shape": (3, 4)} if kind == "image" else {}
     module = build("daft_conv", causal, query=query, window=window, gumbel_temperature=0.5).eval()
-    reference = daft_conv_reference(*joined(*inputs), one_hot(module), causal=causal, key_padding_mask=mask, **more)
-    out = module(*inputs, mask, mask, **more)
-    assert torch.equal(out, module(*inputs, mask, mask, **more)), "nothing is drawn"
+    reference = daft_conv_reference(
+        *joined(*inputs), one_hot(module), causal=causal, key_padding_mask=mask, **shape_arguments
+    )
+    out = module(*inputs, mask, mask, **shape_arguments)
+    assert torch.equal(out, module(*inputs, mask, mask, **shape_arguments)), "nothing is drawn"
     compare(out, heads_of(reference, 2), inputs, module)
 
 
@@ -265,10 +267,10 @@ def test_the_entropy_of_a_model_is_the_sum_over_its_modules():
 @pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
 def test_queries_are_given_where_they_are_wanted_alone(name):
     q, k, v = qkv(5, d=4, e=4)
-    for query, wrong, given, allowed in ((True, None, "None", "a tensor"), (False, q, "given", "None")):
+    for query, wrong, shown, allowed in ((True, None, "None", "a tensor"), (False, q, "given", "None")):
         module = build(name, True, query=query)
         for call in (module, module.extend):
-            with pytest.raises(ValueError, match=f"^q is {given}; allowed .*query={query}.*: {allowed}"):
+            with pytest.raises(ValueError, match=f"^q is {shown}; allowed .*query={query}.*: {allowed}"):
                 call(wrong, narrow(module, k), v)
 
 

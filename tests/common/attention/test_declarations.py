@@ -67,8 +67,8 @@ def test_every_mechanism_says_what_it_is(name: str):
 def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
     """Sizes count float32 numbers. A state also holds counts, and one byte per token for padding."""
     attention = build(name, True, n, 16, least=18)
-    given = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
-    _, state = attention.extend(**given)
+    arguments = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
+    _, state = attention.extend(**arguments)
     numbers = sum(x.nbytes for x in state.values()) / 4
     assert numbers == pytest.approx(value(ATTENTIONS[name].about.state, n=n, d=16, **sizes(name, 18)), rel=0.02)
 
@@ -77,17 +77,17 @@ def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
 @torch.no_grad()
 def test_a_cost_grows_as_its_formula_says(name: str):
     """Cost counts multiplications in matrix products, from 512 to 1,024 tokens; chunked sums grow slightly faster."""
-    kind, counted, said = ATTENTIONS[name], [], []
+    kind, counted, declared = ATTENTIONS[name], [], []
     least, options = (4, {"iterations": 1}) if name == "soft" else (9, {})  # rows and columns divide by its ratio
     for n in (512, 1024):
         attention = build(name, not {"bidirectional", "source"} & kind.supports, n, 8, least, **options).double()
-        given = inputs(attention, n, 8)
+        arguments = inputs(attention, n, 8)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            attention(**given)
+            attention(**arguments)
         counted.append(counter.get_total_flops())
-        said.append(value(kind.about.cost, n=n, d=8, **sizes(name, least)))
-    assert counted[1] / counted[0] == pytest.approx(said[1] / said[0], rel=0.15)
-    assert kind.linear_cost == (said[1] / said[0] < 2.3)
+        declared.append(value(kind.about.cost, n=n, d=8, **sizes(name, least)))
+    assert counted[1] / counted[0] == pytest.approx(declared[1] / declared[0], rel=0.15)
+    assert kind.linear_cost == (declared[1] / declared[0] < 2.3)
 
 
 @pytest.mark.parametrize("name", {**dict.fromkeys(supporting("bidirectional", images=True)), "flow_source": None})
@@ -98,8 +98,8 @@ def test_permutation_equivariant_says_whether_tokens_are_a_set(name: str):
     attention = build(name, False, n, 8, **options).double()
     for parameter in attention.parameters():
         nn.init.normal_(parameter)
-    given, order = inputs(attention, n, 8), torch.randperm(n)
+    arguments, order = inputs(attention, n, 8), torch.randperm(n)
     dims = {"q": 2, "k": 2, "v": 2, "x": 1, "source_q": 2}
-    moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in given.items()}
-    out, permuted = attention(**given)[:, :, order], attention(**moved)
+    moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in arguments.items()}
+    out, permuted = attention(**arguments)[:, :, order], attention(**moved)
     assert ((out - permuted).norm() <= 1e-9 * out.norm()) == ATTENTIONS[name].permutation_equivariant

@@ -69,11 +69,11 @@ def test_open_gates_change_nothing_and_equal_ones_are_a_heads(name):
     module, n = Case(name, True).build(), 23
     inputs = tensors(module, n, grad=False)
     plain = module(**inputs)
-    one = log_gates((2, HEADS, n))
-    of_channels = one.unsqueeze(-1).expand(*one.shape, features(name))
-    for log_decay in (torch.zeros_like(one), torch.zeros_like(of_channels)):
+    gates = log_gates((2, HEADS, n))
+    of_channels = gates.unsqueeze(-1).expand(*gates.shape, features(name))
+    for log_decay in (torch.zeros_like(gates), torch.zeros_like(of_channels)):
         assert_close("open", module(**inputs, log_decay=log_decay), plain)
-    by_head = module(**inputs, log_decay=one)
+    by_head = module(**inputs, log_decay=gates)
     assert_close("by channel", module(**inputs, log_decay=of_channels), by_head)
     assert not torch.allclose(by_head, plain)
 
@@ -148,11 +148,11 @@ def test_what_is_recorded_of_flow(forget):
     _, state = flow_attention(
         *(x[:, :, :6] for x in (q, k, v)), causal=True, log_decay=log_decay[:, :, :6], return_state=True
     )
-    rest = flow_attention_weights(
+    actual = flow_attention_weights(
         *(x[:, :, 6:] for x in (q, k)), causal=True, log_decay=log_decay[:, :, 6:], initial_state=state
     )
-    for one, other in zip(rest, whole):
-        assert_close("after a state", one, other[:, :, 6:])
+    for weight, other in zip(actual, whole):
+        assert_close("after a state", weight, other[:, :, 6:])
 
 
 def test_states_with_and_without_gates_are_not_mixed():
@@ -192,8 +192,8 @@ def test_gates_of_the_functions():
     with refused("log_decay", "causal=False", "causal=True"):
         linear_attention(q, q, q, log_decay=gate)
     wrongs = {"(2, 3, 4)": gate[:, :, 1:], "(2, 3, 5, 3)": torch.zeros(2, 3, 5, 3), "int64": gate.long(), "float": 0.5}
-    for given, wrong in wrongs.items():
-        with refused("log_decay", given, ""):
+    for shape, wrong in wrongs.items():
+        with refused("log_decay", shape, ""):
             linear_attention(q, q, q, log_decay=wrong, causal=True)
     arguments = {"chunk_size": 4, "causal": True, "log_decay": gate}
     for option in ({"linear": False}, {"overlap": True}, {"chunk_summaries": True}):

@@ -47,12 +47,12 @@ def test_without_a_gate_nothing_is_forgotten():
 def test_negative_eigenvalues_double_beta():
     """A token's value is written twice as strongly; for the first token, this doubles the whole output."""
     options = {**SHAPE, **BARE, "gate": "none"}
-    one = build_attention("gated_delta", True, **options).double()
+    module = build_attention("gated_delta", True, **options).double()
     two = build_attention("gated_delta", True, **options, negative_eigenvalues=True).double()
-    two.beta_proj.load_state_dict(one.beta_proj.state_dict())
-    inputs = tensors(one, 5, grad=False)
-    assert_close("first token", two(**inputs)[:, :, 0], 2 * one(**inputs)[:, :, 0])
-    assert not torch.allclose(two(**inputs)[:, :, 1:], 2 * one(**inputs)[:, :, 1:], rtol=1e-3)
+    two.beta_proj.load_state_dict(module.beta_proj.state_dict())
+    inputs = tensors(module, 5, grad=False)
+    assert_close("first token", two(**inputs)[:, :, 0], 2 * module(**inputs)[:, :, 0])
+    assert not torch.allclose(two(**inputs)[:, :, 1:], 2 * module(**inputs)[:, :, 1:], rtol=1e-3)
 
 
 def test_a_short_convolution_stands_before_it():

@@ -17,9 +17,9 @@ def test_names_defaults_and_choices_are_the_stored_ones():
         present = {
             option: {
                 "default": defaults[option],
-                "choices": None if one.choices is None else list(one.choices),
-                "speed_only": one.speed_only,
+                "choices": None if description.choices is None else list(description.choices),
+                "speed_only": description.speed_only,
             }
-            for option, one in described.items()
+            for option, description in described.items()
         }
         assert present == stored[name], name

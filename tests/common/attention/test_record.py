@@ -133,8 +133,8 @@ def test_generation_records_the_weights_of_the_whole_sequence(side):
     with record_attention(module) as records:
         state = None
         for part in torch.arange(9).split([4, 1, 1, 3]):
-            some = None if mask is None else mask[:, part]
-            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), padding_mask=some, state=state)
+            part_mask = None if mask is None else mask[:, part]
+            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), padding_mask=part_mask, state=state)
     assert len(records) == 4, "one for each call"
     assert_close("allocation", torch.cat([record.allocation for record in records], dim=2), allocation)
     assert_close("competition", torch.cat([record.competition for record in records], dim=2), competition)
@@ -160,7 +160,7 @@ def test_a_compiled_model_is_recorded_as_the_model_is():
     with record_attention(compiled) as records:
         compiled(*inputs, None)
     assert len(records) == len(expected) == 2
-    for record, one in zip(records, expected):
-        assert record.name.endswith(one.name)
-        assert_close("competition", record.competition, one.competition)
-        assert_close("allocation", record.allocation, one.allocation)
+    for record, other in zip(records, expected):
+        assert record.name.endswith(other.name)
+        assert_close("competition", record.competition, other.competition)
+        assert_close("allocation", record.allocation, other.allocation)

@@ -160,9 +160,9 @@ def weighs_all_tokens(case: Case) -> bool:
     for seed in range(6):  # relu features may be 0 for some tokens, and a normaliser may be below its floor
         inputs = tensors(module, n, grad=False, seed=seed)
         record = recorded(module, **inputs)
-        sums, given = record.map.sum(3), module(**inputs)
+        sums, output = record.map.sum(3), module(**inputs)
         means = record.map @ inputs["v"]
-        if (record.map < 0).any() or (sums > 1 + TOLERANCES[torch.float32]).any() or not torch.allclose(means, given):
+        if (record.map < 0).any() or (sums > 1 + TOLERANCES[torch.float32]).any() or not torch.allclose(means, output):
             return False
         seen = record.map > 0 if seen is None else seen | (record.map > 0)
     visible = torch.ones(n, n, dtype=torch.bool).tril(0 if case.causal else n)
@@ -173,8 +173,8 @@ def weighs_all_tokens(case: Case) -> bool:
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_a_weighted_mean_is_declared_where_it_is_one(name: str) -> None:
     """Windows skip tokens, gates and unit vectors give no means, and random features may be negative."""
-    found = [weighs_all_tokens(case) for case in PLAIN if case.name == name]
-    assert all(found) == ATTENTIONS[name].weighted_mean
+    results = [weighs_all_tokens(case) for case in PLAIN if case.name == name]
+    assert all(results) == ATTENTIONS[name].weighted_mean
 
 
 @cases(case for case in CASES if case.kind.weighted_mean and not case.rotary and case.forget == "none")

@@ -219,14 +219,14 @@ def tensors(
         return x.to(dtype).requires_grad_(grad)
 
     lengths = {"q": n, "k": m, "v": m}
-    made = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
+    leaf_tensors = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
     available = {
         "x": leaf(batch, n, HEADS * CHANNELS),
         "spatial_shape": image_shape(n),
         "source_q": leaf(batch, HEADS, m, CHANNELS),
     }
     assert {*available, "log_decay"} == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
-    return {**made, **module.inputs(**available)}
+    return {**leaf_tensors, **module.inputs(**available)}
 
 
 def arguments_of_op(case: Case, module: InnerAttention, monkeypatch: pytest.MonkeyPatch, **call: Any) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def image_shape(n: int) -> tuple[int, int]:
 
 def leaves(inputs: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:
     """Everything that an output may depend on, by name: the tensors of ``inputs`` and the parameters of ``module``."""
-    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-    return {**given, **dict(module.named_parameters())}
+    named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    return {**named_tensors, **dict(module.named_parameters())}
 
 
 def at(inputs: dict[str, Any], tokens: Any) -> dict[str, Any]:
@@ -290,9 +290,9 @@ def run_in_parts(module: InnerAttention, inputs: dict[str, Any], parts: Iterable
     """Run ``extend`` over parts of the given lengths: the concatenated outputs, and the state after each part."""
     outputs, states, begin, state = [], [], 0, None
     for length in parts:
-        some = slice(begin, begin + length)
+        part = slice(begin, begin + length)
         out, state = module.extend(
-            **at(inputs, some), padding_mask=None if mask is None else mask[:, some], state=state
+            **at(inputs, part), padding_mask=None if mask is None else mask[:, part], state=state
         )
         outputs.append(out)
         states.append(state)

@@ -102,10 +102,10 @@ def test_the_default_dtype_of_torch_changes_no_bit(case):
     expected = run()
     try:
         torch.set_default_dtype(torch.float64)
-        found = run()
+        actual = run()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
 @cases(case for case in PLAIN if not case.image)

@@ -51,7 +51,7 @@ def test_dropout_is_that_of_forward_and_stays_in_the_state(case):
     """With the same random draws, a source that was dropped is also dropped for later tokens."""
     module = case.build()
     inputs = tensors(module, 21, batch=1, grad=False)
-    first, rest = at(inputs, slice(12)), at(inputs, slice(12, 21))
+    first, second = at(inputs, slice(12)), at(inputs, slice(12, 21))
     random = torch.get_rng_state()
     whole = module(**first, dropout_p=0.4)
     torch.set_rng_state(random)
@@ -59,9 +59,9 @@ def test_dropout_is_that_of_forward_and_stays_in_the_state(case):
     assert_close("out", out, whole)
     if "dropout_of_sources" not in without(case.name) and case.short_conv is None:
         torch.set_rng_state(random)
-        kept = torch.nn.functional.dropout(torch.ones_like(first["v"][..., :1]), 0.4)
-        dropped = torch.cat([first["v"] * kept, rest["v"]], dim=-2)
-        assert_close("later", module.extend(**rest, state=state)[0], module(**{**inputs, "v": dropped})[..., 12:, :])
+        factors = torch.nn.functional.dropout(torch.ones_like(first["v"][..., :1]), 0.4)
+        dropped = torch.cat([first["v"] * factors, second["v"]], dim=-2)
+        assert_close("later", module.extend(**second, state=state)[0], module(**{**inputs, "v": dropped})[..., 12:, :])
 
 
 @cases(case for case in CASES if case.causal and case.label != "default")
@@ -120,9 +120,9 @@ def test_steps_of_a_beam_while_a_state_grows(case):
     mask[1, :2] = mask[3, :6] = True
     out, state, begin = None, None, 0
     for length in (7, 1, 1, 1, 3, *[1] * 13, 9, *[1] * 4):
-        some = slice(begin, begin + length)
-        step_mask = mask[:, some] if begin == 0 else None
-        out, state = module.extend(**at(inputs, some), padding_mask=step_mask, state=state)
+        part = slice(begin, begin + length)
+        step_mask = mask[:, part] if begin == 0 else None
+        out, state = module.extend(**at(inputs, part), padding_mask=step_mask, state=state)
         begin += length
         if begin < 39:
             state = {name: x.index_select(0, order) for name, x in state.items()}

@@ -86,9 +86,9 @@ def test_a_mask_of_the_keys_alone_says_all_or_is_refused(side, case):
     module, mask = case.build(), padding(side, 3, 14)
     inputs = tensors(module, 14, batch=3)
     if not takes_one_mask(case):
-        for given, missing in (("key", "query"), ("query", "key")):
+        for present, missing in (("key", "query"), ("query", "key")):
             with refused(f"{missing}_padding_mask"):
-                module(**inputs, **{f"{given}_padding_mask": mask})
+                module(**inputs, **{f"{present}_padding_mask": mask})
         return
     real = ~mask[:, None, :, None]
     (out, grads), (other, others) = (
@@ -164,8 +164,8 @@ def test_neighbours_in_the_batch_change_nothing(case):
     alone = module(**rows(inputs, slice(1, 2)))
     assert_close("row 1", module(**inputs)[1:2], alone)
     assert_close("row 1 beside infinite rows", module(**loud)[1:2], alone)
-    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-    for name, gradient in zip(given, gradients(module(**inputs)[1], given.values())):
+    named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    for name, gradient in zip(named_tensors, gradients(module(**inputs)[1], named_tensors.values())):
         assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any(), f"gradient of {name}"
 
 
@@ -173,10 +173,10 @@ def test_neighbours_in_the_batch_change_nothing(case):
 def test_an_empty_batch_gives_an_empty_result(case):
     module = case.build()
     inputs, mask = tensors(module, 7, batch=0), torch.zeros(0, 7, dtype=torch.bool)
-    for given in (None, mask):
-        assert tuple(module(**inputs, **both(given)).shape) == tuple(inputs["v"].shape)
+    for query_mask in (None, mask):
+        assert tuple(module(**inputs, **both(query_mask)).shape) == tuple(inputs["v"].shape)
         if case.causal:
-            out, states = run_in_parts(module, inputs, [3, 4], given)
+            out, states = run_in_parts(module, inputs, [3, 4], query_mask)
             assert tuple(out.shape) == tuple(inputs["v"].shape)
             assert all(len(x) == 0 for state in states for x in state.values())
 
@@ -198,9 +198,9 @@ def test_a_prefix_does_not_depend_on_what_follows(case):
     module = case.build()
     inputs = tensors(module, 23)
     whole = assert_prefixes_stand_alone(module, inputs, (1, 4, 5, 6, 11, 22))
-    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
     for t in (1, 6, 22):
-        for name, gradient in zip(given, gradients(whole[:, :, :t], given.values(), retain_graph=True)):
+        for name, gradient in zip(named_tensors, gradients(whole[:, :, :t], named_tensors.values(), retain_graph=True)):
             later = gradient[:, :, t:] if gradient.dim() == 4 else gradient[:, t:]
             assert later.norm() <= 1e-12 * gradient.norm(), f"gradient of {name} after {t}"
 
@@ -232,14 +232,14 @@ def test_padding_at_the_end_is_as_if_it_were_not_there(case):
     module = case.build()
     inputs = tensors(module, 9)
     alone = module(**inputs)
-    for more in (1, 3, 20):
+    for extra in (1, 3, 20):
         longer = {
-            name: torch.cat([x, x.new_zeros(x.shape[:-2] + (more, x.shape[-1]))], dim=-2)
+            name: torch.cat([x, x.new_zeros(x.shape[:-2] + (extra, x.shape[-1]))], dim=-2)
             for name, x in inputs.items()
             if isinstance(x, Tensor)
         }
-        mask = (torch.arange(9 + more) >= 9).expand(2, -1)
-        assert_close(f"{more} tokens of padding", module(**{**inputs, **longer}, **both(mask))[:, :, :9], alone)
+        mask = (torch.arange(9 + extra) >= 9).expand(2, -1)
+        assert_close(f"{extra} tokens of padding", module(**{**inputs, **longer}, **both(mask))[:, :, :9], alone)
 
 
 @cases(DEFAULTS)

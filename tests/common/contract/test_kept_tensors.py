@@ -81,15 +81,17 @@ def whole(x: Tensor) -> Tensor:
 
 
 def assert_as_ever(call: Callable, case: Case, n: int, side: str) -> None:
-    found = []
+    results = []
     for compute in (call, lambda layer, inputs: layer(**inputs)):
         layer = Layer(case)
         inputs = {**tensors(layer.attention, n), **both(padding(side, 2, n))}
         out = compute(layer, inputs)
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
         wanted = {name: x for name, x in leaves(inputs, layer).items() if x.requires_grad}  # only FSDP still holds them
-        found.append([out, *(torch.zeros_like(whole(x)) if x.grad is None else whole(x.grad) for x in wanted.values())])
-    assert_all_close(["out", *wanted], *found)
+        results.append(
+            [out, *(torch.zeros_like(whole(x)) if x.grad is None else whole(x.grad) for x in wanted.values())]
+        )
+    assert_all_close(["out", *wanted], *results)
 
 
 KEEPERS = [

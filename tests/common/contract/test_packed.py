@@ -40,21 +40,21 @@ def ids_of(lengths=LENGTHS) -> Tensor:
 
 def documents_of(ids: Tensor, mask: Tensor | None) -> list[tuple[int, Tensor]]:
     """The row and the real tokens of each document in turn."""
-    found = []
+    documents = []
     for b in range(len(ids)):
         for number in ids[b].unique():
             own = [t for t in range(ids.shape[1]) if ids[b, t] == number and (mask is None or not mask[b, t])]
             if own:
-                found.append((b, torch.tensor(own)))
-    return found
+                documents.append((b, torch.tensor(own)))
+    return documents
 
 
 def literally(module, inputs, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """The reference applied to each document alone and written to its positions; 0 at padding."""
     out = torch.zeros(*inputs["v"].shape[:3], module.projections(CHANNELS)["v"], dtype=torch.float64)
     for b, tokens in documents_of(ids, mask):
-        some = at(rows(inputs, slice(b, b + 1)), tokens)
-        out = _put(out, b, tokens, module.reference(**some)[0])
+        document = at(rows(inputs, slice(b, b + 1)), tokens)
+        out = _put(out, b, tokens, module.reference(**document)[0])
     return out
 
 
@@ -69,8 +69,8 @@ decoders = [case for case in packed if case.causal]
 
 
 def test_every_registered_mechanism_of_one_sequence_takes_them():
-    ours = {name: kind for name, kind in ATTENTIONS.items() if kind.__module__.startswith("common.")}
-    without = {name for name, kind in ours.items() if not kind.packs_documents()}
+    registered = {name: kind for name, kind in ATTENTIONS.items() if kind.__module__.startswith("common.")}
+    without = {name for name, kind in registered.items() if not kind.packs_documents()}
     assert without == {"soft", "flow_source"}, "one of images alone, and one of a source"
 
 
@@ -113,11 +113,11 @@ def test_another_document_changes_nothing_and_gets_no_gradient(case):
         if isinstance(x, Tensor):
             noise = torch.where(own if name == "x" else own[:, None], 0.0, 1.0).unsqueeze(-1)
             changed[name] = (x.detach() + noise).requires_grad_()
-    out, other = (module(**some, segment_ids=ids) for some in (inputs, changed))
+    out, other = (module(**arguments, segment_ids=ids) for arguments in (inputs, changed))
     select = own[:, None, :, None].expand_as(out)
     assert torch.equal(out[select], other[select])
-    given = [x for x in inputs.values() if isinstance(x, Tensor)]
-    for grad in torch.autograd.grad(out[select].sum(), given, allow_unused=True, materialize_grads=True):
+    leaf_tensors = [x for x in inputs.values() if isinstance(x, Tensor)]
+    for grad in torch.autograd.grad(out[select].sum(), leaf_tensors, allow_unused=True, materialize_grads=True):
         outside = ~own if grad.dim() == 3 else ~own[:, None].expand(grad.shape[:3])
         assert not grad[outside].any()
 
@@ -155,9 +155,9 @@ def test_extend_is_forward(parts, side, case):
     inputs = tensors(module, TOKENS)
     outs, begin, state = [], 0, None
     for length in parts:
-        some = slice(begin, begin + length)
-        hidden = None if mask is None else mask[:, some]
-        out, state = module.extend(**at(inputs, some), padding_mask=hidden, state=state, segment_ids=ids[:, some])
+        part = slice(begin, begin + length)
+        hidden = None if mask is None else mask[:, part]
+        out, state = module.extend(**at(inputs, part), padding_mask=hidden, state=state, segment_ids=ids[:, part])
         assert all(len(tensor) == 2 for tensor in state.values()), "the batch is dimension 0"
         outs.append(out)
         begin += length
@@ -174,8 +174,8 @@ def test_a_beam_is_reordered_by_one_index_select(case):
     inputs = tensors(module, TOKENS)
     _, state = module.extend(**at(inputs, slice(0, 13)), segment_ids=ids[:, :13])
     state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
-    rest = rows(at(inputs, slice(13, None)), order)
-    out, _ = module.extend(**rest, state=state, segment_ids=ids[order, 13:])
+    second = rows(at(inputs, slice(13, None)), order)
+    out, _ = module.extend(**second, state=state, segment_ids=ids[order, 13:])
     assert_close("out", out, module(**inputs, segment_ids=ids)[order, :, 13:])
 
 

@@ -16,7 +16,7 @@ def test_passes_in_training_go_on_from_the_state_dict(case):
         module(**inputs)
     other.load_state_dict(module.state_dict())
     outputs = []
-    for one in (module, other):
+    for model in (module, other):
         torch.default_generator.manual_seed(3)
-        outputs.append([one(**inputs) for _ in range(PASSES)])
+        outputs.append([model(**inputs) for _ in range(PASSES)])
     assert all(torch.equal(*both) for both in zip(*outputs))

@@ -68,7 +68,7 @@ def second(out: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def assert_is_difference(call: Callable[[], Tensor], wanted: Sequence[Tensor]) -> None:
     """Compare ``second`` of ``call()`` in one direction with the change of ``slope`` along it."""
     direction = directions(wanted, 7)
-    found = sum((x * y).sum() for x, y in zip(second(call(), wanted), direction))
+    actual = sum((x * y).sum() for x, y in zip(second(call(), wanted), direction))
 
     def slope_after(steps: int) -> Tensor:
         with torch.no_grad():
@@ -77,7 +77,7 @@ def assert_is_difference(call: Callable[[], Tensor], wanted: Sequence[Tensor]) -
         return slope(call(), wanted).detach()
 
     expected = (slope_after(1) - slope_after(-2)) / (2 * STEP)
-    assert_close("second derivative", found, expected, 1e-4, floor=1.0)
+    assert_close("second derivative", actual, expected, 1e-4, floor=1.0)
 
 
 @cases(case for case in CASES if "differences" not in without(case.name))

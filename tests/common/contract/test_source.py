@@ -102,8 +102,8 @@ def test_positions_are_counted_by_the_mask_or_given(side, case):
     module, mask = case.build(), padding(side, 2, 13)
     inputs = tensors(module, 13, 7)
     state, counted = state_of(module, inputs), (~mask).cumsum(1) - 1
-    given = counted.masked_fill(mask, 10**6)
-    out = module.attend_source(inputs["q"], state, mask, given)
+    masked_positions = counted.masked_fill(mask, 10**6)
+    out = module.attend_source(inputs["q"], state, mask, masked_positions)
     assert_close("out", out, module.attend_source(inputs["q"], state, mask))
 
 
@@ -135,14 +135,14 @@ def test_what_stands_in_padding_of_the_source_changes_no_bit(side, poison, case)
     }
     states = [state_of(module, inputs, mask) for inputs in (clean, loud)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    found = []
+    results = []
     for inputs, state in zip((clean, loud), states):
         out = module.attend_source(inputs["q"], state)
-        found.append((out, *gradients(out, leaves(inputs, module).values())))
-    for name, actual, expected in zip(("out", *leaves(clean, module)), *found):
+        results.append((out, *gradients(out, leaves(inputs, module).values())))
+    for name, actual, expected in zip(("out", *leaves(clean, module)), *results):
         assert torch.equal(actual, expected) and torch.isfinite(actual).all(), name
     if side == "all":
-        assert (found[0][0][0] == 0).all(), "no source gives 0"
+        assert (results[0][0][0] == 0).all(), "no source gives 0"
 
 
 @cases(sources)
@@ -190,18 +190,18 @@ def test_hypotheses_of_a_sentence_share_its_state(case):
 def test_the_state_and_its_cost_do_not_depend_on_the_source(case):
     """Counted memory and time: proportional to the source once, and constant for each query."""
     module = case.build(torch.float32, max_tokens=640)
-    shapes, made, read = [], [], []
+    shapes, created, read = [], [], []
     for m in (40, 320, 640):
         inputs = tensors(module, 3, m, batch=1, dtype=torch.float32, grad=False)
         with Elements() as counted:
             state = state_of(module, inputs)
-        made.append(counted.total)
+        created.append(counted.total)
         shapes.append({name: tuple(x.shape) for name, x in state.items()})
         with Elements() as counted:
             module.attend_source(inputs["q"], state)
         read.append(counted.total)
     assert shapes[0] == shapes[1] == shapes[2] and read[0] == read[1] == read[2]
-    assert made[2] <= 2.05 * made[1]
+    assert created[2] <= 2.05 * created[1]
 
 
 @cases(sources)
@@ -228,9 +228,9 @@ def test_autocast_leaves_the_state_in_float32(case):
     halves = tensors(module, 6, 2048 if "max_tokens" not in module.needs else LONGEST, dtype=torch.bfloat16, grad=False)
     inputs = cast(halves, torch.float32)
     expected = module(**inputs)
-    for made, read in ((True, True), (True, False), (False, True)):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=made):
-            state = state_of(module, halves if made else inputs)
+    for autocast_state, read in ((True, True), (True, False), (False, True)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast_state):
+            state = state_of(module, halves if autocast_state else inputs)
         assert all(x.dtype == torch.float32 for x in state.values())
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=read):
             out = module.attend_source((halves if read else inputs)["q"], state)

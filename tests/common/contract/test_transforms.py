@@ -198,16 +198,16 @@ def test_torchscript_of_causal_attention_is_refused(case):
 def test_gradients_of_each_sample_by_functorch(case):
     module = case.build()
     inputs = tensors(module, 11, batch=3)
-    given = {name: x.detach() for name, x in inputs.items() if isinstance(x, Tensor)}
-    rest = {name: x for name, x in inputs.items() if name not in given}
+    named_tensors = {name: x.detach() for name, x in inputs.items() if isinstance(x, Tensor)}
+    other_inputs = {name: x for name, x in inputs.items() if name not in named_tensors}
 
     def loss(sample: dict[str, Tensor]) -> Tensor:
-        return module(**{name: x[None] for name, x in sample.items()}, **rest).square().sum()
+        return module(**{name: x[None] for name, x in sample.items()}, **other_inputs).square().sum()
 
-    each = torch.func.vmap(torch.func.grad(loss))(given)
+    each = torch.func.vmap(torch.func.grad(loss))(named_tensors)
     unused = {"allow_unused": True, "materialize_grads": True}
-    wanted = torch.autograd.grad(module(**inputs).square().sum(), [inputs[name] for name in given], **unused)
-    for name, expected in zip(given, wanted):
+    wanted = torch.autograd.grad(module(**inputs).square().sum(), [inputs[name] for name in named_tensors], **unused)
+    for name, expected in zip(named_tensors, wanted):
         assert_close(f"gradient of {name}", each[name], expected)
 
 
@@ -216,10 +216,10 @@ def test_functorch_of_more_tokens_than_a_block(case):
     """Eager PyTorch recomputes blocks in the backward pass, using hooks that torch.func does not support."""
     module = case.build(max_tokens=257)
     inputs = tensors(module, 257, batch=1, grad=False)
-    v, rest = inputs.pop("v"), inputs
-    found = torch.func.grad(lambda v: module(v=v, **rest).square().sum())(v)
-    (expected,) = torch.autograd.grad(module(v=v.requires_grad_(), **rest).square().sum(), v)
-    assert_close("gradient of v", found, expected)
+    v, other_inputs = inputs.pop("v"), inputs
+    actual = torch.func.grad(lambda v: module(v=v, **other_inputs).square().sum())(v)
+    (expected,) = torch.autograd.grad(module(v=v.requires_grad_(), **other_inputs).square().sum(), v)
+    assert_close("gradient of v", actual, expected)
 
 
 @cases(CASES)
@@ -248,5 +248,5 @@ def test_dropout_drops_whole_sources_where_a_rate_is_given(case):
     assert not torch.allclose(dropped, whole) and torch.isfinite(dropped).all()
     if "dropout_of_sources" not in without(case.name) and case.short_conv is None:
         torch.set_rng_state(random)
-        kept = torch.nn.functional.dropout(torch.ones_like(inputs["v"][..., :1]), 0.4)
-        assert torch.equal(module(**{**inputs, "v": inputs["v"] * kept}), dropped)
+        factors = torch.nn.functional.dropout(torch.ones_like(inputs["v"][..., :1]), 0.4)
+        assert torch.equal(module(**{**inputs, "v": inputs["v"] * factors}), dropped)

@@ -79,9 +79,11 @@ def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, hea
     ]
     gates = module.forget_gate.reference(normal)
     values = v.unflatten(-1, (heads, -1)).transpose(1, 2)
-    given = {"log_decay": gates, "key_padding_mask": mask}
+    options = {"log_decay": gates, "key_padding_mask": mask}
     out = (
-        mixed_chunk_attention_reference(*copies, values, chunk_size=5, causal=True, **given).transpose(1, 2).flatten(2)
+        mixed_chunk_attention_reference(*copies, values, chunk_size=5, causal=True, **options)
+        .transpose(1, 2)
+        .flatten(2)
     )
     expected = F.linear(u * out, module.out_proj.weight, module.out_proj.bias) + x
     real = ~mask[..., None]
@@ -92,8 +94,8 @@ def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, hea
 def test_gates_remember_long_at_first_and_are_in_the_state_dict():
     module = GatedAttentionUnit(6, causal=True, forget="head", heads=2)
     assert not module.forget_gate.gate_proj.weight.any()
-    kept = torch.sigmoid(module.forget_gate.gate_proj.bias)
-    assert_close("kept", 1 / (1 - kept), torch.tensor([32.0, 1024.0]))
+    decay = torch.sigmoid(module.forget_gate.gate_proj.bias)
+    assert_close("kept", 1 / (1 - decay), torch.tensor([32.0, 1024.0]))
     assert "forget_gate.gate_proj.weight" in module.state_dict() and module.linear_cost
     assert not any("forget" in name for name in unit(causal=True).state_dict())
 
@@ -125,15 +127,15 @@ def test_every_option_changes_the_output_for_the_same_parameters(option):
         plain, other, x = unit(form), unit(form, **change), tokens(13)
         with torch.no_grad():
             for name, parameter in other.named_parameters():
-                given = dict(plain.named_parameters()).get(name)
-                if given is not None and given.shape == parameter.shape:
-                    parameter.copy_(given)
-                elif given is not None and name.startswith("in_proj"):  # without a gate: V and Z of U, V and Z
-                    parameter.copy_(given[-len(parameter) :])
-                elif given is not None and name in ("gamma", "beta") and option == "heads":
-                    parameter.copy_(given.expand_as(parameter))
-                elif given is not None and name in ("gamma", "beta"):
-                    parameter.copy_(given[: len(parameter)])
+                source = dict(plain.named_parameters()).get(name)
+                if source is not None and source.shape == parameter.shape:
+                    parameter.copy_(source)
+                elif source is not None and name.startswith("in_proj"):  # without a gate: V and Z of U, V and Z
+                    parameter.copy_(source[-len(parameter) :])
+                elif source is not None and name in ("gamma", "beta") and option == "heads":
+                    parameter.copy_(source.expand_as(parameter))
+                elif source is not None and name in ("gamma", "beta"):
+                    parameter.copy_(source[: len(parameter)])
         if option == "heads":  # two equal heads would act as one; only V is split
             with torch.no_grad():
                 other.gamma[:, 1] *= 2
@@ -212,14 +214,14 @@ def test_each_dropout_is_its_own_and_only_in_training(form):
         if name == "dropout":  # entries of the branch, not of the residual
             share = branch / plain
             assert_close("share", share, (share > 1).double() * 2) and 0.3 < (share > 1).double().mean() < 0.7
-    made = []
+    draws = []
 
     def layer(p):
-        made.append(p)
+        draws.append(p)
         return nn.Dropout(p)
 
     GatedAttentionUnit(6, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, dropout_layer=layer)
-    assert sorted(made) == [0.1, 0.2, 0.3]
+    assert sorted(draws) == [0.1, 0.2, 0.3]
 
 
 def test_attention_dropout_drops_whole_sources():
@@ -228,9 +230,9 @@ def test_attention_dropout_drops_whole_sources():
     plain = module.eval()(x) - x - module.out_proj.bias
     share = (module.train()(x) - x - module.out_proj.bias) / plain
     for row in share:
-        kept = row.mean(-1, keepdim=True) > 1
-        assert_close("share", row, 2.0 * kept.double().expand_as(row), 1e-6)
-        assert 0.2 < kept.double().mean() < 0.8
+        is_kept = row.mean(-1, keepdim=True) > 1
+        assert_close("share", row, 2.0 * is_kept.double().expand_as(row), 1e-6)
+        assert 0.2 < is_kept.double().mean() < 0.8
     assert not torch.equal(share[0] > 1, share[1] > 1)
 
 
@@ -248,7 +250,9 @@ def test_what_stands_in_padding_does_not_reach_real_tokens(causal, form):
         assert torch.equal(outputs(x), outputs(clean))
         if poison == 1e9:  # the output at padding that the docstring promises
             assert_close("padding", module(x, mask)[mask], x[mask] + module.out_proj.bias)
-        found, wanted = (gradients(outputs(given), [given])[0].masked_select(real) for given in (x, clean))
+        found, wanted = (
+            gradients(outputs(leaf_input), [leaf_input])[0].masked_select(real) for leaf_input in (x, clean)
+        )
         assert torch.equal(found, wanted)
         if poison == 1e9:  # a projection's own gradient multiplies by NaN inputs, as in any Transformer
             leaves = list(module.parameters())
@@ -346,9 +350,9 @@ def test_inputs_masks_and_states_that_do_not_fit(form):
     wrong += [{name: tensor for name, tensor in state.items() if name != missing} for missing in state]
     wrong += [{**state, name: tensor[:1]} for name, tensor in state.items()]
     wrong += [{**state, name: tensor.to(torch.int16)} for name, tensor in state.items()]
-    for given in wrong:
+    for arguments in wrong:
         with pytest.raises(ValueError, match="^initial_state.* allowed"):
-            module.extend(x, None, given)
+            module.extend(x, None, arguments)
     with refused("causal", "False", "extend: a unit built with causal=True"):
         unit(form).extend(x)
 

@@ -20,8 +20,8 @@ def assert_precise(function, inputs, parameters) -> None:
     assert_close("out", out.float(), expected, 1e-2)
     assert_close("last tokens", out[..., -100:, :].float(), expected[..., -100:, :], 1e-2)
     actual, wanted = gradients(out, [*halves, *parameters]), gradients(expected, [*wide, *parameters])
-    for i, (gradient, one) in enumerate(zip(actual, wanted)):
-        assert_close(f"gradient {i} of the inputs and parameters", gradient.float(), one, 1e-2)
+    for i, (gradient, other) in enumerate(zip(actual, wanted)):
+        assert_close(f"gradient {i} of the inputs and parameters", gradient.float(), other, 1e-2)
 
 
 @pytest.mark.parametrize(

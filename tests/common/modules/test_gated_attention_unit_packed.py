@@ -43,8 +43,8 @@ def alone(unit, x, mask=None):
     for b, lengths in enumerate(LENGTHS):
         parts, begin = [], 0
         for length in lengths:
-            some = slice(begin, begin + length)
-            parts.append(unit(x[b : b + 1, some], None if mask is None else mask[b : b + 1, some]))
+            tokens = slice(begin, begin + length)
+            parts.append(unit(x[b : b + 1, tokens], None if mask is None else mask[b : b + 1, tokens]))
             begin += length
         rows.append(torch.cat(parts, dim=1))
     return torch.cat(rows)
@@ -69,8 +69,8 @@ def test_extend_is_forward(name, parts):
     unit, x = build(name, True), torch.randn(2, 24, 8, dtype=torch.float64)
     outs, begin, state = [], 0, None
     for length in parts:
-        some = slice(begin, begin + length)
-        out, state = unit.extend(x[:, some], state=state, segment_ids=IDS[:, some])
+        tokens = slice(begin, begin + length)
+        out, state = unit.extend(x[:, tokens], state=state, segment_ids=IDS[:, tokens])
         outs.append(out)
         begin += length
     assert_close("out", torch.cat(outs, dim=1), unit(x, segment_ids=IDS))

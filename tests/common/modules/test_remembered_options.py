@@ -251,8 +251,8 @@ def test_a_model_on_meta_gets_what_follows_from_the_file(case: str) -> None:
     with torch.device("meta"):
         model = build_attention(name, num_heads=2, **options)
         model.load_state_dict(state, assign=True)
-    for found, expected in zip(model.buffers(), source.buffers(), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(model.buffers(), source.buffers(), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_weights_without_values_load_in_silence() -> None:

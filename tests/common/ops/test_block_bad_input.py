@@ -55,9 +55,9 @@ def test_names_and_biases_that_are_not_known(op):
     with refused("kernel", "'relu'", "'relu2', 'softmax', 'laplace'"):
         op(**tensors(), kernel="relu")
     size = 5 if op is gau_attention else 4
-    what = "the number of tokens" if op is gau_attention else "chunk_size"
+    described = "the number of tokens" if op is gau_attention else "chunk_size"
     for shape in ((2 * size,), (2 * size + 1,), (size + 1, size + 1), (2, size, size)):
-        with refused("bias", str(shape), f"for {what} = {size} and 3 heads: ({2 * size - 1},), ({size}, {size})"):
+        with refused("bias", str(shape), f"for {described} = {size} and 3 heads: ({2 * size - 1},), ({size}, {size})"):
             op(**tensors(), bias=torch.zeros(shape))
     with refused("bias", "meta", "cpu"):
         op(**tensors(), bias=torch.zeros(2 * size - 1, device="meta"))

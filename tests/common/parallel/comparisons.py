@@ -27,10 +27,10 @@ def causal_cases():
 
 def masks() -> dict[str, Tensor | None]:
     """Padding (2, TOKENS): none, on both sides and in between, and enough to cover whole parts."""
-    some, much = (torch.zeros(2, TOKENS, dtype=torch.bool) for _ in range(2))
-    some[0, :7], some[0, 20:23], some[1, 31:] = True, True, True
-    much[0, :25], much[1, 6:] = True, True
-    return {"no": None, "some": some, "much": much}
+    sparse, dense = (torch.zeros(2, TOKENS, dtype=torch.bool) for _ in range(2))
+    sparse[0, :7], sparse[0, 20:23], sparse[1, 31:] = True, True, True
+    dense[0, :25], dense[1, 6:] = True, True
+    return {"no": None, "some": sparse, "much": dense}
 
 
 def every_mechanism(rank: int) -> None:
@@ -206,8 +206,8 @@ def random_draws(rank: int) -> None:
             inputs = tensors(attention, TOKENS)
             torch.manual_seed(2)
             passes.append([_part(attention, group, inputs, None) if parallel else attention(**inputs) for _ in "ab"])
-        for one, part in zip(*passes):
-            real = own_part(one, rank, part.shape[2], 0.0, 2)
+        for expected, part in zip(*passes):
+            real = own_part(expected, rank, part.shape[2], 0.0, 2)
             assert_close(name, part[:, :, : TOKENS - rank * part.shape[2]], real[:, :, : TOKENS - rank * part.shape[2]])
         assert not torch.allclose(*passes[0])
 

@@ -59,10 +59,10 @@ def test_a_hook_is_called_or_a_warning_says_that_it_is_not(name):
                 for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
             ]
         model(torch.randn(1, 3, 32, 32, requires_grad=True)).sum().backward()
-        said = ["never called" in str(warning.message) for warning in caught]
-        assert (said, len(set(calls))) in (([], 4), ([True] * 4, 0)), type(part).__name__
+        is_reported = ["never called" in str(warning.message) for warning in caught]
+        assert (is_reported, len(set(calls))) in (([], 4), ([True] * 4, 0)), type(part).__name__
         assert all(warning.filename == __file__ for warning in caught)
-        silent += [part] * bool(said)
+        silent += [part] * bool(is_reported)
         for handle in handles:
             handle.remove()
     assert layer.attn_drop in silent and layer.proj not in silent

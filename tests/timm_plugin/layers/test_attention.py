@@ -50,10 +50,10 @@ def test_every_mechanism_for_images_is_in_timms_table():
 
 @pytest.mark.parametrize("name", [name for name in usable_mechanisms() if name not in LAYERS])
 def test_a_mechanism_that_must_know_the_number_of_tokens_says_who_finds_it(name):
-    made = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=5)
+    arguments = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=5)
     with pytest.raises(ValueError, match=f"(?s)attn_layer is '{name}'.*allowed: timm_plugin.create_model"):
-        timm.create_model("vit_tiny_patch16_224", attn_layer=name, **made)
-    model = create_model("vit_tiny_patch16_224", attn_layer=name, **made)
+        timm.create_model("vit_tiny_patch16_224", attn_layer=name, **arguments)
+    model = create_model("vit_tiny_patch16_224", attn_layer=name, **arguments)
     assert model.blocks[0].attn.attention.shape.max_tokens == 17
     assert torch.isfinite(model(torch.randn(2, 3, 32, 32))).all()
 

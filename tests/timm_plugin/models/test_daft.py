@@ -173,9 +173,9 @@ def test_filters_are_drawn_again():
 
 def test_bad_arguments_of_layers():
     conv = attention_layer("daft_conv")
-    for make, said in (
+    for make, message in (
         (lambda: conv(C, H, qk_norm=True, norm_layer=nn.LayerNorm), "qk_norm is True; allowed .*'daft_conv'.*: False"),
         (lambda: attention_layer("daft_full")(C, H), "number of tokens.*allowed"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             make()

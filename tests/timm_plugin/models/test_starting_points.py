@@ -55,7 +55,7 @@ def expected_start(name, stock, own):
     """The model's expected tensors, and the names that are taken whole, taken in part, left out and new."""
     if name in FLOW:
         return dict(stock), list(stock), [], [], []
-    expected, taken, in_part, new = {}, [], [], []
+    expected, whole, in_part, new = {}, [], [], []
     for key, tensor in own.items():
         if ".attn.attention." in key:
             expected[key] = tensor
@@ -65,10 +65,10 @@ def expected_start(name, stock, own):
             in_part.append(key)
         else:
             expected[key] = stock[key]
-            taken.append(key)
+            whole.append(key)
     left_out = ["cls_token", "pos_embed"] if name in CONV else []
-    assert {*taken, *in_part, *left_out} == set(stock)
-    return expected, taken, in_part, left_out, new
+    assert {*whole, *in_part, *left_out} == set(stock)
+    return expected, whole, in_part, left_out, new
 
 
 def grouped(kind, names, depth=2):
@@ -82,7 +82,7 @@ def test_every_tensor(name, way, tmp_path, caplog):
     stock = stock_state()
     before = copy_of(stock)
     model, own = create(name, stock, way, tmp_path)
-    expected, taken, in_part, left_out, new = expected_start(name, stock, own)
+    expected, whole, in_part, left_out, new = expected_start(name, stock, own)
     state = weights(model.state_dict())
     assert set(state) == set(expected)
     for key, tensor in expected.items():
@@ -92,7 +92,7 @@ def test_every_tensor(name, way, tmp_path, caplog):
         assert warnings_of(caplog) == []
     else:
         (line,) = warnings_of(caplog)
-        assert line.startswith(f"{type(model).__name__}: {len(taken)} tensors of the checkpoint are taken; ")
+        assert line.startswith(f"{type(model).__name__}: {len(whole)} tensors of the checkpoint are taken; ")
         assert grouped("new, as first drawn", [key[9:] for key in new if key.startswith("blocks.0.")]) in line
         assert ("left out" in line) == bool(left_out) and all(key in line for key in left_out)
         if name in CONV:

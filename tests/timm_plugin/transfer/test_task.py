@@ -208,10 +208,10 @@ def test_no_layer_keeps_its_pass(teacher, x):
     """Only one gradient per learning parameter waits for the backward pass."""
     task = AttentionTransferTask(teacher, "hedgehog")
     loss = task(x)["loss"]  # torch 2.6 frees tensors that a loss saves if nothing else refers to them
-    kept = loss.grad_fn.saved_tensors
+    saved = loss.grad_fn.saved_tensors
     learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
-    assert [tensor.shape for tensor in kept] == [parameter.shape for parameter in learning]
-    assert all(tensor.grad_fn is None for tensor in kept)
+    assert [tensor.shape for tensor in saved] == [parameter.shape for parameter in learning]
+    assert all(tensor.grad_fn is None for tensor in saved)
     with torch.no_grad():
         without = task(x)["loss"]
     assert not without.requires_grad
@@ -266,7 +266,7 @@ def test_attention_of_maps_and_of_stages(x):
 def test_refusals(teacher):
     flow = replace_attention(copy.deepcopy(teacher), "flow")
     on_grid = timm.create_model(NAME, class_token=False, global_pool="avg", **SMALL)
-    for model, attention, arguments, said in (
+    for model, attention, arguments, message in (
         (teacher, "softmax", {}, "attention is 'softmax', which the teacher has"),
         (teacher, {"blocks.1": "softmax"}, {}, "at least one other than softmax"),
         (teacher, "hedgehog*2,flow", {}, "'flow' has no parameters of its own"),
@@ -285,7 +285,7 @@ def test_refusals(teacher):
         (timm.create_model("resnet18"), "hedgehog", {}, "ResNet whose attention cannot be replaced"),
         (NAME, "hedgehog", {}, "teacher is 'vit_tiny"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             AttentionTransferTask(model, attention, **arguments)
     softmax, student = layers_of("hedgehog")
     with pytest.raises(ValueError, match="the teacher's attention is 'hedgehog'"):

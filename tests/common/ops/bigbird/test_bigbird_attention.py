@@ -47,8 +47,8 @@ def test_random_chunks_are_different_real_and_not_seen_anyway():
     for row, end in enumerate(last.flatten().tolist()):
         for chunk in range(end + 1):
             left = set(range(1, end)) - {chunk - 1, chunk, chunk + 1}
-            found = chosen[row, chunk][valid[row, chunk]].tolist()
-            assert len(found) == len(set(found)) == min(3, len(left)) and set(found) <= left
+            indices = chosen[row, chunk][valid[row, chunk]].tolist()
+            assert len(indices) == len(set(indices)) == min(3, len(left)) and set(indices) <= left
 
 
 def test_random_chunks_are_as_likely_as_each_other():

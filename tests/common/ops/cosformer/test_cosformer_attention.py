@@ -16,8 +16,8 @@ def test_weights_fall_off_as_a_cosine_of_the_distance(causal):
     """If queries and keys are ones, only the cosine remains."""
     ones = torch.ones(1, 1, 7, 3, dtype=torch.float64)
     out = cosformer_attention(ones, ones, torch.eye(7, dtype=torch.float64)[None, None], max_tokens=9, causal=causal)
-    place = torch.arange(7, dtype=torch.float64)
-    weights = torch.cos(math.pi / 2 * (place[:, None] - place) / 9)
+    positions = torch.arange(7, dtype=torch.float64)
+    weights = torch.cos(math.pi / 2 * (positions[:, None] - positions) / 9)
     weights = weights.tril() if causal else weights
     assert_close("weights", out[0, 0], weights / weights.sum(-1, keepdim=True))
 

@@ -25,8 +25,10 @@ def daft_inputs(
 def assert_agrees(actual: Tensor, expected: Tensor, leaves: Sequence[Tensor], tolerance: float = 1e-8) -> None:
     """Compare outputs and the gradients of ``leaves``."""
     assert_close("out", actual, expected)
-    for leaf, mine, theirs in zip(range(len(leaves)), gradients(actual, leaves), gradients(expected, leaves)):
-        assert_close(f"gradient of leaf {leaf}", mine, theirs, tolerance=tolerance)
+    for leaf, actual_grad, expected_grad in zip(
+        range(len(leaves)), gradients(actual, leaves), gradients(expected, leaves)
+    ):
+        assert_close(f"gradient of leaf {leaf}", actual_grad, expected_grad, tolerance=tolerance)
 
 
 def one_hot_filter(index: Tensor, bias: Tensor, window: Sequence[int]) -> Tensor:
@@ -40,8 +42,8 @@ def filter_bias(
 ) -> Tensor:
     """w (h, T, T) of the filter r (h, window) or (h, kh, kw): row t is added to the keys that token t sees."""
     r = r if r.dim() == 3 else r.unsqueeze(1)
-    place = torch.arange(tokens)
-    places = (torch.zeros_like(place), place) if shape is None else (place // shape[1], place % shape[1])
+    indices = torch.arange(tokens)
+    places = (torch.zeros_like(indices), indices) if shape is None else (indices // shape[1], indices % shape[1])
     centres = (0 if shape is None else r.shape[1] // 2, r.shape[2] - 1 if causal else r.shape[2] // 2)
     at = [x - x[:, None] + centre for x, centre in zip(places, centres)]  # (T, T) each
     inside = torch.stack([(i >= 0) & (i < size) for i, size in zip(at, r.shape[1:])]).all(0)

@@ -24,8 +24,8 @@ def conv(r=None, **changes):
 
 
 def select(**changes):
-    given = {"k_channels": 2, "index": torch.tensor([1, 4]), "bias": torch.zeros(2), "window": 5}
-    return daft_select(**tensors(**{**given, **changes}))
+    arguments = {"k_channels": 2, "index": torch.tensor([1, 4]), "bias": torch.zeros(2), "window": 5}
+    return daft_select(**tensors(**{**arguments, **changes}))
 
 
 IMAGE = {"spatial_shape": (3, 3)}
@@ -67,8 +67,8 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit(case):
-    call, change, argument, given, allowed = WRONG[case]
-    with refused(argument, given, allowed):
+    call, change, argument, shown, allowed = WRONG[case]
+    with refused(argument, shown, allowed):
         call(**change)
 
 

@@ -109,13 +109,16 @@ def test_large_keys_and_biases(largest, spread, dtype, mode, local_only):
     """Each row is right even if large keys follow its small ones, or the largest keys have small biases."""
     tokens, window, causal = 90, 35, mode != "full"
     uniform = torch.rand(tokens, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    place = torch.arange(tokens)
-    rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 45, place >= 45, place % 7 == 3, place == 40)]
-    rows.append((place == 40).float())
+    positions = torch.arange(tokens)
+    rows = [
+        torch.where(chosen, 1.0, -1.0)
+        for chosen in (positions < 45, positions >= 45, positions % 7 == 3, positions == 40)
+    ]
+    rows.append((positions == 40).float())
     v = inputs_for(mode, tokens, 4, window, batch=1, dtype=dtype)[2].detach()
     outside = -math.inf if local_only else 0.0
     low = torch.full((window,), -1.0)
-    filters = [low, low.index_fill(0, place[2:window:5], 1.0), low.index_fill(0, place[17:window], 1.0)]
+    filters = [low, low.index_fill(0, positions[2:window:5], 1.0), low.index_fill(0, positions[17:window], 1.0)]
     for keys in (uniform[None], *(x[None, :, None].expand(1, tokens, 4) for x in rows)):
         for bias in (uniform[:window].T, *(x.expand(4, -1) for x in filters)):
             k, r = (keys * largest).to(dtype), (bias * spread).to(dtype)
@@ -183,12 +186,12 @@ def test_gradients_where_all_outside_of_a_window_weighs_nearly_nothing(below, mo
     (q, k, v), r = inputs_for(mode, 30, 2, 9), normal(2, 9, seed=3)
     high = (torch.arange(30) == 12).unsqueeze(1)  # (T, 1)
     k = torch.where(high, k, k - below)
-    found = []
+    results = []
     for dtype in (torch.float32, torch.float64):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, 1000.0 * v, r)]
-        found.append(gradients(daft_conv(*leaves, causal=mode != "full"), leaves))
-    assert all(torch.isfinite(gradient).all() for gradient in found[0])
-    assert_close("gradient of v", found[0][2], found[1][2].float())
+        results.append(gradients(daft_conv(*leaves, causal=mode != "full"), leaves))
+    assert all(torch.isfinite(gradient).all() for gradient in results[0])
+    assert_close("gradient of v", results[0][2], results[1][2].float())
 
 
 @ways

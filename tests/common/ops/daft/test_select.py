@@ -75,9 +75,12 @@ def test_any_length_heads_and_window(tokens, window, heads, causal, side, seed):
 @pytest.mark.parametrize("bias", [50.0, -50.0])
 def test_large_keys_and_biases(bias, dtype, causal):
     """The neighbour may be by far the largest key with a bias that cancels it, or the smallest and be raised."""
-    place = torch.arange(60)
-    rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 30, place >= 30, place % 7 == 3, place == 20)]
-    rows.append((place == 20) * 0.4)  # less above the others than a bias of -50 subtracts
+    positions = torch.arange(60)
+    rows = [
+        torch.where(chosen, 1.0, -1.0)
+        for chosen in (positions < 30, positions >= 30, positions % 7 == 3, positions == 20)
+    ]
+    rows.append((positions == 20) * 0.4)  # less above the others than a bias of -50 subtracts
     index, biases = torch.tensor([0, 3, 6, 8]), torch.full((4,), bias).to(dtype)
     w = filter_bias(one_hot_filter(index, biases.double(), (9,)), 60, causal)
     v = normal(1, 60, 4, dtype=dtype).detach()

@@ -53,8 +53,8 @@ def test_any_pieces_give_the_whole_and_one_state(name, pieces, side, window, gat
     for entry, tensor in whole.items():
         if tensor.is_floating_point():
             # A mean over no tokens has no weight, and may be any number.
-            some = (whole["log_weight"] > -1e30).unsqueeze(-1) if entry == "mean" else torch.ones(())
-            assert_close(entry, state[entry] * some, tensor * some)
+            factor = (whole["log_weight"] > -1e30).unsqueeze(-1) if entry == "mean" else torch.ones(())
+            assert_close(entry, state[entry] * factor, tensor * factor)
         else:
             assert torch.equal(state[entry], tensor)
 

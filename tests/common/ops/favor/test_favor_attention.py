@@ -109,7 +109,7 @@ def test_training_draws_directions_again_every_so_many_passes():
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
     """With new directions in every pass, gradients equal those of the same passes without checkpointing."""
-    found = []
+    results = []
     for wrapped in (False, True):
         torch.manual_seed(2)
         module = build_attention("favor", head_dim=4, features=6, redraw=1).train()
@@ -117,8 +117,8 @@ def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
         for _ in range(2):
             out = checkpoint(module, *inputs, use_reentrant=use_reentrant) if wrapped else module(*inputs)
             out.square().sum().backward()  # reentrant checkpointing supports only this
-        found.append([x.grad for x in inputs])
-    for plain, repeated in zip(*found):
+        results.append([x.grad for x in inputs])
+    for plain, repeated in zip(*results):
         assert_close("gradient", repeated, plain)
 
 

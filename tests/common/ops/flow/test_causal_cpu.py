@@ -52,10 +52,10 @@ def outcome(form, inputs, mask, options, state):
     """Output, new state, and the gradients of a loss of both with respect to the inputs and the old state."""
     out, after = form(CausalInputs(*inputs, mask, options, CHUNK_SIZE, state))
     used = [out, *(after[name] for name in STATE)]
-    given = [*inputs, *(() if state is None else (state[name] for name in STATE))]
+    leaves = [*inputs, *(() if state is None else (state[name] for name in STATE))]
     draw = torch.Generator().manual_seed(3)
     loss = sum((x * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum() for x in used)
-    return [*used, after["count"]], torch.autograd.grad(loss, given, allow_unused=True)
+    return [*used, after["count"]], torch.autograd.grad(loss, leaves, allow_unused=True)
 
 
 @pytest.mark.parametrize("side, options", list(zip(["none", "left", "right", "holes", "all"], OPTIONS)), ids=str)
@@ -87,36 +87,36 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
 @pytest.mark.parametrize("n, lengths", [(40, [40]), (300, [256, 44]), (449, [448, 1]), (600, [320, 256, 24])])
 def test_blocks_are_of_whole_chunks_and_none_is_short(n, lengths, monkeypatch):
     """A short block needs almost as many calls as a long one."""
-    found, form = [], causal.causal_flow
+    lengths_seen, form = [], causal.causal_flow
 
     def watched(features, *others):
-        found.append(features[0, 0, 0, ..., 0].numel())
+        lengths_seen.append(features[0, 0, 0, ..., 0].numel())
         return form(features, *others)
 
     monkeypatch.setattr(causal, "causal_flow", watched)
     flow_attention(*(x.detach() for x in several_blocks(n, batch=1)), causal=True)
-    assert found == lengths
+    assert lengths_seen == lengths
 
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (1, 8), (2, 8), (1, 12)])
 def test_beside_inputs_and_output_flows_and_a_matrix_for_256_tokens_are_kept(batch, heads):
     """Independent of the number of rows and heads: 14 numbers per token and head, and 64-vectors per block."""
-    kept, n = [], 2048
+    saved, n = [], 2048
     inputs = qkv(n, batch=batch, heads=heads, d=64, e=64, dtype=torch.float32)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         out = flow_attention(*inputs, causal=True)
-    known = {x.data_ptr() for x in (*inputs, out)}
-    assert known <= {x.data_ptr() for x in kept}
-    others = storage_bytes([x for x in kept if x.data_ptr() not in known])
+    addresses = {x.data_ptr() for x in (*inputs, out)}
+    assert addresses <= {x.data_ptr() for x in saved}
+    others = storage_bytes([x for x in saved if x.data_ptr() not in addresses])
     assert 0 < others <= 4 * batch * heads * (14 * n + n // 256 * 64 * (64 + 5))
 
 
 def test_nothing_is_kept_where_no_gradient_is_needed():
-    kept = []
+    saved = []
     inputs = [x.detach() for x in several_blocks()]
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         out = flow_attention(*inputs, causal=True)
-    assert not kept and out.grad_fn is None
+    assert not saved and out.grad_fn is None
 
 
 def test_the_backward_pass_does_not_form_flows_again(monkeypatch):
@@ -176,5 +176,5 @@ def test_batches_of_gradients():
     grads = torch.randn(3, *out.shape, dtype=out.dtype)
     batched = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, retain_graph=True)
     for i, grad in enumerate(grads):
-        for name, found, expected in zip("qkv", batched, torch.autograd.grad(out, inputs, grad, retain_graph=True)):
-            assert_close(f"gradient of {name}", found[i], expected)
+        for name, actual, expected in zip("qkv", batched, torch.autograd.grad(out, inputs, grad, retain_graph=True)):
+            assert_close(f"gradient of {name}", actual[i], expected)

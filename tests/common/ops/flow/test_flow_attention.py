@@ -60,8 +60,8 @@ def test_any_shape_mask_and_option_agrees(data):
 
     def mask(tokens):
         rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
-        one = st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
-        return st.none() | one if causal else one if masked else st.none()
+        mask_rows = st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+        return st.none() | mask_rows if causal else mask_rows if masked else st.none()
 
     masked = data.draw(st.booleans(), "both masks")
 
@@ -193,10 +193,10 @@ def test_weights_are_zero_at_padding_and_that_of_the_rest_alone_elsewhere(causal
     mask = padding("left", 2, 16)
     weights = flow_attention_weights(q, k, causal=causal, key_padding_mask=mask, query_padding_mask=mask)
     for b in range(2):
-        rest = ~mask[b]
-        alone = flow_attention_weights(q[b : b + 1, :, rest], k[b : b + 1, :, rest], causal=causal)
+        real = ~mask[b]
+        alone = flow_attention_weights(q[b : b + 1, :, real], k[b : b + 1, :, real], causal=causal)
         for name, actual, expected in zip(("competition", "allocation"), weights, alone):
-            assert_close(name, actual[b : b + 1, :, rest], expected)
+            assert_close(name, actual[b : b + 1, :, real], expected)
             assert (actual[b, :, mask[b]] == 0).all()
 
 

@@ -124,9 +124,9 @@ def test_gradient_of_a_feature_map(phi):
         features = real_features(x, phi, mask)
         weights = torch.randn_like(features)
         (wanted,) = torch.autograd.grad(features, x, weights)
-        found = torch.empty_like(x)
-        feature_map_gradient(weights, features.detach(), phi, out=found)
-        assert_close("gradient", found, wanted)
+        actual = torch.empty_like(x)
+        feature_map_gradient(weights, features.detach(), phi, out=actual)
+        assert_close("gradient", actual, wanted)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -45,6 +45,6 @@ def test_single_precision_equals_theirs(theirs, options):
 def test_each_pair_of_theirs_differs_where_ours_does():
     """Guards the comparison itself: no two of the authors' modules agree to the tolerance used above."""
     inputs = qkv(50, d=16, e=16, scale=4.0)
-    for ours, (theirs, _) in zip(PAIRS, PAIRS[1:] + PAIRS[:1]):
-        difference = (flow_attention(*inputs, **ours[1]) - theirs(*inputs)).norm() / theirs(*inputs).norm()
+    for options, (next_module, _) in zip(PAIRS, PAIRS[1:] + PAIRS[:1]):
+        difference = (flow_attention(*inputs, **options[1]) - next_module(*inputs)).norm() / next_module(*inputs).norm()
         assert difference > 1e-9

@@ -69,8 +69,8 @@ def test_the_gradient_to_the_initial_state_passes_gradcheck():
     names = [name for name in state if name != "count"]
 
     def attend(*values):
-        given = {"count": state["count"], **dict(zip(names, values))}
-        options = {"clamp": None, "allocation": "softmax", "initial_state": given, "return_state": True}
+        entries = {"count": state["count"], **dict(zip(names, values))}
+        options = {"clamp": None, "allocation": "softmax", "initial_state": entries, "return_state": True}
         out, last = flow_attention(*inputs, causal=True, **options)
         return (out, *(last[name] for name in names))
 
@@ -89,11 +89,11 @@ def test_steps_in_half_precision_do_not_drift():
 def test_the_weights_after_a_state_are_those_of_the_whole_sequence(side):
     q, k, v = qkv(11)
     mask = padding(side, 2, 11)
-    first, rest = ((None, None) if mask is None else (mask[:, :7], mask[:, 7:]))[:2]
+    first, second = ((None, None) if mask is None else (mask[:, :7], mask[:, 7:]))[:2]
     whole = flow_attention_weights(q, k, causal=True, key_padding_mask=mask)
     _, state = flow_attention(*(x[:, :, :7] for x in (q, k, v)), causal=True, key_padding_mask=first, return_state=True)
     inputs = q[:, :, 7:], k[:, :, 7:]
-    weights = flow_attention_weights(*inputs, causal=True, key_padding_mask=rest, initial_state=state)
+    weights = flow_attention_weights(*inputs, causal=True, key_padding_mask=second, initial_state=state)
     for name, part, all_of_them in zip(("competition", "allocation"), weights, whole):
         assert_close(name, part, all_of_them[:, :, 7:], 1e-12)
     for wrong in ({}, {**state, "sum_k": state["sum_k"][:1]}, {**state, "sum_q": state["sum_q"].half()}):

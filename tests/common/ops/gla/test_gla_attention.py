@@ -18,9 +18,9 @@ def gate(scale: float = 1.0, dtype: torch.dtype = torch.float64, bias: float = 0
     """The gate's weights, as leaves."""
     generator = torch.Generator().manual_seed(4)
     shapes = {"gate_down": (RANK, WIDTH), "gate_up": (H * D, RANK), "gate_bias": (H * D,)}
-    made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-    made["gate_bias"] = made["gate_bias"] + bias
-    return {name: (scale * x).to(dtype).requires_grad_() for name, x in made.items()}
+    tensors = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    tensors["gate_bias"] = tensors["gate_bias"] + bias
+    return {name: (scale * x).to(dtype).requires_grad_() for name, x in tensors.items()}
 
 
 def tokens(n: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:

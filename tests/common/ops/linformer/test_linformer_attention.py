@@ -12,8 +12,8 @@ from tests.compare import assert_close, weights
 
 def test_with_a_sum_for_each_key_it_is_softmax_attention():
     q, k, v = qkv(5, 7)
-    one = torch.eye(7, dtype=q.dtype)
-    assert_close("out", linformer_attention(q, k, v, one, one), F.scaled_dot_product_attention(q, k, v))
+    identity = torch.eye(7, dtype=q.dtype)
+    assert_close("out", linformer_attention(q, k, v, identity, identity), F.scaled_dot_product_attention(q, k, v))
 
 
 def test_a_shared_matrix_is_one_parameter():

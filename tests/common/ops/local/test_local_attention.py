@@ -52,14 +52,14 @@ def test_token_20_sees(options, seen):
 def test_work_and_memory_grow_with_the_window_and_not_with_more(causal):
     """Beyond the smallest block size; the largest tensor holds the scores, half as many again as needed."""
     q, k, v = (x.detach() for x in qkv(2048, batch=1))
-    found = []
+    results = []
     for window in (128, 256):
         call = partial(local_attention, q, k, v, window=window, causal=causal)
         with Elements() as counted:
             call()
-        found.append(counted.total)
+        results.append(counted.total)
         assert largest_tensor(call) < 1.6 * q.shape[1] * 2048 * window
-    assert 1.5 < found[1] / found[0] < 2.1
+    assert 1.5 < results[1] / results[0] < 2.1
 
 
 @pytest.fixture
@@ -84,7 +84,10 @@ def test_in_the_package_local_attention_padding_on_the_left_moves_the_buckets(pe
     layer = peer(8, causal=causal, autopad=True)
     q, k, v = (x.detach() for x in qkv(27, d=4, e=4))
     padded, mask = [F.pad(x, (0, 0, 5, 0)) for x in (q, k, v)], (torch.arange(32) < 5).expand(2, -1)
-    theirs, alone = layer(*padded, mask=~mask)[:, :, 5:], layer(q, k, v, mask=torch.ones(2, 27, dtype=torch.bool))
-    assert (theirs - alone).abs().max() > 0.1
+    padded_out, unpadded_out = (
+        layer(*padded, mask=~mask)[:, :, 5:],
+        layer(q, k, v, mask=torch.ones(2, 27, dtype=torch.bool)),
+    )
+    assert (padded_out - unpadded_out).abs().max() > 0.1
     out = local_attention(*padded, window=9, causal=causal, key_padding_mask=mask)[:, :, 5:]
     assert_close("out", out, local_attention(q, k, v, window=9, causal=causal))

@@ -35,23 +35,23 @@ def test_a_window_over_all_tokens_is_softmax_attention(causal):
 def test_with_a_closed_gate_far_tokens_alone_are_seen():
     """For the last token, the far tokens are all but the last w; its far sum is linear attention to them."""
     q, k, v = (x.detach() for x in qkv(17, d=D))
-    window, given = 4, maps()
-    out = lolcats_attention(q, k, v, **given, window_gate=gate(-80.0), window=window, causal=True)
+    window, map_tensors = 4, maps()
+    out = lolcats_attention(q, k, v, **map_tensors, window_gate=gate(-80.0), window=window, causal=True)
     nothing = torch.zeros(H, 3, dtype=torch.float64)
     biases = {"query_bias": nothing, "key_bias": nothing}
-    far = hedgehog_attention(q[:, :, -1:], k[:, :, :-window], v[:, :, :-window], **given, **biases)
+    far = hedgehog_attention(q[:, :, -1:], k[:, :, :-window], v[:, :, :-window], **map_tensors, **biases)
     assert_close("out", out[:, :, -1:], far, 1e-4)  # up to the 1e-6 in Hedgehog's normaliser
 
 
 def test_the_largest_score_of_the_window_belongs_to_the_formula():
     """Far weights are not divided by it: adding a constant to all scores leaves the window's share unchanged."""
     q, k, v = (x.detach() for x in qkv(17, d=D))
-    given = {**maps(), "window_gate": gate(0.0), "window": 4, "causal": True}
+    arguments = {**maps(), "window_gate": gate(0.0), "window": 4, "causal": True}
     ones, shift = torch.ones_like(q[..., :1]), 50.0 * torch.ones_like(q[..., :1])
     wide = {name: torch.nn.functional.pad(x, (0, 1)) for name, x in maps().items()}  # not mapped
     q, k = (x * ((D + 1) / D) ** 0.25 for x in (q, k))  # so that scores stay unchanged with one more channel
-    near = lolcats_attention(torch.cat([q, 0 * ones], -1), torch.cat([k, ones], -1), v, **{**given, **wide})
-    far = lolcats_attention(torch.cat([q, shift], -1), torch.cat([k, ones], -1), v, **{**given, **wide})
+    near = lolcats_attention(torch.cat([q, 0 * ones], -1), torch.cat([k, ones], -1), v, **{**arguments, **wide})
+    far = lolcats_attention(torch.cat([q, shift], -1), torch.cat([k, ones], -1), v, **{**arguments, **wide})
     assert_close("out", far, near)
 
 

@@ -89,7 +89,7 @@ def test_functorch_and_forward_mode():
     (expected,) = torch.autograd.grad(attend(*leaves, None).square().sum(), leaves[:1])
 
     def loss(*x):
-        return attend(*(one[None] for one in x), None).square().sum()
+        return attend(*(tensor[None] for tensor in x), None).square().sum()
 
     assert_close("gradient of q_quad", torch.func.vmap(torch.func.grad(loss))(*inputs), expected)
     tangents = [torch.randn_like(x) for x in inputs]

@@ -70,9 +70,9 @@ def test_in_pieces_it_is_the_whole(term, pieces):
     mask = padding("left", 3, 13)
     outputs, state, start = [], None, 0
     for n in pieces:
-        part, these = slice(start, start + n), {**options, "key_padding_mask": mask[:, start : start + n]}
+        part, part_options = slice(start, start + n), {**options, "key_padding_mask": mask[:, start : start + n]}
         out, state = mixed_chunk_attention(
-            *(x[:, :, part] for x in inputs), initial_state=state, return_state=True, **these
+            *(x[:, :, part] for x in inputs), initial_state=state, return_state=True, **part_options
         )
         outputs, start = [*outputs, out], start + n
     whole = mixed_chunk_attention(*inputs, key_padding_mask=mask, **options)

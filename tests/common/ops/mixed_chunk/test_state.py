@@ -73,6 +73,6 @@ def test_steps_of_rows_that_are_at_different_places(terms, bias, chunk_size, apa
     mask[0, :apart] = True
     whole = mixed_chunk_attention(*inputs, causal=True, key_padding_mask=mask, **options)
     out, state = in_pieces([x[:, :, :prompt] for x in inputs], [prompt], mask[:, :prompt], **options)
-    rest, state = in_pieces([x[:, :, prompt:] for x in inputs], [1] * (tokens - prompt), state=state, **options)
-    assert_close("out", torch.cat([out, rest], dim=2), whole)
+    steps, state = in_pieces([x[:, :, prompt:] for x in inputs], [1] * (tokens - prompt), state=state, **options)
+    assert_close("out", torch.cat([out, steps], dim=2), whole)
     assert_states_agree(state, in_pieces(inputs, [tokens], mask, **options)[1])

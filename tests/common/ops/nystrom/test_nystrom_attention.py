@@ -56,13 +56,13 @@ def test_what_does_not_fit_is_refused():
 def test_it_is_nystrom_attention_of_one_head_and_one_sequence():
     """With more, that package starts every inverse from the largest norm of all, and so depends on neighbours."""
     package = pytest.importorskip("nystrom_attention")
-    theirs = package.NystromAttention(8, dim_head=8, heads=1, num_landmarks=4, residual_conv_kernel=5).double()
-    theirs.to_out = torch.nn.Identity()
-    ours = build_attention("nystrom", num_heads=1, landmarks=4, conv_kernel=5).double()
-    ours.conv.load_state_dict(theirs.res_conv.state_dict())
+    layer = package.NystromAttention(8, dim_head=8, heads=1, num_landmarks=4, residual_conv_kernel=5).double()
+    layer.to_out = torch.nn.Identity()
+    module = build_attention("nystrom", num_heads=1, landmarks=4, conv_kernel=5).double()
+    module.conv.load_state_dict(layer.res_conv.state_dict())
     x = torch.randn(2, 12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    q, k, v = theirs.to_qkv(x).unsqueeze(1).chunk(3, dim=-1)
-    assert_close("a sequence", ours(q, k, v)[:1, 0], theirs(x[:1]))
+    q, k, v = layer.to_qkv(x).unsqueeze(1).chunk(3, dim=-1)
+    assert_close("a sequence", module(q, k, v)[:1, 0], layer(x[:1]))
     x[1] *= 9.0
-    both = theirs(x)[:1]
-    assert (both - theirs(x[:1])).norm() > 1e-6 * both.norm(), "a neighbour changes theirs"
+    both = layer(x)[:1]
+    assert (both - layer(x[:1])).norm() > 1e-6 * both.norm(), "a neighbour changes theirs"

@@ -108,10 +108,10 @@ def test_unit_keys_and_the_own_token_are_those_of_transformers():
     peer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
     sizes = {"attention_head_size": 8, "num_attention_heads": 2, "hidden_size": 16, "lsh_attn_chunk_length": 6}
     config = peer.ReformerConfig(**sizes, num_buckets=2, num_hashes=1, is_decoder=False)
-    theirs = peer.LSHSelfAttention(config, 0).eval()
+    layer = peer.LSHSelfAttention(config, 0).eval()
     x = torch.randn(2, 12, 16, generator=seeded())
-    q, v = (f(x).view(2, 12, 2, 8).transpose(1, 2) for f in (theirs.query_key, theirs.value))
-    expected = theirs(x).hidden_states.view(2, 12, 2, 8).transpose(1, 2)
+    q, v = (f(x).view(2, 12, 2, 8).transpose(1, 2) for f in (layer.query_key, layer.value))
+    expected = layer(x).hidden_states.view(2, 12, 2, 8).transpose(1, 2)
     out = others(q, v, False)
     assert_close("theirs", expected, out)
     no_rotation = torch.zeros(1, 8, 1)  # every token is at a tie, and is put into the first bucket

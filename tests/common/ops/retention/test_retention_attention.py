@@ -41,7 +41,9 @@ def test_an_output_norm_leaves_nothing_of_the_normalisation_of_scores(norm):
     """Only the norm's epsilon makes a difference, which large values hide."""
     q, k, v = (100 * x.detach() for x in qkv(30, d=4, e=4))
     options = {"num_heads": 2, "head_dim": 4, "output_norm": norm, "output_gate": "none"}
-    modules = [build_attention("retention", True, score_norm=given, **options).double() for given in (True, False)]
+    modules = [
+        build_attention("retention", True, score_norm=score_norm, **options).double() for score_norm in (True, False)
+    ]
     assert_close("out", modules[0](q, k, v), modules[1](q, k, v), 1e-4)
 
 

@@ -17,9 +17,11 @@ def inputs(
     """q, k, v and a ``log_decay`` of each feature, from 0 to about -2 ``strength``, as leaves."""
     generator = torch.Generator().manual_seed(n)
     shapes = {"q": features, "k": features, "v": E, "log_decay": features}
-    made = {x: torch.randn(batch, H, n, width, generator=generator, dtype=torch.float64) for x, width in shapes.items()}
-    made["log_decay"] = -strength * made["log_decay"].abs()
-    return {name: x.to(dtype).requires_grad_() for name, x in made.items()}
+    tensors = {
+        x: torch.randn(batch, H, n, width, generator=generator, dtype=torch.float64) for x, width in shapes.items()
+    }
+    tensors["log_decay"] = -strength * tensors["log_decay"].abs()
+    return {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
 
 
 def state(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -62,46 +64,46 @@ def agree(found, expected, leaves: dict[str, Tensor], tolerance: float | None = 
 @pytest.mark.parametrize("chunk_size", [1, 3, 8, 64])
 def test_features_that_decay_are_the_recurrence(n, chunk_size, begun):
     """Lengths within a chunk, at its border and over several; chunk sizes that are no power of two."""
-    given, before = inputs(n), state() if begun else None
-    found = causal_sums(**given, chunk_size=chunk_size, state=before)
-    agree(found, token_by_token(**given, state=before), {**given, **(before or {})})
+    arguments, before = inputs(n), state() if begun else None
+    actual = causal_sums(**arguments, chunk_size=chunk_size, state=before)
+    agree(actual, token_by_token(**arguments, state=before), {**arguments, **(before or {})})
 
 
 @pytest.mark.parametrize("n", [300, 700])
 def test_more_than_what_a_cpu_computes_at_once(n):
     """With 300 tokens, two rows of the batch and then the third; with 700, each row in two parts."""
-    given = inputs(n, 0.1, batch=3, features=64)
-    agree(causal_sums(**given, chunk_size=64, state=None), token_by_token(**given, state=None), given)
+    arguments = inputs(n, 0.1, batch=3, features=64)
+    agree(causal_sums(**arguments, chunk_size=64, state=None), token_by_token(**arguments, state=None), arguments)
 
 
 @pytest.mark.parametrize("strength", [0.0, 1e-6, 100.0])
 def test_decays_near_none_and_near_all(strength):
-    given, before = inputs(37, strength), state()
-    found = causal_sums(**given, chunk_size=8, state=before)
-    agree(found, token_by_token(**given, state=before), {**given, **before})
+    arguments, before = inputs(37, strength), state()
+    actual = causal_sums(**arguments, chunk_size=8, state=before)
+    agree(actual, token_by_token(**arguments, state=before), {**arguments, **before})
 
 
 def test_one_feature_may_forget_all_and_another_nothing():
     """A decay of exp(-100) per token, in float32, leaves only the token itself; a neighbour without decay sums all."""
-    given = inputs(70, dtype=torch.float32)
+    arguments = inputs(70, dtype=torch.float32)
     log_decay = torch.zeros(B, H, 70, F)
     log_decay[..., ::2] = -100.0
-    given["log_decay"] = log_decay.requires_grad_()
-    found = causal_sums(**given, chunk_size=16, state=None)
-    double = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    arguments["log_decay"] = log_decay.requires_grad_()
+    actual = causal_sums(**arguments, chunk_size=16, state=None)
+    double = {name: x.detach().double().requires_grad_() for name, x in arguments.items()}
     expected = token_by_token(**double, state=None)
-    assert_close("sums", flat(*found), flat(*expected))
-    pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
-    assert_all_close(given, *pair)
+    assert_close("sums", flat(*actual), flat(*expected))
+    pair = gradients(flat(*actual), arguments.values()), gradients(flat(*expected), double.values())
+    assert_all_close(arguments, *pair)
     of_closed = pair[0][-1][..., ::2]
     assert of_closed.abs().max() < 1e-30, "no rounding errors of others"
 
 
 def test_a_closed_gate_takes_no_precision_from_tokens_after_it():
-    given = {name: x.detach() for name, x in inputs(30, 0.05, torch.float32).items()}
-    given["log_decay"][:, :, 13] = -1e4
-    values, weights, _ = causal_sums(**given, chunk_size=8, state=None)
-    later = {name: x[:, :, 13:] for name, x in given.items()}
+    arguments = {name: x.detach() for name, x in inputs(30, 0.05, torch.float32).items()}
+    arguments["log_decay"][:, :, 13] = -1e4
+    values, weights, _ = causal_sums(**arguments, chunk_size=8, state=None)
+    later = {name: x[:, :, 13:] for name, x in arguments.items()}
     alone_values, alone_weights, _ = causal_sums(**later, chunk_size=8, state=None)
     assert_close("values", values[:, :, 13:], alone_values)
     assert_close("weights", weights[:, :, 13:], alone_weights)
@@ -110,24 +112,24 @@ def test_a_closed_gate_takes_no_precision_from_tokens_after_it():
 @pytest.mark.parametrize("strength", [1e-3, 1.0, 50.0])
 def test_thousands_of_tokens_in_float32(strength):
     """Decays whose product over the sequence is far below the smallest float, and decays that remember thousands."""
-    given = inputs(4096, strength, torch.float32, batch=1)
-    found = causal_sums(**given, chunk_size=64, state=None)
-    double = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    arguments = inputs(4096, strength, torch.float32, batch=1)
+    actual = causal_sums(**arguments, chunk_size=64, state=None)
+    double = {name: x.detach().double().requires_grad_() for name, x in arguments.items()}
     expected = causal_sums(**double, chunk_size=16, state=None)
-    assert_close("sums", flat(*found), flat(*expected))
-    pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
-    assert_all_close(given, *pair)
+    assert_close("sums", flat(*actual), flat(*expected))
+    pair = gradients(flat(*actual), arguments.values()), gradients(flat(*expected), double.values())
+    assert_all_close(arguments, *pair)
 
 
 def test_gradients_of_gradients():
-    given, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
+    arguments, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
 
     def sums(*tensors: Tensor) -> Tensor:
         q, k, v, log_decay, sum_k, sum_kv = tensors
         # Squared, as a decay of 0 is at the limit of what is allowed.
         return flat(*causal_sums(q, k, v, 4, {"sum_k": sum_k, "sum_kv": sum_kv}, -log_decay.square()))
 
-    tensors = (*given.values(), *before.values())
+    tensors = (*arguments.values(), *before.values())
     assert torch.autograd.gradcheck(sums, tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(sums, tensors, fast_mode=True)
 
@@ -145,8 +147,8 @@ def test_sums_of_features_that_decay_by_themselves_are_compiled_for_any_length(b
         before, arguments = state() if begun else None, inputs(n)
         call = {"chunk_size": 8, "state": before, **arguments}
         with torch.compiler.set_stance("fail_on_recompile" if NEWER_THAN_2_6 and n != 19 else "default"):
-            found = compiled(**call)
-        agree(found, causal_sums(**call), {**arguments, **(before or {})})
+            actual = compiled(**call)
+        agree(actual, causal_sums(**call), {**arguments, **(before or {})})
 
 
 @pytest.mark.skipif(not NEWER_THAN_2_6, reason="torch 2.6 cannot tell torch.compile from torch.export")

@@ -74,10 +74,10 @@ def test_a_bias_for_all_tokens_is_cut_where_documents_go_on():
     expected = gau_attention(q, k, v, bias=whole, segment_ids=IDS, **matrix)
     parts, state = [], None
     for begin, end in ((0, 3), (3, 6), (6, 11)):
-        some, seen = (x[:, :, begin:end] for x in (q, k, v)), 0 if state is None else state["k"].shape[2]
+        part, seen = (x[:, :, begin:end] for x in (q, k, v)), 0 if state is None else state["k"].shape[2]
         n = seen + end - begin
         out, state = gau_attention(
-            *some,
+            *part,
             bias=whole[..., 11 - n : 10 + n],
             segment_ids=IDS[:, begin:end],
             initial_state=state,

@@ -68,5 +68,5 @@ def test_a_long_prompt_behind_a_state_makes_no_map_of_all_pairs(pattern):
     options = {"pattern": pattern, "stride": 16, "causal": True, "return_state": True}
     q, k, v = (x.detach() for x in qkv(600, batch=1))
     _, state = sparse_attention(q[:, :, :10], k[:, :, :10], v[:, :, :10], **options)
-    rest = [x[:, :, 10:] for x in (q, k, v)]
-    assert largest_tensor(lambda: sparse_attention(*rest, initial_state=state, **options)) < 600 * 600 / 2
+    later = [x[:, :, 10:] for x in (q, k, v)]
+    assert largest_tensor(lambda: sparse_attention(*later, initial_state=state, **options)) < 600 * 600 / 2

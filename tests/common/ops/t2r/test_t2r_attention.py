@@ -39,6 +39,6 @@ def test_maps_begin_as_a_layer_of_torch_does():
     torch.manual_seed(0)
     module = build_attention("t2r", num_heads=3, head_dim=16, features=64)
     layer = torch.nn.Linear(16, 3 * 64)
-    for ours, theirs in ((module.map_weight, layer.weight), (module.map_bias, layer.bias)):
-        assert ours.numel() == theirs.numel() and ours.abs().max() <= 16**-0.5
-        assert_close("spread", ours.std(), theirs.std(), 0.1)
+    for parameter, source in ((module.map_weight, layer.weight), (module.map_bias, layer.bias)):
+        assert parameter.numel() == source.numel() and parameter.abs().max() <= 16**-0.5
+        assert_close("spread", parameter.std(), source.std(), 0.1)

@@ -51,10 +51,10 @@ def test_the_exact_gradient_is_the_derivative_and_the_bound_is_half_tau_times_th
     angle, tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True), 4
     q = torch.stack([angle.cos(), angle.sin()])[None, None, None]
     out = yoso_attention(q, directions([0.0, math.pi / 2]), torch.eye(2, dtype=torch.float64)[None, None], tau=tau)
-    found = torch.autograd.grad(out[0, 0, 0, 0] / out[0, 0, 0, 1], angle)[0].item()
-    one, two = (1 - 0.7 / math.pi) ** tau, (1 - (math.pi / 2 - 0.7) / math.pi) ** tau
-    change = [tau / 2 * one * -math.sin(0.7), tau / 2 * two * math.cos(0.7)]
-    assert abs(found - (change[0] / two - one * change[1] / two**2)) < 1e-9
+    slope = torch.autograd.grad(out[0, 0, 0, 0] / out[0, 0, 0, 1], angle)[0].item()
+    first, second = (1 - 0.7 / math.pi) ** tau, (1 - (math.pi / 2 - 0.7) / math.pi) ** tau
+    change = [tau / 2 * first * -math.sin(0.7), tau / 2 * second * math.cos(0.7)]
+    assert abs(slope - (change[0] / second - first * change[1] / second**2)) < 1e-9
 
 
 @causality
@@ -85,14 +85,14 @@ def test_it_is_the_expectation_of_transformers_with_its_gradient():
     """With a mask of 0 and -10000; transformers ignores the mask of 1 and 0 that its own model passes."""
     peer = pytest.importorskip("transformers.models.yoso.modeling_yoso")
     config = peer.YosoConfig(hidden_size=32, num_attention_heads=4, use_expectation=True, conv_window=None)
-    theirs, n = peer.YosoSelfAttention(config).eval(), 12
+    layer, n = peer.YosoSelfAttention(config).eval(), 12
     x = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     padding = (torch.arange(n) >= 8)[None]
 
     def attend(mask):
-        return theirs(x, mask)[0].view(1, n, 4, 8).transpose(1, 2)[:, :, :8]
+        return layer(x, mask)[0].view(1, n, 4, 8).transpose(1, 2)[:, :, :8]
 
-    q, k, v = (f(x).view(1, n, 4, 8).transpose(1, 2) for f in (theirs.query, theirs.key, theirs.value))
+    q, k, v = (f(x).view(1, n, 4, 8).transpose(1, 2) for f in (layer.query, layer.key, layer.value))
     out = yoso_attention(q, k, v, tau=config.hash_code_len, key_padding_mask=padding)[:, :, :8]
     expected = attend(-10000.0 * padding)
     assert_close("out", expected, out)

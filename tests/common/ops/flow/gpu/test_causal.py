@@ -207,8 +207,8 @@ def test_gradients_of_second_order_are_those_of_the_pytorch_form(with_pytorch):
         return torch.autograd.grad(sum(x.cpu().sin().sum() for x in first), inputs)
 
     inputs = qkv(40, **SMALL)
-    found, wanted = on_cpu(second_order(on_device(inputs))), second_order(doubled(*inputs))
-    assert_same_gradients(found, wanted, 1e-4)
+    actual, wanted = on_cpu(second_order(on_device(inputs))), second_order(doubled(*inputs))
+    assert_same_gradients(actual, wanted, 1e-4)
 
 
 class Broken:
@@ -224,8 +224,8 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     monkeypatch.setattr(chunks_kernels, "values_backward", Broken())
     out = attend(inputs)
     with pytest.warns(UserWarning, match="flow_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
-        found = gradients(out.cpu(), inputs)
-    assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
+        actual = gradients(out.cpu(), inputs)
+    assert_same_gradients(actual, wanted, TOLERANCES[torch.float32])
 
 
 def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more():

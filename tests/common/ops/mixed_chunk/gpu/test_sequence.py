@@ -32,8 +32,8 @@ def assert_agrees(inputs, bias=None, mask=None, **options) -> None:
     (mask_there,) = on_device([mask])
     there = {"bias": None if bias is None else leaves[5], "key_padding_mask": mask_there}
     out = mixed_chunk_attention(*leaves[:5], **there, **options)
-    here = {"bias": None if bias is None else exact[5], "key_padding_mask": mask}
-    expected = mixed_chunk_attention_reference(*exact[:5], **here, **options)
+    arguments = {"bias": None if bias is None else exact[5], "key_padding_mask": mask}
+    expected = mixed_chunk_attention_reference(*exact[:5], **arguments, **options)
     assert out.dtype == inputs[4].dtype
     assert_close("out", out.cpu(), expected.to(out.dtype))
     for name, actual, wanted in zip(NAMES, on_cpu(of_all(out.cpu(), leaves)), of_all(expected, exact)):
@@ -145,9 +145,9 @@ def test_nan_in_a_real_token_is_not_hidden():
 def test_a_gradient_of_one_input_alone(which):
     leaves = on_device((*mixed_chunk_inputs(9, **SMALL), bias_like("vector", 5, dtype=torch.float32)))
     results = []
-    for given in (leaves, [x if i == which else x.detach() for i, x in enumerate(leaves)]):
-        out = mixed_chunk_attention(*given[:5], bias=given[5], chunk_size=5, causal=True)
-        results.append(gradients(out.cpu(), [given[which]])[0])
+    for inputs in (leaves, [x if i == which else x.detach() for i, x in enumerate(leaves)]):
+        out = mixed_chunk_attention(*inputs[:5], bias=inputs[5], chunk_size=5, causal=True)
+        results.append(gradients(out.cpu(), [inputs[which]])[0])
     assert torch.equal(*results)
 
 

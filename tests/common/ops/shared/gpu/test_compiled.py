@@ -101,10 +101,10 @@ def test_a_kernel_that_needs_all_registers():
     """``features_backward`` previously spilled 24 bytes with the table's version of Triton."""
     launches = launches_of(MECHANISMS["flow"](Sizes(torch.float16, 64)))
     (launch,) = (launch for launch in launches if launch.function.__name__ == "features_backward")
-    found = resources(compile_for(launch, 80, 8))
-    assert found.shared <= CAPABILITIES[80].shared * 1024, found
+    usage = resources(compile_for(launch, 80, 8))
+    assert usage.shared <= CAPABILITIES[80].shared * 1024, usage
     if of_the_table():
-        assert found.registers > 200 and fits(found, 80), found
+        assert usage.registers > 200 and fits(usage, 80), usage
 
 
 def test_the_table_has_every_configuration_and_none_that_spills():

@@ -56,8 +56,8 @@ def test_the_compiled_call_is_one_operator_with_the_same_gradients(name):
     assert [str(node.target) for node in graphs.calls] == [f"lineartime.{name}.default"]
     expected = function(mask, *inputs)
     assert_close("out", out.cpu(), expected.cpu())
-    found, wanted = gradients(out.cpu(), inputs), gradients(expected.cpu(), inputs)
-    assert_all_close(map(str, range(len(inputs))), found, wanted)
+    actual, wanted = gradients(out.cpu(), inputs), gradients(expected.cpu(), inputs)
+    assert_all_close(map(str, range(len(inputs))), actual, wanted)
 
 
 @needs_newer_than_2_6

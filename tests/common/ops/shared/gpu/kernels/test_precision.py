@@ -54,8 +54,8 @@ def test_flow_attention(dtype, phi, scale):
 @pytest.mark.parametrize("scale, values", [(1.0, 1.0), (0.02, 1.0), (30.0, 1e-3)])
 def test_mixed_chunk_attention(dtype, scale, values):
     """In float16, weights of small scores vanish and those of large ones overflow unless they are scaled."""
-    *given, v = mixed_chunk_inputs(37, batch=1, heads=1, s=16, dtype=dtype)
-    tensors = on_device([*((x.detach() * scale) for x in given), v.detach() * values])
+    *operands, v = mixed_chunk_inputs(37, batch=1, heads=1, s=16, dtype=dtype)
+    tensors = on_device([*((x.detach() * scale) for x in operands), v.detach() * values])
     options = {"chunk_size": 20, "causal": True}
     out = mixed_chunk_attention(*tensors, **options)
     q_quad, k_quad, q_lin, k_lin, v = doubled(*(x.cpu() for x in tensors))
