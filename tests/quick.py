@@ -46,16 +46,11 @@ class Selection:
 
     def place_of(self, path: Path) -> str | None:
         """The selected path that a file or folder is in, or None."""
-        return next(
-            (path_of_selection for path_of_selection in self.places if path.is_relative_to(ROOT / path_of_selection)),
-            None,
-        )
+        return next((prefix for prefix in self.places if path.is_relative_to(ROOT / prefix)), None)
 
     def is_on_the_way(self, path: Path) -> bool:
         """Whether a file or folder is in a selected path, or contains one."""
-        return self.place_of(path) is not None or any(
-            (ROOT / selected).is_relative_to(path) for selected in self.places
-        )
+        return self.place_of(path) is not None or any((ROOT / prefix).is_relative_to(path) for prefix in self.places)
 
     def has(self, path: Path, name: str) -> bool:
         """Whether the test ``name`` of the file ``path`` is selected."""

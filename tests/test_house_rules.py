@@ -185,7 +185,7 @@ def test_the_rule_of_references_recognises_what_it_forbids():
 
 
 def test_the_rules_of_tests_recognise_what_they_forbid():
-    """In each way that it can be written."""
+    """Each way of writing a violation is covered."""
     for code in (
         "from tests.common.test_imports import USE",
         "from . import test_imports",

@@ -31,21 +31,11 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory) -> Path:
     """The wheel of the copy, made without a network and without touching the checkout."""
-    build_folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        build_folder,
-        source,
-    ]
+    dist = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", dist, source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = build_folder.glob("*.whl")
+    (path,) = dist.glob("*.whl")
     return path
 
 

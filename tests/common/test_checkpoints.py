@@ -147,7 +147,7 @@ def test_check_accepts_what_fits() -> None:
 
 
 def test_summary_counts_and_names() -> None:
-    """It does not claim that the model is the same."""
+    """The summary does not claim that the model is the same."""
     summary = Transfer(["a", "b"], ["c"], [f"d{i}" for i in range(5)]).summary()
     assert summary == "2 tensors taken as a starting point; 1 left out (c); 5 new (d0, d1, d2, d3, ...)"
     assert Transfer(["a"], [], []).summary() == "1 tensors taken as a starting point; 0 left out; 0 new"

@@ -1,7 +1,7 @@
 """``python -m tests.golden.make_fairseq [ARCHITECTURE ...]``: tiny checkpoints of fairseq-train, and their logits.
 
-Run it for an architecture that has none yet, by name. Never to mend a failing test: these files stand for those that
-users have. Only a change that is meant to be without regard to earlier checkpoints makes one anew.
+Name an architecture that has no checkpoint yet. Never run it to fix a failing test: these files stand for those that
+users have. Only a change that intentionally breaks earlier checkpoints requires new ones.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """``python -m tests.golden.make_timm``: tiny checkpoints of the image models, with an input and its logits.
 
-It writes those that are not there and leaves the others alone. Never remove one to mend a failing test: these files
-stand for those that users have. Only a change that is meant to be without regard to earlier checkpoints makes one anew.
+It writes missing files and keeps existing ones. Never remove one to fix a failing test: these files stand for those
+that users have. Only a change that intentionally breaks earlier checkpoints requires new ones.
 """
 
 import json

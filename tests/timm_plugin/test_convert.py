@@ -23,7 +23,7 @@ from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin.convert import convert, main, read_weights
 
-#: Arguments as typed after --model-kwargs.
+#: Arguments as they are typed after --model-kwargs.
 SMALL = [f"{name}={value}" for name, value in STOCK.items()]
 
 
@@ -118,10 +118,10 @@ def fails(arguments, folder, message):
     present = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as exited:
         main(list(map(str, arguments)))
-    status = str(exited.value)
-    assert status.startswith("python -m timm_plugin.convert: ") and message in status, status
+    error = str(exited.value)
+    assert error.startswith("python -m timm_plugin.convert: ") and message in error, error
     assert sorted(folder.rglob("*")) == present
-    return status
+    return error
 
 
 @pytest.mark.parametrize("target", ["start.safetensors", "start"])

@@ -237,7 +237,7 @@ def test_reparametrised_projections(how):
 
 @pytest.mark.parametrize("name", ["soft", "daft_conv", "daft_full"])
 def test_a_pickle_of_version_0_2(name):
-    """It stores the grid in place of the class's, and does not say whether there are positions."""
+    """The pickle stores the grid in place of the class's, and does not say whether there are positions."""
     args = {} if name == "daft_full" else dict(class_token=False, global_pool="avg")
     model = replace_attention(_vit(**args), name).eval()
     layer = model.blocks[0].attn

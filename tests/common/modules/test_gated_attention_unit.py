@@ -250,10 +250,10 @@ def test_what_stands_in_padding_does_not_reach_real_tokens(causal, form):
         assert torch.equal(outputs(x), outputs(clean))
         if poison == 1e9:  # the output at padding that the docstring promises
             assert_close("padding", module(x, mask)[mask], x[mask] + module.out_proj.bias)
-        found, wanted = (
+        actual_gradient, expected_gradient = (
             gradients(outputs(leaf_input), [leaf_input])[0].masked_select(real) for leaf_input in (x, clean)
         )
-        assert torch.equal(found, wanted)
+        assert torch.equal(actual_gradient, expected_gradient)
         if poison == 1e9:  # a projection's own gradient multiplies by NaN inputs, as in any Transformer
             leaves = list(module.parameters())
             for actual, expected in zip(gradients(outputs(x), leaves), gradients(outputs(clean), leaves)):
@@ -350,9 +350,9 @@ def test_inputs_masks_and_states_that_do_not_fit(form):
     wrong += [{name: tensor for name, tensor in state.items() if name != missing} for missing in state]
     wrong += [{**state, name: tensor[:1]} for name, tensor in state.items()]
     wrong += [{**state, name: tensor.to(torch.int16)} for name, tensor in state.items()]
-    for arguments in wrong:
+    for wrong_state in wrong:
         with pytest.raises(ValueError, match="^initial_state.* allowed"):
-            module.extend(x, None, arguments)
+            module.extend(x, None, wrong_state)
     with refused("causal", "False", "extend: a unit built with causal=True"):
         unit(form).extend(x)
 

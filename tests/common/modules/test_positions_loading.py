@@ -38,7 +38,7 @@ def test_what_does_not_fit_is_refused(tokens: int, heads: int) -> None:
 
 
 def test_an_even_number_of_entries_is_refused() -> None:
-    """It has no middle entry."""
+    """An even number of entries has no middle."""
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
         ToeplitzBias(3).load_state_dict({"weight": torch.zeros(1, 8)})
 

@@ -266,7 +266,7 @@ def test_weights_without_values_load_in_silence() -> None:
 
 @pytest.mark.parametrize("name", ["bigbird", "favor", "reformer"])
 def test_what_is_drawn_from_a_seed_ignores_the_default_device(name: str) -> None:
-    """Its generator is on the CPU, so that drawing on another default device would fail."""
+    """The generator is on the CPU, so that drawing on another default device would fail."""
     sources = {
         "bigbird": lambda: draw_numbers(2, seed=3),
         "favor": lambda: draw_directions(6, 4, "gaussian", torch.Generator().manual_seed(3)),

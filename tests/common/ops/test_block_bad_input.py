@@ -99,9 +99,9 @@ def test_the_linear_terms_tensors_are_like_the_others(which, name):
         "torch.float64": inputs[which].double(),
         "on meta": inputs[which].to("meta"),
     }
-    for given, tensor in wrong.items():
+    for shown, tensor in wrong.items():
         changed = [*inputs[:which], tensor, *inputs[which + 1 :]]
-        with refused(name, given, "as q_quad, (2, 2, 5, 4), torch.float32, on cpu"):
+        with refused(name, shown, "as q_quad, (2, 2, 5, 4), torch.float32, on cpu"):
             mixed_chunk_attention(*changed, chunk_size=4)
     with refused(name, "list", "a tensor of 4 dimensions"):
         mixed_chunk_attention(*inputs[:which], [1.0], *inputs[which + 1 :], chunk_size=4)

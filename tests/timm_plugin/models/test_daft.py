@@ -94,7 +94,7 @@ def _forward_by_hand(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 96), (48, 80), (32, 128), (16, 32), (16, 16)])
 def test_conv_model_at_any_size(size):
-    """The same weights work at every size; the smallest sizes are smaller than the window."""
+    """Weights work unchanged at every size; the smallest sizes are smaller than the window."""
     model = build("daft_conv").double()
     x = images(model, batch=1, size=size).double()
     assert_close("logits", model(x), _forward_by_hand(model, x))

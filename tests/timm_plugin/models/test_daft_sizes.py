@@ -55,7 +55,7 @@ def _stock(case: str, **args) -> nn.Module:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("make", [build, _stock])
 def test_set_input_size_resamples_biases(make, case, prefix):
-    """As timm resamples positions; ``tell_grid`` does it in a stock model, and repeating it changes nothing."""
+    """Biases are resampled like timm's positions; ``tell_grid`` does so in a stock model, once."""
     model = make(case, **{0: dict(class_token=False, global_pool="avg"), 1: {}, 3: dict(reg_tokens=2)}[prefix])
     old, before = (4, 4), _biases(model)
     for new in ((6, 2), (2, 6)):  # as many tokens, in another layout

@@ -92,7 +92,7 @@ WAYS: dict[str, Callable[[nn.Module, Path, dict], None]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way(way: str, tmp_path: Path) -> None:
-    """The same options are silent; another form, clamp, mechanism or number of heads causes a warning that names it."""
+    """Equal options are silent; another form, clamp, mechanism or number of heads causes a warning that names it."""
     model = _build(form="paper")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

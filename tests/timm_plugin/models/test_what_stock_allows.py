@@ -236,7 +236,7 @@ def test_the_readme_has_the_same_table():
 
 
 def test_softmax_has_second_derivatives_where_torch_has_them():
-    """As in a stock model, differentiated once through torch's fused kernel."""
+    """Like a stock model, differentiated once through torch's fused kernel."""
     model = _built(lambda: replace_attention(timm.create_model(STOCK, **VIT), "softmax"))
     with sdpa_kernel(SDPBackend.MATH):
         _differentiated_twice(model)

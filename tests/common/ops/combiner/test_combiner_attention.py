@@ -24,8 +24,10 @@ def combiner_inputs(n, **sizes):
 
 def assert_same(out, expected, inputs) -> None:
     assert_close("out", out, expected)
-    found, wanted = (gradients(x + 0 * sum(leaf.sum() for leaf in inputs), inputs) for x in (out, expected))
-    for name, actual, other in zip(NAMES, found, wanted):
+    actual_gradients, expected_gradients = (
+        gradients(x + 0 * sum(leaf.sum() for leaf in inputs), inputs) for x in (out, expected)
+    )
+    for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
         assert_close(f"gradient of {name}", actual, other)
 
 

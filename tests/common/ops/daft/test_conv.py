@@ -154,7 +154,7 @@ def test_a_filter_of_one_number_over_all_cancels(mode):
 @ways
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_a_constant_added_to_all_keys_cancels(side, mode, local_only):
-    """Also with padding, whose keys must not serve as the reference."""
+    """Padding is included, since its keys must not serve as the reference."""
     (q, k, v), r = inputs_for(mode, 37, 2, 9), normal(2, 9, seed=3)
     options = {"causal": mode != "full", "local_only": local_only, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_conv(q, k, v, r, **options)

@@ -57,7 +57,7 @@ def test_any_length(tokens, extra, causal, side):
 @causality
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_constants_added_to_all_keys_and_to_a_row_of_biases_cancel(side, causal):
-    """Also with padding, whose keys must not serve as the reference."""
+    """Padding is included, since its keys must not serve as the reference."""
     (q, k, v), w = daft_full_inputs(37), normal(37, 37, seed=3)
     options = {"causal": causal, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_full(q, k, v, w, **options)

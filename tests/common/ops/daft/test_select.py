@@ -96,7 +96,7 @@ def test_large_keys_and_biases(bias, dtype, causal):
 @causality
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_a_constant_added_to_all_keys_cancels(side, causal):
-    """Also with padding, whose keys must not serve as the reference."""
+    """Padding is included, since its keys must not serve as the reference."""
     (q, k, v), bias, index = daft_inputs(37, 2), normal(2, seed=3), torch.tensor([1, 4])
     options = {"window": 5, "causal": causal, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_select(q, k, v, index, bias, **options)

@@ -93,7 +93,7 @@ def test_large_keys_and_biases(mode, name):
 
 
 def test_a_step_of_daft_full_forms_one_row_of_its_bias():
-    """Its matrix products grow with the tokens seen, not with their square."""
+    """Matrix products grow with the tokens seen, not with their square."""
     w, products = (normal(200, 6, seed=3), normal(200, 6, seed=4)), []
     for seen in (50, 100):
         _, state = daft_full(*daft_inputs(seen, 4), w, causal=True, return_state=True)

@@ -144,7 +144,7 @@ def test_the_kernel_is_that_of_performer_pytorch_without_its_epsilon(performer):
 
 
 def test_causal_performer_pytorch_depends_on_the_future(performer):
-    """Its key stabiliser is a maximum over all positions and scales its epsilon; ours has none."""
+    """performer-pytorch's key stabiliser is a maximum over all positions and scales its epsilon; ours has none."""
     q, k, v = (x.detach() for x in qkv(12, d=8, e=8, dtype=torch.float32))
     module = performer.FastAttention(8, nb_features=16, causal=True)
     later = k.clone()

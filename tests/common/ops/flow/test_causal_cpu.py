@@ -39,9 +39,9 @@ def a_state(inputs, options):
 
 def check_output_state_and_all_gradients(inputs, mask, options, state):
     """Compare blocks with one graph of all chunks."""
-    found, grads = outcome(causal_attention_in_blocks, inputs, mask, options, state)
+    outputs, grads = outcome(causal_attention_in_blocks, inputs, mask, options, state)
     expected, wanted = outcome(attention_in_chunks, inputs, mask, options, state)
-    for actual, reference in zip(found, expected):
+    for actual, reference in zip(outputs, expected):
         assert_close("a result", actual.double(), reference.double())
     for name, actual, reference in zip(("q", "k", "v", *STATE), grads, wanted):
         reference = torch.zeros_like(actual) if reference is None else reference
@@ -144,7 +144,7 @@ def test_what_was_changed_in_place_is_noticed(changed):
 
 @pytest.mark.parametrize(("length", "bound"), [(128, 3.5), (300, 3), (1000, 1.2)])
 def test_memory_of_both_passes_beyond_that_of_the_inputs(length, bound):
-    """Also beyond output and gradients: the memory of a block, and some numbers for each token and head."""
+    """Beyond output and gradients, only the memory of a block and some numbers per token and head is used."""
     inputs = qkv(length, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.ones(1, 8, length, 64)
 
@@ -163,10 +163,10 @@ def test_another_number_of_threads_in_the_backward_pass():
     expected = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
     torch.set_num_threads(threads + 1)
     try:
-        found = torch.autograd.grad(out.square().sum(), inputs)
+        actual_gradients = torch.autograd.grad(out.square().sum(), inputs)
     finally:
         torch.set_num_threads(threads)
-    for name, actual, wanted in zip("qkv", found, expected):
+    for name, actual, wanted in zip("qkv", actual_gradients, expected):
         assert_close(f"gradient of {name}", actual, wanted, 1e-12)
 
 

@@ -25,9 +25,9 @@ def assert_agrees(inputs, tolerance=None, **options) -> None:
         assert_close("out", out, expected.to(out.dtype))
     else:
         assert_close("out", out, expected, tolerance)
-    found, wanted = gradients(out, inputs), gradients(expected, exact)
-    largest = max(reference.norm() for reference in wanted)
-    for name, actual, reference in zip("qkv", found, wanted):
+    actual_gradients, expected_gradients = gradients(out, inputs), gradients(expected, exact)
+    largest = max(reference.norm() for reference in expected_gradients)
+    for name, actual, reference in zip("qkv", actual_gradients, expected_gradients):
         if reference.norm() < 1e-12 * largest:
             # A single token has weight sigmoid(1) for any q and k, so their gradients are only rounding errors.
             assert actual.norm() < 1e-12 * largest, f"gradient of {name}"

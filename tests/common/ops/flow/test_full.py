@@ -78,9 +78,11 @@ def test_batches_of_gradients():
     inputs = qkv(6)
     out = flow_attention(*inputs)
     batch = torch.randn(3, *out.shape, dtype=out.dtype)
-    found = torch.autograd.grad(out, inputs, batch, is_grads_batched=True, retain_graph=True)
+    actual_gradients = torch.autograd.grad(out, inputs, batch, is_grads_batched=True, retain_graph=True)
     for i in range(3):
-        for name, actual, wanted in zip("qkv", found, torch.autograd.grad(out, inputs, batch[i], retain_graph=True)):
+        for name, actual, wanted in zip(
+            "qkv", actual_gradients, torch.autograd.grad(out, inputs, batch[i], retain_graph=True)
+        ):
             assert_close(f"gradient of {name}", actual[i], wanted, 1e-11)
 
 
@@ -99,8 +101,8 @@ def test_a_backward_pass_under_autocast_is_as_precise():
     out = flow_attention(*inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (out @ out.transpose(-2, -1)).dtype == torch.bfloat16  # autocast is on
-        found = gradients(out, inputs)
-    for name, actual, wanted in zip("qkv", found, expected):
+        actual_gradients = gradients(out, inputs)
+    for name, actual, wanted in zip("qkv", actual_gradients, expected):
         assert_close(f"gradient of {name}", actual, wanted, 1e-6)
 
 

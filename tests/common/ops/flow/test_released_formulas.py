@@ -29,8 +29,8 @@ def test_double_precision_equals_theirs(theirs, options, n, more_sources, scale)
     assert_close("reference", flow_attention_reference(*inputs, **options), expected, 1e-12)
     out = flow_attention(*inputs, **options)
     assert_close("out", out, expected, 1e-12)
-    found, wanted = gradients(out, inputs), gradients(expected, inputs)
-    for name, actual, gradient in zip("qkv", found, wanted):
+    actual_gradients, expected_gradients = gradients(out, inputs), gradients(expected, inputs)
+    for name, actual, gradient in zip("qkv", actual_gradients, expected_gradients):
         # With one token the weights are constant, so gradients of q and k are only rounding errors.
         if n > 1:
             assert_close(f"gradient of {name}", actual, gradient)

@@ -172,7 +172,7 @@ def test_equal_keys_in_single_precision(beta):
 
 
 def test_a_backward_pass_does_not_keep_the_memory_of_every_token():
-    """Nor the memory of every chunk of 32: fewer than nine tensors the size of q are kept, and none larger is made."""
+    """No memory per chunk of 32 either: fewer than nine tensors the size of q are kept, and none larger is made."""
     n, d = 4096, 64
     inputs = [x.detach().requires_grad_() for x in qkv(n, batch=1, d=d, e=d, dtype=torch.float32)]
     gate_tensors = dict(zip(("beta", "log_decay"), single(*gates(n, batch=1).values())))

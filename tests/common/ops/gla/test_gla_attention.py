@@ -93,7 +93,7 @@ def test_half_precision_does_not_overflow_before_the_norm():
 
 
 def test_it_is_flash_linear_attention_s():
-    """Its naive form, if that package is installed; its layout is (B, n, H, channels)."""
+    """Compares with its naive form, if that package is installed; its layout is (B, n, H, channels)."""
     naive = pytest.importorskip("fla.ops.gla.naive")
     inputs = [*qkv(37, d=D, dtype=torch.float32), tokens(37, dtype=torch.float32)]
     weights = gate(dtype=torch.float32)

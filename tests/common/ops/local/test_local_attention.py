@@ -70,7 +70,7 @@ def peer():
 
 @causality
 def test_the_windows_are_those_of_the_package_local_attention(peer, causal):
-    """Its window of 8 corresponds to 9 in ours if causal, and to 17 if not."""
+    """A window of 8 in the package corresponds to 9 in ours if causal, and to 17 if not."""
     layer = peer(8, causal=causal, exact_windowsize=True)
     q, k, v = qkv(40, d=4, e=4)
     mask = torch.arange(40) >= torch.tensor([[40], [29]])

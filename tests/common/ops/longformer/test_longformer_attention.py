@@ -51,7 +51,7 @@ def test_a_state_holds_the_window_and_the_global_tokens():
 
 
 def test_it_is_transformers_longformer_with_shared_projections():
-    """Its window of 8 corresponds to 9 in ours, and its softmax is always float32."""
+    """A window of 8 in transformers corresponds to 9 in ours, and its softmax is always float32."""
     transformers = pytest.importorskip("transformers")
     modeling = pytest.importorskip("transformers.models.longformer.modeling_longformer")
     heads, channels, n, first = 2, 4, 48, 3

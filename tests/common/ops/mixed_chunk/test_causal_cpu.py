@@ -77,9 +77,11 @@ def test_a_batch_of_gradients():
     leaves = [*mixed_chunk_inputs(9, batch=1), bias_like("vectors", 4)]
     out = attend(*leaves)
     weights = torch.randn(3, *out.shape, dtype=out.dtype)
-    found = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, retain_graph=True)
+    actual_gradients = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, retain_graph=True)
     for i, weight in enumerate(weights):
-        for name, actual, wanted in zip(NAMES, found, torch.autograd.grad(out, leaves, weight, retain_graph=True)):
+        for name, actual, wanted in zip(
+            NAMES, actual_gradients, torch.autograd.grad(out, leaves, weight, retain_graph=True)
+        ):
             assert_close(f"gradient {i} of {name}", actual[i], wanted)
 
 
@@ -139,8 +141,8 @@ def test_a_backward_pass_under_autocast_stays_precise():
     expected = gradients(attend(*leaves), leaves)
     out = attend(*leaves)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gradients(out, leaves)
-    assert all(torch.equal(actual, wanted) for actual, wanted in zip(found, expected))
+        actual_gradients = gradients(out, leaves)
+    assert all(torch.equal(actual, wanted) for actual, wanted in zip(actual_gradients, expected))
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

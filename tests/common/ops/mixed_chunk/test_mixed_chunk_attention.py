@@ -27,8 +27,8 @@ terms = pytest.mark.parametrize("term", TERMS)
 def assert_same(out, expected, leaves) -> None:
     """Compare outputs and gradients; a leaf that does not affect one output must not affect the other."""
     assert_close("out", out, expected)
-    found, wanted = (_gradients(x, leaves) for x in (out, expected))
-    for name, actual, other in zip(NAMES, found, wanted):
+    actual_gradients, expected_gradients = (_gradients(x, leaves) for x in (out, expected))
+    for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
         assert_close(f"gradient of {name}", actual, other)
 
 

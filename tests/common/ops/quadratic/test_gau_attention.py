@@ -144,8 +144,11 @@ def test_many_blocks_are_as_exact_in_half_precision_as_one(kernel):
             expected = gau_attention(*exact, bias=exact_bias, **options)
             assert out.dtype == dtype
             assert_close("out", out, expected)
-            found, wanted = gradients(out, [*inputs, bias]), gradients(expected, [*exact, exact_bias])
-            for name, actual, other in zip(NAMES, found, wanted):
+            actual_gradients, expected_gradients = (
+                gradients(out, [*inputs, bias]),
+                gradients(expected, [*exact, exact_bias]),
+            )
+            for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
                 assert_close(f"gradient of {name}", actual, other)
 
 

@@ -68,7 +68,7 @@ def test_an_odd_head_dim_is_refused_with_rotary_positions():
 
 
 def test_it_is_flash_linear_attention_s():
-    """Its naive form, if that package is installed."""
+    """Compares with its naive form, if that package is installed."""
     naive = pytest.importorskip("fla.ops.retention.naive")
     inputs = [x.detach() for x in qkv(37, heads=3, dtype=torch.float32)]
     out = retention_attention(*inputs, score_norm=False, chunk_size=8)

@@ -36,7 +36,7 @@ def test_weights_of_chunks_add_up(sort, columns):
 
 
 def test_a_single_chunk_is_softmax_attention():
-    """It is sorted to itself: under a joint softmax each key counts twice, which normalisation cancels."""
+    """The chunk is sorted to itself: under a joint softmax each key counts twice, which normalisation cancels."""
     q, k, v = qkv(7)
     weight = torch.randn(2, 5, 3, dtype=torch.float64)
     out = sinkhorn_attention(q, k, v, weight, max_tokens=24, chunk_size=8)

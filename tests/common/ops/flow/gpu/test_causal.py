@@ -173,9 +173,9 @@ def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, 
         sums = [name for name in state if name != "count"]
         loss = out.cpu().square().sum() + sum((after[name].cpu() * 0.1).sum() for name in sums)
         leaves = [*inputs, *(state[name] for name in sums)]
-        found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        actual_gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         results.append({"count": after["count"].double(), **{name: after[name] for name in sums}})
-        results[-1].update({f"gradient of {name}": x for name, x in zip([*"qkv", *sums], found)})
+        results[-1].update({f"gradient of {name}": x for name, x in zip([*"qkv", *sums], actual_gradients)})
     for name, actual in results[0].items():
         # Gradients of the sums cancel to a tenth of their terms.
         tolerance = 5e-5 if name.startswith("gradient") else None

@@ -128,8 +128,11 @@ def test_what_stands_in_padding_never_leaks(causal):
     options = {"chunk_size": 5, "causal": causal, "bias": bias, "key_padding_mask": mask_there}
     out, expected = mixed_chunk_attention(*poisoned, **options), mixed_chunk_attention(*clean, **options)
     assert torch.equal(out, expected)
-    found, wanted = gradients(out.cpu(), (*poisoned, bias)), gradients(expected.cpu(), (*clean, bias))
-    for name, actual, other in zip(NAMES, found, wanted):
+    actual_gradients, expected_gradients = (
+        gradients(out.cpu(), (*poisoned, bias)),
+        gradients(expected.cpu(), (*clean, bias)),
+    )
+    for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
         assert torch.equal(actual, other), f"gradient of {name}"
 
 
@@ -184,6 +187,6 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     monkeypatch.setattr(kernels, "gradients", Broken())
     out = mixed_chunk_attention(*inputs, chunk_size=5)
     with pytest.warns(UserWarning, match="mixed_chunk_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
-        found = gradients(out.cpu(), inputs)
-    for name, actual, other in zip(NAMES, found, wanted):
+        actual_gradients = gradients(out.cpu(), inputs)
+    for name, actual, other in zip(NAMES, actual_gradients, wanted):
         assert_close(f"gradient of {name}", actual, other)

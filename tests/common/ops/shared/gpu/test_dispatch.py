@@ -298,7 +298,7 @@ def test_the_variable_turns_them_on_without_a_check(checked, monkeypatch):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_the_check_shows_nowhere(use_reentrant, checked):
-    """It does not affect random numbers, activation checkpointing, or calls under autocast or without gradients."""
+    """The check changes no random numbers, activation checkpointing, or calls under autocast or without gradients."""
     checked()
     random = torch.get_rng_state()
     q, k, v = float32()
