@@ -31,8 +31,8 @@ def of_bytes(whole: bytes) -> Iterator[Damage]:
     yield "longer", _write(whole + b"\0garbage")
     yield "zeros within", _write(whole[: len(whole) // 2] + bytes(16) + whole[len(whole) // 2 + 16 :])
     draw = random.Random(1)
-    places = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
-    for index in places:
+    indices = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
+    for index in indices:
         flipped = whole[index] ^ (1 << draw.randrange(8))
         yield f"byte {index}", _write(whole[:index] + bytes([flipped]) + whole[index + 1 :])
 

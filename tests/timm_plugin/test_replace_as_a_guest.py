@@ -38,9 +38,9 @@ def test_a_module_in_two_places_is_replaced_by_one():
     shared = Attention(32, 2)
     model = nn.ModuleDict({"a": nn.Sequential(shared, shared), "b": nn.Sequential(Attention(32, 2), shared)})
     replace_attention(model, "flow")
-    places = [model["a"][0], model["a"][1], model["b"][1]]
-    assert all(layer is places[0] for layer in places) and isinstance(places[0], SelfAttention)
-    assert isinstance(model["b"][0], SelfAttention) and model["b"][0] is not places[0]
+    layers = [model["a"][0], model["a"][1], model["b"][1]]
+    assert all(layer is layers[0] for layer in layers) and isinstance(layers[0], SelfAttention)
+    assert isinstance(model["b"][0], SelfAttention) and model["b"][0] is not layers[0]
     assert len(list(model.parameters())) == 6
 
 

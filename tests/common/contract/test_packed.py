@@ -43,9 +43,9 @@ def documents_of(ids: Tensor, mask: Tensor | None) -> list[tuple[int, Tensor]]:
     documents = []
     for b in range(len(ids)):
         for number in ids[b].unique():
-            own = [t for t in range(ids.shape[1]) if ids[b, t] == number and (mask is None or not mask[b, t])]
-            if own:
-                documents.append((b, torch.tensor(own)))
+            real_tokens = [t for t in range(ids.shape[1]) if ids[b, t] == number and (mask is None or not mask[b, t])]
+            if real_tokens:
+                documents.append((b, torch.tensor(real_tokens)))
     return documents
 
 

@@ -38,5 +38,5 @@ def _batch(number: int) -> dict[str, Tensor]:
     valid = torch.arange(9) < torch.tensor(BATCHES[number])[:, None]
     grid = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij"), -1).flatten(0, 1)
     patches = torch.randn(2, 9, 768, generator=generator)
-    places = grid.expand(2, 9, 2).masked_fill(~valid[..., None], 0)
-    return {"patches": patches, "patch_coord": places, "patch_valid": valid}
+    coordinates = grid.expand(2, 9, 2).masked_fill(~valid[..., None], 0)
+    return {"patches": patches, "patch_coord": coordinates, "patch_valid": valid}

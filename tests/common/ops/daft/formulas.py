@@ -43,11 +43,11 @@ def filter_bias(
     """w (h, T, T) of the filter r (h, window) or (h, kh, kw): row t is added to the keys that token t sees."""
     r = r if r.dim() == 3 else r.unsqueeze(1)
     indices = torch.arange(tokens)
-    places = (torch.zeros_like(indices), indices) if shape is None else (indices // shape[1], indices % shape[1])
+    axes = (torch.zeros_like(indices), indices) if shape is None else (indices // shape[1], indices % shape[1])
     centres = (0 if shape is None else r.shape[1] // 2, r.shape[2] - 1 if causal else r.shape[2] // 2)
-    at = [x - x[:, None] + centre for x, centre in zip(places, centres)]  # (T, T) each
-    inside = torch.stack([(i >= 0) & (i < size) for i, size in zip(at, r.shape[1:])]).all(0)
-    down, across = (i.clamp(0, size - 1) for i, size in zip(at, r.shape[1:]))
+    offsets = [x - x[:, None] + centre for x, centre in zip(axes, centres)]  # (T, T) each
+    inside = torch.stack([(i >= 0) & (i < size) for i, size in zip(offsets, r.shape[1:])]).all(0)
+    down, across = (i.clamp(0, size - 1) for i, size in zip(offsets, r.shape[1:]))
     return r[:, down, across].masked_fill(~inside, outside)
 
 

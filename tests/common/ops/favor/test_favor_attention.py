@@ -159,5 +159,5 @@ def test_causal_performer_pytorch_depends_on_the_future(performer):
     def ours(keys):
         return favor_attention(q, keys, v, module.projection_matrix, causal=True)
 
-    leak, own = ((f(later) - f(k))[:, :, :6].norm() / f(k)[:, :, :6].norm() for f in (theirs, ours))
-    assert leak > 1e-3 and own < 1e-6
+    leak, our_leak = ((f(later) - f(k))[:, :, :6].norm() / f(k)[:, :, :6].norm() for f in (theirs, ours))
+    assert leak > 1e-3 and our_leak < 1e-6
