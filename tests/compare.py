@@ -1,4 +1,4 @@
-"""The one way tests compare tensors: relative root mean square error, one table of tolerances, NaN refused."""
+"""How tests compare tensors: relative root mean square error, one table of tolerances, NaN refused."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,9 +19,9 @@ TOLERANCES: dict[torch.dtype, float] = {
 def assert_close(
     name: str, actual: Tensor, expected: Tensor, tolerance: float | None = None, floor: float = 0.0
 ) -> None:
-    """Fail, naming the tensor, unless shapes agree, all is finite and the relative RMS error is within tolerance.
+    """Check that shapes agree, all values are finite and the relative RMS error is within tolerance; names the tensor.
 
-    The error is relative to the norm of ``expected``, or to ``floor`` where that is larger.
+    The error is relative to the norm of ``expected``, or to ``floor`` if that is larger.
     """
     assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert torch.isfinite(actual).all(), f"{name}: not finite"
@@ -35,7 +35,7 @@ def assert_close(
 
 
 def gradients(out: Tensor, inputs: Iterable[Tensor], seed: int = 0, retain_graph: bool = False) -> tuple[Tensor, ...]:
-    """Gradients of a fixed random projection of ``out``; 0 for one of ``inputs`` that it does not depend on."""
+    """Gradients of a fixed random projection of ``out``; 0 for ``inputs`` that it does not depend on."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
     options = {"allow_unused": True, "materialize_grads": True, "retain_graph": retain_graph}
@@ -52,15 +52,15 @@ def assert_gradients_close(
 def assert_all_close(
     names: Iterable[str], actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float | None = None
 ) -> None:
-    """``assert_close`` for each pair; one whose size is below 0.001 of all is compared with that: it may be 0 but for
-    rounding.
+    """``assert_close`` for each pair; a tensor below 0.001 of the total norm is compared relative to that: it may be
+    only rounding.
     """
     actual, expected = list(actual), list(expected)
     floor = 1e-3 * sum(x.double().norm().item() ** 2 for x in expected) ** 0.5
-    for name, one, other in zip(names, actual, expected, strict=True):
-        assert_close(f"gradient of {name}", one, other, tolerance, floor)
+    for name, tensor, other in zip(names, actual, expected, strict=True):
+        assert_close(f"gradient of {name}", tensor, other, tolerance, floor)
 
 
 def weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a state dict, without the records of what they mean."""
+    """The tensors of a state dict, without the records of options."""
     return {name: tensor for name, tensor in state.items() if not is_record(name)}

@@ -1,4 +1,4 @@
-"""Ways to damage a file, by what it is: bytes, JSON, arrays. Each gives names and what to do with a path."""
+"""Ways to damage a file by its format: bytes, JSON, arrays. Each yields names and functions of a path."""
 
 import io
 import json
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-#: A name, and what damages the file at a path.
+#: A name, and a function that damages the file at a path.
 Damage = tuple[str, Callable[[Path], Any]]
-#: Bits that are turned over, at places from one seed.
+#: Number of flipped bits, at positions drawn from one seed.
 _FLIPS = 16
 
 
 def of_bytes(whole: bytes) -> Iterator[Damage]:
-    """Damages of any file: none, another kind of thing, cut, longer, zeros, bits turned over."""
+    """Damages of any file: missing, not a file, truncated, longer, zeros, flipped bits."""
     yield "no file", Path.unlink
     yield "a folder", _into(Path.mkdir)
     yield "a pipe", _into(os.mkfifo)
@@ -31,14 +31,14 @@ def of_bytes(whole: bytes) -> Iterator[Damage]:
     yield "longer", _write(whole + b"\0garbage")
     yield "zeros within", _write(whole[: len(whole) // 2] + bytes(16) + whole[len(whole) // 2 + 16 :])
     draw = random.Random(1)
-    places = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
-    for place in places:
-        flipped = whole[place] ^ (1 << draw.randrange(8))
-        yield f"byte {place}", _write(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+    indices = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
+    for index in indices:
+        flipped = whole[index] ^ (1 << draw.randrange(8))
+        yield f"byte {index}", _write(whole[:index] + bytes([flipped]) + whole[index + 1 :])
 
 
 def of_json(whole: bytes) -> Iterator[Damage]:
-    """Damages of an object whose checksum, if it has one, was taken out: other types, names, numbers."""
+    """Damages of a JSON object, with its checksum (if any) removed: other types, names, numbers."""
     content = json.loads(whole)
     content.pop("sha256", None)
     for name, other in {"a list": [], "a number": 3, "a text": "x", "null": None, "nothing": {}}.items():
@@ -56,7 +56,7 @@ def of_json(whole: bytes) -> Iterator[Damage]:
 
 
 def of_arrays(whole: bytes) -> Iterator[Damage]:
-    """Damages of each array of a file of numpy's, in a whole zip file."""
+    """Damages of each array of a numpy file, in an intact zip file."""
     with np.load(io.BytesIO(whole)) as stored:
         arrays = dict(stored)
     yield "a further array", _save({**arrays, "a further array": np.zeros(3)})
@@ -71,8 +71,8 @@ def of_arrays(whole: bytes) -> Iterator[Damage]:
             others |= {"with NaN": _with(array, np.nan), "with inf": _with(array, np.inf)}
         elif array.size:
             others |= {"with -1": _with(array, -1), "with 10**9": _with(array, 10**9)}
-        for what, other in others.items():
-            yield f"{name} {what}", _save({**arrays, name: other})
+        for label, other in others.items():
+            yield f"{name} {label}", _save({**arrays, name: other})
 
 
 def _write(content: bytes) -> Callable[[Path], Any]:
@@ -100,6 +100,6 @@ def _zip() -> bytes:
 
 
 def copied(source: Path, target: Path) -> Path:
-    """A copy of the folder ``source`` in place of ``target``."""
+    """Copy the folder ``source`` to ``target``, replacing it."""
     shutil.rmtree(target, ignore_errors=True)
     return Path(shutil.copytree(source, target))

@@ -1,7 +1,7 @@
-"""Commands of programs, such as ``fairseq-train`` in a shell script, that need not import torch and fairseq first.
+"""Run commands, such as ``fairseq-train`` in a shell script, without importing torch and fairseq each time.
 
-While ``served`` is open in a test, what it gives stands before such a command, and the command runs in a copy of a
-process that has imported both already; see ``processes.Forked``. This file is also the program that asks for it.
+While ``served`` is open in a test, its words prefix such a command, and the command runs in a copy of a process that
+has already imported both; see ``processes.Forked``. This file is also the client program that requests the run.
 """
 
 import os
@@ -18,12 +18,12 @@ from threading import Thread
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The words, as a shell reads them, that stand before a command on PATH to run it so."""
+    """The words to put before a command on PATH in a shell, to run it in this way."""
     with tempfile.TemporaryDirectory() as folder, Listener(str(Path(folder, "socket"))) as listener:
         server = Thread(target=_serve, args=(listener,))
         server.start()
         try:
-            # Without the packages of the environment, a Python starts in a hundredth of a second.
+            # Without the environment's packages, Python starts in a hundredth of a second.
             yield shlex.join([sys.executable, "-S", __file__, listener.address])
         finally:
             with Client(listener.address) as connection:
@@ -32,7 +32,7 @@ def served() -> Iterator[str]:
 
 
 def _serve(listener: Listener) -> None:
-    """Run what is asked for, one command after another, until None is asked for."""
+    """Run the requested commands, one after another, until None is requested."""
     while True:
         with listener.accept() as connection:
             asked = connection.recv()
@@ -42,8 +42,8 @@ def _serve(listener: Listener) -> None:
 
 
 def _result(words: list[str], stdin: str, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
-    """The exit status of a command and what it printed, stderr included."""
-    from tests.processes import Command, Forked  # the program that asks has no use for it
+    """The exit status of a command and its output, stderr included."""
+    from tests.processes import Command, Forked  # the client does not need it
 
     program = shutil.which(words[0], path=environment["PATH"])
     if program is None:
@@ -53,7 +53,7 @@ def _result(words: list[str], stdin: str, cwd: str, environment: dict[str, str])
 
 
 def _main(address: str, *words: str) -> int:
-    """Have a command run, and print what it printed; the exit status."""
+    """Request a command and print its output; returns the exit status."""
     with Client(address) as connection:
         connection.send((list(words), sys.stdin.read(), os.getcwd(), dict(os.environ)))
         status, printed = connection.recv()

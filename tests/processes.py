@@ -1,4 +1,4 @@
-"""Where the checkout is, and Python programs in processes of their own."""
+"""The path of the checkout, and Python programs in separate processes."""
 
 import logging
 import multiprocessing
@@ -35,7 +35,7 @@ def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str
 
 
 class Command(NamedTuple):
-    """A module or a script with its arguments, and what is typed while it runs."""
+    """A module or a script with its arguments and its standard input."""
 
     program: str
     arguments: Sequence[str] = ()
@@ -43,25 +43,25 @@ class Command(NamedTuple):
 
 
 class Forked:
-    """Commands, one after another, in a new process that has imported torch and fairseq already.
+    """Runs commands one after another in a new process that has already imported torch and fairseq.
 
-    Otherwise each is as ``python -m MODULE`` or ``python SCRIPT``. Importing fairseq takes longer than most commands
-    take on toy data, so one process imports it and is copied.
+    Each runs like ``python -m MODULE`` or ``python SCRIPT``. Importing fairseq takes longer than most commands
+    take on toy data, so one process imports it and is forked.
     """
 
     def __init__(self, *commands: Command, cwd: str = "", environment: Mapping[str, str] = os.environ) -> None:
         self.commands = commands
         self._folder = tempfile.TemporaryDirectory()
-        given = [[command.program, *map(str, command.arguments)] for command in commands]
+        command_lines = [[command.program, *map(str, command.arguments)] for command in commands]
         for i, command in enumerate(commands):
             Path(self._folder.name, f"{i}.stdin").write_text(command.stdin)
-        arguments = (given, cwd or os.getcwd(), dict(environment), self._folder.name)
+        arguments = (command_lines, cwd or os.getcwd(), dict(environment), self._folder.name)
         self._process = _server().Process(target=_run, args=arguments)
         self._process.start()
         self.pid = self._process.pid
 
     def wait(self) -> int:
-        """Wait for the end, and return the exit status; a process that is stuck is ended."""
+        """Wait for the end and return the exit status; a stuck process is killed."""
         self._process.join(LIMIT)
         if self._process.exitcode is None:
             self._process.kill()
@@ -69,13 +69,13 @@ class Forked:
         return self._process.exitcode
 
     def printed(self) -> list[str]:
-        """Wait for the end; what each command that was begun printed, stderr included."""
+        """Wait for the end; the output of each command that was started, stderr included."""
         self.wait()
         files = [Path(self._folder.name, f"{i}.output") for i in range(len(self.commands))]
         return [file.read_text(errors="replace") for file in files if file.exists()]
 
     def outputs(self) -> list[str]:
-        """Wait for the end, which must be a success; what each command printed, stderr included."""
+        """Wait for the end, which must succeed; the output of each command, stderr included."""
         outputs = self.printed()
         self._folder.cleanup()
         last = self.commands[max(len(outputs) - 1, 0)]
@@ -84,21 +84,21 @@ class Forked:
 
 
 def run_in_turn(*commands: Command, cwd: str = "") -> list[str]:
-    """The outputs of ``commands``, which must succeed, one after another in one new process."""
+    """The outputs of ``commands``, which must succeed, run one after another in one new process."""
     return Forked(*commands, cwd=cwd).outputs()
 
 
 @cache
 def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    # torch.optim imports the last one where it is first used.
+    # torch.optim imports the last one on first use.
     context.set_forkserver_preload(["torch", "fairseq", "torch._dynamo"])
     return context
 
 
 def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folder: str) -> None:
-    """In the new process: what the interpreter does for each of the command lines."""
-    multiprocessing.set_start_method("fork", force=True)  # the interpreter's own; workers of loaders start with it
+    """In the new process, do what the interpreter does for each command line."""
+    multiprocessing.set_start_method("fork", force=True)  # the interpreter's own; data loader workers start with it
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -107,7 +107,7 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
         _redirect(Path(folder, f"{i}.stdin"), os.O_RDONLY, 0)
         _redirect(Path(folder, f"{i}.output"), os.O_WRONLY | os.O_CREAT, 1, 2)
         sys.argv, sys.stdin = command, open(0, closefd=False)
-        logging.root.handlers.clear()  # importing fairseq made them; its commands make their own where there are none
+        logging.root.handlers.clear()  # importing fairseq creates them; its commands create their own if there are none
         script = os.path.isfile(command[0])
         sys.path.insert(0, str(Path(command[0]).parent) if script else cwd)
         try:
@@ -122,7 +122,7 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
 
 
 def end_readers() -> None:
-    """End the processes in which loaders read: fairseq leaves them, and torch would wait five seconds for each."""
+    """End the data loader processes: fairseq leaves them running, and torch would wait five seconds for each."""
     for reader in multiprocessing.active_children():
         reader.terminate()
 

@@ -1,22 +1,22 @@
-"""The tests of ``make quick`` and ``make quick-oldest``: files and folders, and in each the names that match."""
+"""The tests of ``make quick`` and ``make quick-oldest``: files and folders, with patterns of test names."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-#: Every mechanism with its default options, causal and not; compiling and exporting them takes minutes.
+#: Every mechanism with its default options, causal and bidirectional; compiling and exporting them takes minutes.
 CONTRACT = r"test_(?!.*(compile|export|graph)).*-(full|causal|full-image)\]$"
-#: With the oldest torch: every mechanism forward, backward, compiled, exported and as compiled steps of decoding.
+#: For the oldest torch: every mechanism forward, backward, compiled, exported and in compiled decoding steps.
 TRANSFORMS = r"test_(it_compiles|it_exports|steps_of_decoding_compile|it_is_copied)"
 
-#: For each option of pytest, from a path to a regular expression for names of tests with their parameters.
+#: pytest option -> path -> regular expression for names of tests including their parameters.
 SELECTIONS = {
     "--quick": {
         "tests/test_house_rules.py": "",
         "tests/common/test_imports.py": "",
         "tests/common/contract": CONTRACT,
-        # A stored checkpoint of each family, then a few trainings: gradients, an optimizer, a loss that falls.
+        # A stored checkpoint of each family, then short trainings: gradients, an optimizer, a decreasing loss.
         "tests/fairseq_plugin/models/test_golden.py": r"test_it_keeps_its_logits",
         "tests/fairseq_plugin/models/test_every_model.py": r"test_it_learns\[(combiner|daft_conv|flash|flowformer)_",
         "tests/timm_plugin/models/test_golden.py": r"test_loads_and_gives_the_logits",
@@ -39,20 +39,20 @@ HELP = {
 
 
 class Selection:
-    """The tests of the one option among ``SELECTIONS``."""
+    """The tests selected by one option in ``SELECTIONS``."""
 
     def __init__(self, option: str) -> None:
         self.option, self.places = option, SELECTIONS[option]
 
     def place_of(self, path: Path) -> str | None:
-        """The place that a file or folder is in; None where there is none."""
-        return next((place for place in self.places if path.is_relative_to(ROOT / place)), None)
+        """The selected path that a file or folder is in, or None."""
+        return next((prefix for prefix in self.places if path.is_relative_to(ROOT / prefix)), None)
 
     def is_on_the_way(self, path: Path) -> bool:
-        """Whether a file or folder is in one of the places, or one of them is in it."""
-        return self.place_of(path) is not None or any((ROOT / place).is_relative_to(path) for place in self.places)
+        """Whether a file or folder is in a selected path, or contains one."""
+        return self.place_of(path) is not None or any((ROOT / prefix).is_relative_to(path) for prefix in self.places)
 
     def has(self, path: Path, name: str) -> bool:
-        """Whether the test ``name`` of the file ``path`` is one of them."""
-        place = self.place_of(path)
-        return place is not None and re.match(self.places[place], name) is not None
+        """Whether the test ``name`` of the file ``path`` is selected."""
+        selected = self.place_of(path)
+        return selected is not None and re.match(self.places[selected], name) is not None

@@ -1,6 +1,6 @@
-"""The READMEs as data: their code blocks, links and headings; and processes that run blocks as a reader would.
+"""The READMEs as data: their code blocks, links and headings; and processes that run the blocks like a reader.
 
-A block marked ``shell`` or ``python`` runs, unless a line like this stands above it, with a blank line between or not::
+A block marked ``shell`` or ``python`` runs, unless a line like this is above it, with or without a blank line between::
 
     <!-- not run in tests: needs ImageNet -->
 """
@@ -20,7 +20,7 @@ SHOWN = ("text", "mermaid", "yaml", "toml", "bibtex")
 _MARKER = re.compile(r"^ *<!-- not run in tests: (?P<reason>.+) -->$")
 _FENCE = re.compile(r"^ *```(?P<language>\w*)$")
 
-#: Put before every shell block: what is too long or reaches beyond the folder is cut short here, and nowhere else.
+#: Prepended to every shell block: replaces commands that take too long or reach beyond the folder.
 PRELUDE = """
 set -euo pipefail
 run_fairseq() { ${BEFORE_FAIRSEQ:-command} "$@"; }
@@ -39,7 +39,7 @@ make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of code; ``reason`` says why it is not run, and is None where it is."""
+    """One fenced code block; ``reason`` says why it is not run, and is None if it is run."""
 
     readme: str
     line: int
@@ -60,12 +60,12 @@ def readmes() -> list[Path]:
 
 
 def blocks(path: Path) -> list[Block]:
-    """The code blocks of a Markdown file, in order. Raises ValueError for a marker that stands above no block."""
-    name, found, reason, opened, inside = str(path.relative_to(ROOT)), [], None, None, []
+    """The code blocks of a Markdown file, in order. Raises ValueError if a marker is not followed by a block."""
+    name, blocks_found, reason, opened, inside = str(path.relative_to(ROOT)), [], None, None, []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         fence, marker = _FENCE.match(line), _MARKER.match(line)
         if opened is not None and fence:
-            found.append(Block(name, opened[0], opened[1], "\n".join(inside) + "\n", reason))
+            blocks_found.append(Block(name, opened[0], opened[1], "\n".join(inside) + "\n", reason))
             opened, reason, inside = None, None, []
         elif opened is not None:
             inside.append(line)
@@ -77,11 +77,11 @@ def blocks(path: Path) -> list[Block]:
             raise ValueError(f"{name}:{number}: the marker above stands above no block of code")
     if opened is not None or reason is not None:
         raise ValueError(f"{name}: ends inside of a block of code, or with a marker")
-    return found
+    return blocks_found
 
 
 def prose(path: Path) -> str:
-    """The text of a Markdown file without its blocks of code."""
+    """The text of a Markdown file without its code blocks."""
     lines, inside = [], False
     for line in path.read_text().splitlines():
         if _FENCE.match(line):
@@ -92,22 +92,22 @@ def prose(path: Path) -> str:
 
 
 def links(path: Path) -> list[str]:
-    """The targets of all links and pictures of a Markdown file that lead to no other site."""
+    """The targets of all links and images in a Markdown file that do not lead to another site."""
     text = re.sub(r"`[^`]*`", "", prose(path))
     targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(path: Path) -> set[str]:
-    """What ``#...`` can name in a Markdown file: its headings in small letters, words joined by hyphens."""
+    """The valid ``#...`` targets in a Markdown file: its headings in lower case, words joined by hyphens."""
     headings = re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    """Run blocks one after another in one process in ``folder``; those in Python share their names.
+    """Run blocks one after another in one process in ``folder``; Python blocks share their names.
 
-    Where ``BEFORE_FAIRSEQ`` is in the environment, its words stand before each of fairseq's commands.
+    If ``BEFORE_FAIRSEQ`` is in the environment, its words prefix each fairseq command.
     """
     command = [sys.executable, "-W", "ignore", __file__]
     data = json.dumps([[block.place, block.language, block.code] for block in wanted])
@@ -116,17 +116,17 @@ def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str]) -
 
 
 def _main() -> None:
-    """Run the blocks on standard input. The first that fails ends the process."""
-    sys.path[0] = ""  # as for somebody who types Python in this folder
+    """Run the blocks on standard input. The first failure ends the process."""
+    sys.path[0] = ""  # as in an interactive Python session in this folder
     names: dict[str, object] = {"__name__": "__main__"}
-    for place, language, code in json.load(sys.stdin):
-        print(f"--- {place}", flush=True)
+    for label, language, code in json.load(sys.stdin):
+        print(f"--- {label}", flush=True)
         if language == "python":
-            exec(compile(code, place, "exec"), names)
+            exec(compile(code, label, "exec"), names)
         else:
             done = subprocess.run(["bash", "-c", PRELUDE + code], stdin=subprocess.DEVNULL)
             if done.returncode:
-                sys.exit(f"{place} ended with exit status {done.returncode}")
+                sys.exit(f"{label} ended with exit status {done.returncode}")
 
 
 if __name__ == "__main__":

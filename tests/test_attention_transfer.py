@@ -1,4 +1,4 @@
-"""Attention transfer in both hosts: the same mechanisms can learn by the same losses."""
+"""Attention transfer in both hosts: the same mechanisms can learn with the same losses."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from timm_plugin.layers.attention import attention_layer, usable_mechanisms
 from timm_plugin.transfer import AttentionImitation
 
 WIDTH, HEADS, LENGTH = 16, 2, 64
-#: The mechanisms that both hosts can have in the place of softmax attention.
+#: The mechanisms that both hosts can use in place of softmax attention.
 NAMES = [
     name
     for name in usable_mechanisms()
@@ -25,7 +25,7 @@ NAMES = [
 
 
 def _layer_of(name: str, attention: nn.Module) -> nn.Module:
-    """timm's layer with the weights of one of fairseq's."""
+    """timm's layer with the weights of a fairseq layer."""
     inner = getattr(attention, "inner", None)
     options = {} if inner is None else inner.options.as_dict()
     layer = attention_layer(name, max_tokens=LENGTH, grid_size=(1, LENGTH), **options)(WIDTH, HEADS, qkv_bias=True)
@@ -40,7 +40,7 @@ def _layer_of(name: str, attention: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_hosts_have_the_same_loss(name: str, tmp_path: Path) -> None:
-    """The first layer of a masked model has it, without padding; both refuse a mechanism without such weights."""
+    """Compares the first layer of a masked model, without padding; both refuse a mechanism without such weights."""
     one_layer = ("--encoder-layers", "1")
     pair = make_pair(tmp_path, "mlm", f"{name}_mlm", one_layer, lineartime_trained_parameters="attention")
     sample = make_sample("mlm", length=LENGTH)
@@ -59,4 +59,4 @@ def test_both_hosts_have_the_same_loss(name: str, tmp_path: Path) -> None:
         total, size, _ = criterion(pair.student, sample)
         imitation = AttentionImitation(*layers, loss)
         imitation(inputs[0].transpose(0, 1))
-        assert_close(loss, imitation.collect()[0], (total / size).detach(), floor=1.0)  # 0 where a window has all
+        assert_close(loss, imitation.collect()[0], (total / size).detach(), floor=1.0)  # 0 if a window has all

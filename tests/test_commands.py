@@ -1,6 +1,6 @@
-"""Every ``python -m`` command of ours: whole names of options, negative numbers, and one line for what is wrong.
+"""Every ``python -m`` command of the project: full option names, negative numbers, one-line errors.
 
-All run in this process, by their main functions, and are refused before they begin to work.
+All commands run in this process, by their main functions, and are refused before they start to work.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from common.command_parser import CommandParser
 from tests.processes import CHECKOUT
 
 PACKAGES = ("common", "fairseq_plugin", "timm_plugin", "recipes")
-#: It hands all of its options to a script of timm.
+#: It passes all of its options to a script of timm.
 LAUNCHER = "timm_plugin.__main__"
-#: Runs by itself, without this project, and so has argparse's own parser, which reads no lists of negative numbers.
+#: It runs by itself, without this project, and so has argparse's own parser, which reads no lists of negative numbers.
 ALONE = "recipes.long_contexts.generate"
-#: Hands options that it does not know to fairseq's parser.
+#: It passes options that it does not know to fairseq's parser.
 HANDS_ON = {"recipes.cost.__main__": ["--arch", "flowformer_lm"]}
 
-#: Command lines with one wrong path. {file} stands for a name without a file, and for a folder; {folder} for a name
-#: without a folder, and for a file; {format} for what {file} does, and for a text in place of another format; {missing}
-#: for a name alone; {text} and {taken} for what is there already and is not of this command.
+#: Command lines with one wrong path. {file} stands for a missing path or a folder instead of a file; {folder} for a
+#: missing path or a file instead of a folder; {format} for both, and for a file in another format; {missing} for a
+#: missing path; {text} and {taken} for existing paths that do not belong to the command.
 WRONG_PATHS = """
 fairseq_plugin.convert {format} new.pt
 fairseq_plugin.convert text.txt {missing}
@@ -114,14 +114,14 @@ WRONG = {
 #: Options that are learning rates.
 RATES = [
     *(
-        (f"recipes.from_softmax.{name}", f"{of}lr")
+        (f"recipes.from_softmax.{name}", f"{prefix}lr")
         for name in ("compare", "images")
-        for of in ("", "transfer-", "distillation-")
+        for prefix in ("", "transfer-", "distillation-")
     ),
     *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "wikitext103")),
     ("recipes.wikitext103.recall", "lr"),
 ]
-#: Command lines with another mistake, and what the message names.
+#: Command lines with another error, and the word that the message contains.
 MISTAKES = {
     "timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --model X": "--model",
     "timm_plugin.convert daft_full_s text.txt new.pth --model X": "--model",
@@ -158,11 +158,11 @@ with_parser = pytest.mark.parametrize("name", [name for name in COMMANDS if name
 
 
 class _Found(Exception):
-    """Carries the parser of a command out of its main function."""
+    """Carries a command's parser out of its main function."""
 
 
 def parser_of(name: str) -> CommandParser:
-    """The parser with which the command ``name`` reads its command line; nothing is required any more."""
+    """The parser that the command ``name`` uses for its command line, with nothing required."""
 
     def found(parser: CommandParser, *_: object) -> None:
         raise _Found(parser)
@@ -178,14 +178,14 @@ def parser_of(name: str) -> CommandParser:
 
 
 def values_of(action: Any) -> int:
-    """How many values an option takes at least; 0 for a flag, and for NAME=VALUE."""
+    """The minimum number of values of an option; 0 for a flag, and for NAME=VALUE."""
     if action.nargs == 0 or isinstance(action, ParseKwargs):
         return 0
     return action.nargs if isinstance(action.nargs, int) else 1
 
 
 def required(parser: CommandParser) -> list[str]:
-    """Words for everything that the command needs, each of which the parser takes."""
+    """Valid words for everything that the command requires."""
     words = []
     for action in (action for action in parser._actions if action.required):
         value = str(next(iter(action.choices))) if action.choices else "1"
@@ -195,7 +195,7 @@ def required(parser: CommandParser) -> list[str]:
 
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
-    """Take back what a command, which has a process of its own otherwise, has set."""
+    """Undo the logging settings of a command, which normally has its own process."""
     loggers = [logging.root, *(x for x in logging.root.manager.loggerDict.values() if isinstance(x, logging.Logger))]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield
@@ -206,7 +206,7 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capsys, logging_as_before):
-    """Runs a command that must be refused in one line, in a folder of its own; the line."""
+    """Runs a command that must be refused in one line, in its own folder, and returns the line."""
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("text.txt").write_text("Words that are no other format.\n" * 50)
@@ -226,12 +226,12 @@ def refused(tmp_path, monkeypatch, capsys, logging_as_before):
 
 
 def is_number(action: Any) -> bool:
-    """Whether the values of an option are numbers or lists of them."""
+    """Whether the values of an option are numbers or lists of numbers."""
     if action.type is None or not values_of(action):
         return False
     try:
         value = action.type("5")
-    except Exception:  # whatever a type of names or paths makes of it
+    except Exception:  # any error of a type of names or paths
         return False
     return all(isinstance(x, (int, float)) for x in (value if isinstance(value, (list, tuple)) else [value]))
 
@@ -240,23 +240,23 @@ def is_number(action: Any) -> bool:
 def test_no_option_is_abbreviated_and_each_takes_a_negative_number(name):
     parser = parser_of(name)
     options = [action for action in parser._actions if action.option_strings and action.dest != "help"]
-    known = {option for action in options for option in action.option_strings}
+    option_names = {option for action in options for option in action.option_strings}
     for action in parser._actions:
         action.required, action.type, action.choices = False, None, None
     for action in options:
         for option in (x for x in action.option_strings if x.startswith("--")):
-            for word in {option[:length] for length in range(3, len(option))} - known:
+            for word in {option[:length] for length in range(3, len(option))} - option_names:
                 assert word in parser.parse_known_args([word, "X"])[1], f"{word} is read as {option}"
         for number in ("-5", "-.5") if name == ALONE else ("-5", "-.5", "-200,-800", "-1e-3", "-inf"):
-            given = [number] * values_of(action)
-            if given:
-                taken = vars(parser.parse_args([action.option_strings[0], *given]))[action.dest]
-                assert number in (taken if isinstance(taken, list) else [taken]), (action.option_strings, number)
+            numbers = [number] * values_of(action)
+            if numbers:
+                value = vars(parser.parse_args([action.option_strings[0], *numbers]))[action.dest]
+                assert number in (value if isinstance(value, list) else [value]), (action.option_strings, number)
 
 
 @with_parser
 def test_mistakes_in_the_command_line_are_one_line_that_names_them(name, refused):
-    """An unknown option; a text where a number belongs; no arguments at all, where some are needed."""
+    """An unknown option; text in place of a number; no arguments at all, if some are required."""
     parser = parser_of(name)
     needed = [*required(parser), *HANDS_ON.get(name, [])]
     assert "--no-such-option" in refused(name, [*needed, "--no-such-option"])

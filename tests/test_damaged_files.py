@@ -1,4 +1,4 @@
-"""Every file of ours, as its own writer leaves it, damaged in many ways: one line names it, or nothing has changed."""
+"""Every file format of ours, as its writer creates it, damaged in many ways: an error names it, or nothing changes."""
 
 import dataclasses
 import signal
@@ -42,19 +42,19 @@ from timm_plugin.transfer import AttentionTransferTask
 from timm_plugin.transfer.training import Settings, train
 
 WORDS = 60
-#: No reader takes so long, unless it waits for what nobody writes.
+#: Time limit of a reader, which is only exceeded by waiting for a pipe without a writer.
 _SECONDS = 60
 RUN = Run("python -m recipes.some", "2 CPU cores", "torch 2", "2026-11-25", 1.5)
 
 
 class Format(NamedTuple):
-    """A file of a folder: its writer, its reader, which gives what it means, and in which ways it is damaged."""
+    """A file in a folder: its writer, its reader, which returns the meaning, and the ways to damage it."""
 
     file: str
     write: Callable[[Path], Any]
-    read: Callable[[Path], Any]  # of the folder
+    read: Callable[[Path], Any]  # relative to the folder
     kinds: tuple[Callable[[bytes], Any], ...] = (damages.of_bytes,)
-    # Whether something may be read, in place of what was written: then it is made, measured or surveyed again.
+    # Whether reading may return nothing instead of the written value: it is then created, measured or surveyed again.
     anew: Callable[[str, Any], bool] = lambda what, found: False
 
 
@@ -84,13 +84,13 @@ def _write_series(folder: Path) -> None:
 def _write_episodes(folder: Path) -> None:
     rng = np.random.default_rng(0)
     steps = ((rng.normal(size=(n, 3)), rng.uniform(-1, 1, (n, 2)), rng.normal(size=n)) for n in (3, 4))
-    episode_folder.write_folder(folder, {"train": [episode_folder.Episode(*one) for one in steps]}, "toy")
+    episode_folder.write_folder(folder, {"train": [episode_folder.Episode(*step) for step in steps]}, "toy")
 
 
 def _read_span(folder: Path) -> list[Any]:
-    found = read_span_split(folder, "train")
-    texts = [[text.tolist() for text in part] for part in (found.question_tokens, found.document_tokens)]
-    return [found.questions, texts, found.pairs, found.spans, found.ends]
+    episodes = read_span_split(folder, "train")
+    texts = [[text.tolist() for text in part] for part in (episodes.question_tokens, episodes.document_tokens)]
+    return [episodes.questions, texts, episodes.pairs, episodes.spans, episodes.ends]
 
 
 def _read_pixels(folder: Path) -> list[Any]:
@@ -104,7 +104,7 @@ def _task() -> AttentionTransferTask:
 
 
 def _transfer(folder: Path) -> Any:
-    """What a transfer of one epoch learns, or has learned."""
+    """Losses and state of a transfer of one epoch, which runs or is read from its file."""
     task = _task()
     images = [(torch.ones(2, 3, 16, 16), torch.zeros(2))]
     losses = train(task, images, Settings(epochs=1, opt="adamw"), folder / "training.pth", {"data": "ones"})
@@ -128,8 +128,8 @@ def _write_played(folder: Path) -> None:
 def _write_bench(folder: Path) -> None:
     about = ("bench", "2026-11-25", "abc", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32")
     machine = records.Machine(*about)
-    one = records.Record("causal_flow", 256, "forward", "flow", records.TIMED, "", (0.01, 0.02), 100.0)
-    records.save(records.Results(machine, [one], (("causal_flow", 256),)), folder / "results.json")
+    record = records.Record("causal_flow", 256, "forward", "flow", records.TIMED, "", (0.01, 0.02), 100.0)
+    records.save(records.Results(machine, [record], (("causal_flow", 256),)), folder / "results.json")
 
 
 def _write_marked(folder: Path) -> None:
@@ -189,13 +189,13 @@ FORMATS = {
         _write_bench,
         lambda at: records.load(at / "results.json"),
         JSON,
-        lambda what, found: what == "without complete",  # what is not known to be complete is measured again
+        lambda what, found: what == "without complete",  # possibly incomplete results are measured again
     ),
     "records of a survey": Format(
         "found.jsonl",
         lambda at: add_record(at / "found.jsonl", Found("vit", "vision", 10, "yes", {"Attention": 2})),
         lambda at: read_records(at / "found.jsonl"),
-        anew=lambda what, found: found == {},  # a line that was cut off is left out
+        anew=lambda what, found: found == {},  # a truncated line is ignored
     ),
     "what a command made": Format("out/.lineartime", _write_marked, _read_marked),
 }
@@ -216,11 +216,11 @@ def _same(found: Any, wanted: Any) -> bool:
 
 
 def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
-    """Whether the damaged file is refused, as it must be unless it means the same."""
+    """Whether the damaged file is refused, which it must be unless its meaning is unchanged."""
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"{what}: it is still being read"))
     signal.alarm(_SECONDS)
     try:
-        found = form.read(folder)
+        content = form.read(folder)
     except (ValueError, OSError) as error:
         message, path = str(error), folder / form.file
         assert "\n" not in message and len(message) < 1000, f"{what}: {message[:2000]}"
@@ -229,22 +229,22 @@ def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
         return True
     finally:
         signal.alarm(0)
-    assert form.anew(what, found) or _same(found, whole), f"{what}: {found}"
+    assert form.anew(what, content) or _same(content, whole), f"{what}: {content}"
     return False
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_refused_or_means_the_same(name: str, tmp_path: Path) -> None:
-    """In twenty ways at least, most of which are refused."""
+    """In at least twenty ways, most of which are refused."""
     form, source = FORMATS[name], tmp_path / "whole"
     source.mkdir()
     form.write(source)
     whole, content = form.read(source), (source / form.file).read_bytes()
     verdicts = []
-    for what, damage in (one for kind in form.kinds for one in kind(content)):
+    for label, damage in (pair for kind in form.kinds for pair in kind(content)):
         folder = damages.copied(source, tmp_path / "damaged")
         damage(folder / form.file)
-        verdicts.append(_is_refused(form, what, folder, whole))
+        verdicts.append(_is_refused(form, label, folder, whole))
     assert len(verdicts) >= 20 and sum(verdicts) > len(verdicts) / 2
 
 
@@ -262,7 +262,7 @@ def _fourth(numbers: Tensor, value: int) -> Tensor:
     return numbers.index_fill(0, torch.tensor(3), value)
 
 
-#: Changes of the tensors of a file.
+#: Changes of a file's tensors.
 TENSORS = {
     "a bit of a state": lambda x: _first(x, lambda y: torch.nextafter(y, y + 1)),
     "NaN": lambda x: _first(x, lambda y: y.fill_(torch.nan)),
@@ -288,13 +288,13 @@ TENSORS = {
     "tokens in two dimensions": lambda x: {**x, "tokens": x["tokens"][None]},
     "doubles": lambda x: {name: y.double() if y.is_floating_point() else y for name, y in x.items()},
 }
-#: Changes that only the digest reveals.
+#: Changes that are only detected by the digest.
 LEGIBLE = ("a bit of a state", "another token", "doubles")
 
 
 @pytest.mark.parametrize("what", TENSORS)
 def test_a_state_of_other_tensors_is_refused_before_anything_is_generated(what: str, tmp_path: Path) -> None:
-    """With the digest of the file as it was, without one, and with one that fits."""
+    """The file has its original digest, none, or a matching one."""
     _write_prompt(tmp_path)
     path = tmp_path / "text"
     with safe_open(path, "pt") as file:
@@ -328,7 +328,7 @@ STREAMS = {
 
 @pytest.mark.parametrize("what", STREAMS)
 def test_damaged_streams_of_a_checkpoint_are_refused(what: str, tmp_path: Path) -> None:
-    """torch itself compares nothing when fairseq loads them."""
+    """When fairseq loads them, torch itself compares nothing."""
     _write_prompt(tmp_path)
     saved = sealed({"step": 0, "row": 0, "state": _read_prompt(tmp_path).states[0]})
     assert _same(unsealed(saved, "the checkpoint is x.pt"), {n: x for n, x in saved.items() if n != "sha256"})

@@ -1,4 +1,4 @@
-"""The rules of .pre-commit-config.yaml and of CONTRIBUTING.md that need no tool hold on the tree; versions agree."""
+"""The rules in .pre-commit-config.yaml and CONTRIBUTING.md that need no tool hold for the tree; versions agree."""
 
 import ast
 import re
@@ -14,15 +14,15 @@ HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][
 PATTERNS = [hook for hook in HOOKS if hook["language"] == "pygrep"]
 FOLDERS = ("common", "fairseq_plugin", "timm_plugin", "recipes", "tests")
 
-#: What takes the name of an attribute as a text.
+#: Functions that take an attribute name as a string.
 PATCHES = ("getattr", "setattr", "delattr", "patch", "object")
-#: Private in form alone: fairseq's name for what a group of its configuration chooses.
+#: Private by name only: fairseq's name for the choice in a configuration group.
 NAMES_OF_HOSTS = {"_name"}
 
 
 @pytest.mark.parametrize("hook", PATTERNS, ids=lambda hook: hook["id"])
 def test_no_line_of_the_tree_breaks_a_house_rule(hook):
-    """What ``pre-commit run --all-files`` does, for the hooks that forbid a pattern."""
+    """Equivalent to ``pre-commit run --all-files`` for the hooks that forbid a pattern."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     checked = [path for path in paths if re.search(hook.get("files", ""), str(path.relative_to(ROOT)))]
     assert len(checked) > 50
@@ -52,7 +52,7 @@ def test_every_house_rule_recognises_what_it_forbids():
 
 
 def test_pre_commit_and_setup_cfg_name_the_same_ruff():
-    """The formatter's output changes between versions of ruff. A source archive's setup.cfg is indented by tabs."""
+    """The formatter's output depends on the version of ruff. A source archive's setup.cfg is indented by tabs."""
     (installed,) = re.findall(r"^[ \t]+(ruff==\S+)$", (ROOT / "setup.cfg").read_text(), flags=re.MULTILINE)
     named = [name for hook in HOOKS for name in hook.get("additional_dependencies", []) if name.startswith("ruff")]
     assert set(named) == {installed}
@@ -72,7 +72,7 @@ def private_names_of(tree: ast.AST) -> Iterator[str]:
 
 
 def names_used(node: ast.AST) -> list[str]:
-    """The names that a piece of code takes from elsewhere: imported, after a dot, or as a text given to setattr."""
+    """Names that a piece of code uses from elsewhere: imported, after a dot, or as a string passed to setattr."""
     if isinstance(node, ast.ImportFrom):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.Attribute):
@@ -85,24 +85,24 @@ def names_used(node: ast.AST) -> list[str]:
 
 def broken_test_rules(code: str, private: Collection[str]) -> list[str]:
     """Lines of ``code`` that import a test file, or use one of the names in ``private``."""
-    found = []
+    broken_lines = []
     for node in ast.walk(ast.parse(code)):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         if any(part.startswith("test_") for module in modules for part in module.split(".")):
-            found.append(f"{node.lineno}: a test file is imported")
-        found += [f"{node.lineno}: {name} is private" for name in names_used(node) if name in private]
-    return found
+            broken_lines.append(f"{node.lineno}: a test file is imported")
+        broken_lines += [f"{node.lineno}: {name} is private" for name in names_used(node) if name in private]
+    return broken_lines
 
 
 def private_names_of_the_product() -> set[str]:
-    """Those of all folders but the tests', less ``NAMES_OF_HOSTS``."""
+    """Private names of all folders except the tests, without ``NAMES_OF_HOSTS``."""
     paths = [path for folder in FOLDERS if folder != "tests" for path in (ROOT / folder).rglob("*.py")]
     return {name for path in paths for name in private_names_of(ast.parse(path.read_text()))} - NAMES_OF_HOSTS
 
 
 def test_no_test_imports_a_test_or_uses_a_private_name():
-    """A file whose name begins with an underscore may be imported: it is infrastructure, and its names are public."""
+    """A file whose name begins with an underscore may be imported: it is infrastructure with public names."""
     private = private_names_of_the_product()
     assert len(private) > 100
     broken = [
@@ -114,7 +114,7 @@ def test_no_test_imports_a_test_or_uses_a_private_name():
 
 
 def names_from(tree: ast.AST) -> dict[str, str]:
-    """What a file imports, by the name it has there, and the module that it is from."""
+    """The names that a file imports, and the module that each comes from."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     return {
         alias.asname or alias.name: (getattr(node, "module", None) or alias.name)
@@ -124,7 +124,7 @@ def names_from(tree: ast.AST) -> dict[str, str]:
 
 
 def is_apart(module: str) -> bool:
-    """Whether a reference may import from ``module``: torch and the standard library, other references, their tools."""
+    """Whether a reference may import from ``module``: torch, the standard library, other references and their tools."""
     outside = module.split(".")[0] in {"torch", *sys.stdlib_module_names}
     return outside or module.rpartition(".")[2] == "reference_tools" or module.endswith("reference")
 
@@ -134,9 +134,9 @@ LITERAL = ("reference", "apply_reference", "reference_kwargs")
 
 
 def shared_by_reference(code: str) -> list[str]:
-    """What the ``LITERAL`` methods of ``code``, and methods of the same class that they call, take from elsewhere."""
+    """Names from elsewhere used in the ``LITERAL`` methods of ``code`` and in methods of the class that they call."""
     tree = ast.parse(code)
-    imported, found = names_from(tree), []
+    imported, names_found = names_from(tree), []
     for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         methods = {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
         waiting, seen = [name for name in LITERAL if name in methods], set()
@@ -144,15 +144,15 @@ def shared_by_reference(code: str) -> list[str]:
             seen.add(name := waiting.pop())
             for node in (part for statement in methods[name].body for part in ast.walk(statement)):
                 if isinstance(node, ast.Name) and not is_apart(imported.get(node.id, "torch")):
-                    found.append(f"{kind.name}.{name}: {node.id}")
+                    names_found.append(f"{kind.name}.{name}: {node.id}")
                 own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and node.attr in methods
                 if own and node.attr not in seen:
                     waiting.append(node.attr)
-    return found
+    return names_found
 
 
 def test_a_reference_shares_no_code_with_what_it_checks():
-    """It would share the mistakes as well."""
+    """Shared code would share its mistakes."""
     ops = ROOT / "common" / "ops"
     references = [*ops.glob("*/*reference.py"), ops / "shared" / "reference_tools.py"]
     assert len(references) > 20
@@ -185,7 +185,7 @@ def test_the_rule_of_references_recognises_what_it_forbids():
 
 
 def test_the_rules_of_tests_recognise_what_they_forbid():
-    """In each way that it can be written."""
+    """Each way of writing a violation is covered."""
     for code in (
         "from tests.common.test_imports import USE",
         "from . import test_imports",
@@ -211,14 +211,14 @@ def test_the_rules_of_tests_recognise_what_they_forbid():
 
 
 def unclear_docstrings(code: str) -> list[str]:
-    """Beginnings of the docstrings in ``code`` that do not say what the thing is or does."""
+    """First words of the docstrings in ``code`` that do not state what the object is or does."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
     docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(code)) if isinstance(node, kinds)]
     return [text[:60] for text in docstrings if re.match(r"(The same|Those|Of|That|What|It|Them|Its)\b", text)]
 
 
 def test_docstrings_begin_with_what_the_thing_is_or_does():
-    """In every file of the product."""
+    """Applies to every file of the product."""
     paths = [path for folder in FOLDERS if folder != "tests" for path in (ROOT / folder).rglob("*.py")]
     broken = [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in unclear_docstrings(path.read_text())]
     assert not broken, "\n".join(broken)

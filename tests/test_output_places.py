@@ -1,7 +1,7 @@
-"""No command replaces or removes a file that it did not make, wherever the user lets it write.
+"""No command replaces or removes a file that it did not create, wherever the user lets it write.
 
-The commands are found in the code: each module that can be run and has an option that names a place to write to. One
-without a line in ``COMMANDS`` fails, so that a new one is not forgotten.
+The commands are found in the code: each module that can be run and has an option that names an output path. A module
+that is missing in ``COMMANDS`` fails, so that a new one is not forgotten.
 """
 
 import ast
@@ -14,7 +14,7 @@ import pytest
 
 from tests.processes import CHECKOUT
 
-#: Options and arguments that name a place to write to.
+#: Options and arguments that name an output path.
 PLACES = ("--out", "--output", "--records", "--save", "--target", "--destination", "target")
 SOURCE = "SOURCE"
 FOLDER, FILE = "folder", "file"
@@ -83,16 +83,16 @@ COMMANDS = {
     "recipes.wikitext103.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.wikitext103.recall": Case(FOLDER, "--out"),
 }
-#: Of the places: how a user can name one in which there are files of others.
+#: How a user can name an output path that contains files of others.
 IN_FOLDERS = ["a stranger's file", "names of ours", "here", "a link", "a link to nothing", "a file", "the source in it"]
 IN_FILES = ["a file", "here", "a folder", "a link", "a link to nothing", "the source", "a link to the source"]
 
 
 def writes(path: Path) -> bool:
-    """Whether a module can be run and has an option that names a place to write to, or another one's parser."""
+    """Whether a module can be run, and has an option that names an output path or uses another module's parser."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    imported = {one.name for node in nodes if isinstance(node, ast.ImportFrom) and node.level for one in node.names}
+    imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) and node.level for alias in node.names}
     options = {
         node.args[0].value
         for node in calls
@@ -106,21 +106,21 @@ def test_every_command_that_writes_is_here():
     paths = [
         path for folder in ("fairseq_plugin", "timm_plugin", "recipes") for path in (CHECKOUT / folder).rglob("*.py")
     ]
-    found = [".".join(path.relative_to(CHECKOUT).with_suffix("").parts) for path in paths if writes(path)]
-    assert sorted(found) == sorted(COMMANDS)
+    commands_found = [".".join(path.relative_to(CHECKOUT).with_suffix("").parts) for path in paths if writes(path)]
+    assert sorted(commands_found) == sorted(COMMANDS)
 
 
 def tree(folder: Path) -> dict[str, bytes | str | None]:
-    """All that is below a folder: files with their bytes, links with where they lead, folders."""
-    found: dict[str, bytes | str | None] = {}
+    """Everything below a folder: files with their bytes, links with their targets, folders."""
+    entries: dict[str, bytes | str | None] = {}
     for path in sorted(folder.rglob("*")):
         content = None if path.is_dir() else path.read_bytes() if path.exists() else ""
-        found[str(path.relative_to(folder))] = os.readlink(path) if path.is_symlink() else content
-    return found
+        entries[str(path.relative_to(folder))] = os.readlink(path) if path.is_symlink() else content
+    return entries
 
 
 def place_of(kind: str, way: str, root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
-    """What the user types for the place, and for the source; ``root`` has a folder and files of the user."""
+    """The output path and the source as the user types them; ``root`` has a folder and files of the user."""
     if way in ("a link", "a link to nothing"):
         (root / "link").symlink_to(root / "mine" if way == "a link" and kind == FOLDER else root / "thesis.txt")
         if way == "a link to nothing":
@@ -148,7 +148,7 @@ def place_of(kind: str, way: str, root: Path, source: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("module", COMMANDS)
 @pytest.mark.parametrize("number", range(len(IN_FOLDERS)))
 def test_files_of_the_user_stay(module, number, tmp_path, monkeypatch, capsys):
-    """The command ends before any work, with one line that names the place, and nothing has changed."""
+    """The command ends before any work with one line that names the path, and nothing has changed."""
     case = COMMANDS[module]
     way = (IN_FOLDERS if case.kind == FOLDER else IN_FILES)[number]
     (tmp_path / "mine" / "notes").mkdir(parents=True)
@@ -156,18 +156,20 @@ def test_files_of_the_user_stay(module, number, tmp_path, monkeypatch, capsys):
     (tmp_path / "thesis.txt").write_text("another copy\n")
     source = tmp_path / "source.pt"
     source.write_text("a line of text\n" * 100)
-    place, source = place_of(case.kind, way, tmp_path, source, monkeypatch)
+    output_path, source = place_of(case.kind, way, tmp_path, source, monkeypatch)
     before = tree(tmp_path)
     arguments = [str(source) if word == SOURCE else word for word in case.arguments.split()]
     main = importlib.import_module(module).main
     try:
-        status = main([*arguments, *([case.place] if case.place else []), place])
+        status = main([*arguments, *([case.place] if case.place else []), output_path])
     except SystemExit as ended:
         status = ended.code
-    said = capsys.readouterr().err + str(status)
-    assert status not in (0, None) and said.strip().count("\n") <= 1
+    output = capsys.readouterr().err + str(status)
+    assert status not in (0, None) and output.strip().count("\n") <= 1
     named = (
-        Path(os.path.realpath(place)).name if case.kind == FOLDER and way != "a link to nothing" else Path(place).name
+        Path(os.path.realpath(output_path)).name
+        if case.kind == FOLDER and way != "a link to nothing"
+        else Path(output_path).name
     )
-    assert named in said and "allowed" in said
+    assert named in output and "allowed" in output
     assert tree(tmp_path) == before

@@ -23,25 +23,25 @@ PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 def source(tmp_path_factory) -> Path:
     """A copy of the checkout's files."""
     source = tmp_path_factory.mktemp("source") / "lineartime"
-    made = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", *made))
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", *ignored))
     return source
 
 
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory) -> Path:
     """The wheel of the copy, made without a network and without touching the checkout."""
-    made = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, source]
+    dist = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", dist, source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = made.glob("*.whl")
+    (path,) = dist.glob("*.whl")
     return path
 
 
 @pytest.fixture(scope="module")
 def metadata(wheel) -> email.message.Message:
-    """What the wheel says of itself."""
+    """The wheel's own metadata."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return email.message_from_bytes(archive.read(name))
@@ -58,7 +58,7 @@ def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(whe
 
 
 def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
-    """Hosts are extras. The version is that of the changelog's first part; the citation has the last released one."""
+    """Hosts are extras. The version is that of the changelog's first section; the citation has the latest release."""
     assert metadata["Name"] == "lineartime"
     assert metadata["Version"] == common.__version__
     parts = re.findall(r"^## \[([\d.]+)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -97,7 +97,7 @@ def test_the_unpacked_wheel_works_alone(wheel, tmp_path):
 
 
 def test_the_source_archive_is_the_whole_tree_and_its_tests_run(source, tmp_path):
-    """Tests need the recipes, the READMEs and each other's folders: all of them are there, or none would run."""
+    """Tests need the recipes, the READMEs and each other's folders, so they only run if all of these are included."""
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if not name.startswith((".ci/", "build/")) and ".egg-info/" not in name}
     code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"

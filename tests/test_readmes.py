@@ -1,4 +1,4 @@
-"""The READMEs keep their word: commands run, or are known at least where they take too long; links lead somewhere."""
+"""The READMEs are correct: commands run, or at least have known options if they take too long; links are valid."""
 
 import inspect
 import json
@@ -45,12 +45,12 @@ def text(of: ModuleType) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A folder that looks like a checkout, with the text that the READMEs speak of, each part above 512 tokens."""
+    """A folder that looks like a checkout, with the text files that the READMEs mention, each above 512 tokens."""
     for name in ("common", "fairseq_plugin", "timm_plugin", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name, source, lines in ("train", inspect, 600), ("valid", json, 250), ("test", shlex, 250):
         (tmp_path / f"{name}.txt").write_text("\n".join(text(source)[:lines]) + "\n")
-        # A translation: the words of a line from the last to the first; few lines, since each is generated.
+        # Each line of the translation is the source line reversed; few lines, since each one is generated.
         for language, step in (("de", 1), ("en", -1)):
             translated = (" ".join(line.split()[::step]) for line in text(source)[: lines // 10])
             (tmp_path / f"{name}.{language}").write_text("\n".join(translated) + "\n")
@@ -59,7 +59,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """That of a shell in which the virtual environment is active; the packages are found from the folder alone."""
+    """The environment of a shell with an activated virtual environment; the folder alone provides the packages."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return {**own, "PATH": path, "OMP_NUM_THREADS": "1", "CHECKOUT": str(ROOT)}
@@ -67,9 +67,9 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.parametrize("readme", sorted({block.readme for block in TO_RUN}))
 def test_what_a_readme_shows_runs(readme, folder, environment):
-    """All blocks of one README in order, in one folder: later ones use what earlier ones made. Trainings are short.
+    """Run all blocks of one README in order, in one folder: later blocks use output of earlier ones. Training is short.
 
-    Each command of the first README has a new interpreter, as for a reader; importing fairseq takes most of its time.
+    Each command of the first README gets a new interpreter, as for a reader; importing fairseq takes most of its time.
     """
     wanted = [block for block in TO_RUN if block.readme == readme]
     with served() as before:
@@ -86,29 +86,29 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def known_fairseq_command(words: list[str]) -> None:
-    """Raise SystemExit unless fairseq's own parser takes every option."""
+    """Raise SystemExit unless fairseq's own parser accepts every option."""
     arguments = words[1 : words.index("|")] if "|" in words else words[1:]
     options.parse_args_and_arch(PARSERS[words[0]](), input_args=arguments)
 
 
 def known_module(words: list[str]) -> None:
-    """Assert that ``python -m MODULE --option ...`` names a module, and options that its package or its help has."""
+    """Assert that ``python -m MODULE --option ...`` names a module, and options that its package or help mentions."""
     module = words[2]
     spec = find_spec(f"{module}.__main__") if find_spec(module).submodule_search_locations else find_spec(module)
     assert spec is not None, f"{module} cannot be run"
     sources = "\n".join(path.read_text() for path in Path(spec.origin).parent.glob("*.py"))
     if module.startswith("timm_plugin"):
         return
-    options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no text of options
+    options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no help text
     missing = [option for option in options_typed if f'"{option}"' not in sources]
     module = import_module(spec.name) if missing else None
-    taken = getattr(module, "EXPERIMENT", module).parser().format_help().split() if missing else []
-    assert set(missing) <= set(taken), f"{module} has no {', '.join(missing)}"
+    help_words = getattr(module, "EXPERIMENT", module).parser().format_help().split() if missing else []
+    assert set(missing) <= set(help_words), f"{module} has no {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)
 def test_what_is_not_run_is_known_at_least(block):
-    """Options of fairseq's commands pass fairseq's parsers, with the architectures they name; our own modules exist."""
+    """Options of fairseq's commands pass fairseq's parsers, with the architectures they name; our modules exist."""
     for words in commands(block):
         if words[0] in PARSERS and "..." not in words:
             known_fairseq_command(words)
@@ -141,7 +141,7 @@ def test_both_hosts_are_on_the_first_screen_of_a_short_readme():
 
 @pytest.mark.parametrize("path", readmes(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_row_of_a_table_has_the_cells_and_the_indent_of_its_head(path):
-    """Otherwise the table ends above it, and with it the list that the table is in."""
+    """Otherwise the table ends above the row, and so does the list that contains the table."""
     for table in re.findall(r"(?:^ *\|.*\n)+", f"{prose(path)}\n", flags=re.MULTILINE):
         rows = table.splitlines()
         shapes = {(row.index("|"), len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row)))) for row in rows}

@@ -16,7 +16,7 @@ def qkv(
     seed: int = 0,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e), leaves that want gradients; m is n when None."""
+    """q (B, H, n, d), k (B, H, m, d), v (B, H, m, e): leaves that require gradients; m is n when None."""
     generator = torch.Generator().manual_seed(seed)
     m = n if m is None else m
     shapes = ((batch, heads, n, d), (batch, heads, m, d), (batch, heads, m, e))
@@ -48,7 +48,7 @@ BIASES = ("no bias", "vector", "matrix", "vectors", "matrices")
 
 
 def bias_like(form: str, tokens: int, heads: int = 2, dtype: torch.dtype = torch.float64) -> Tensor | None:
-    """A bias for ``tokens`` tokens, a leaf: over distances or a matrix, one for all heads or (plural) one for each."""
+    """A bias for ``tokens`` tokens, a leaf: over distances or a matrix, for all heads or (plural) one per head."""
     if form == "no bias":
         return None
     shape = (2 * tokens - 1,) if form.startswith("vector") else (tokens, tokens)
@@ -58,16 +58,16 @@ def bias_like(form: str, tokens: int, heads: int = 2, dtype: torch.dtype = torch
 
 
 def doubled(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same numbers as new float64 leaves, for the reference of a less precise input."""
+    """Copy the numbers to new float64 leaves, for the reference of a less precise input."""
     return tuple(x.detach().double().requires_grad_() for x in tensors)
 
 
-#: Where padding can stand, by name; see ``padding``.
+#: Sides on which padding can be; see ``padding``.
 SIDES = ("none", "left", "right", "both", "holes", "all")
 
 
 def padding(side: str, batch: int, tokens: int) -> Tensor | None:
-    """Bool (batch, tokens), True = padding, another amount in each row; "all" leaves one row without a real token."""
+    """Bool (batch, tokens), True = padding, with a different amount in each row; "all" masks one row completely."""
     if side == "none":
         return None
     position = torch.arange(tokens).expand(batch, tokens)
@@ -85,7 +85,7 @@ def padding(side: str, batch: int, tokens: int) -> Tensor | None:
     return mask
 
 
-#: Options of Flow-Attention: one change each from the defaults, and all at once.
+#: Options of Flow-Attention: each differs from the defaults in one option, and one differs in all of them.
 FLOW_OPTIONS = [
     {},
     {"form": "paper"},
@@ -106,5 +106,5 @@ FLOW_OPTIONS = [
 
 
 def name_of(options: dict) -> str:
-    """The options as the label of a test."""
+    """The options as a test label."""
     return ",".join(f"{key}={value}" for key, value in options.items()) or "defaults"

@@ -10,7 +10,7 @@ from tests.compare import assert_close, gradients
 
 
 class Elements(TorchDispatchMode):
-    """Counts the elements of all tensors that are made inside of it, in ``total``."""
+    """Counts the elements of all tensors created inside the context, in ``total``."""
 
     total = 0
 
@@ -21,23 +21,23 @@ class Elements(TorchDispatchMode):
 
 
 class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor any operation makes inside of it, in ``numel``."""
+    """Records the number of elements of the largest tensor created inside the context, in ``numel``."""
 
     numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        made = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        self.numel = max([self.numel, *(x.untyped_storage().nbytes() // x.element_size() for x in made)])
+        tensors = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        self.numel = max([self.numel, *(x.untyped_storage().nbytes() // x.element_size() for x in tensors)])
         return out
 
 
 def bytes_kept(call: Callable[[], Tensor]) -> int:
-    """The bytes that the graph of ``call()`` keeps for its backward pass."""
+    """The bytes that the graph of ``call()`` saves for its backward pass."""
     storages = {}
 
     def remember(x: Tensor) -> Tensor:
-        storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept, so that no address is used twice
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage()  # kept alive, so that no address is reused
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x):
@@ -46,14 +46,14 @@ def bytes_kept(call: Callable[[], Tensor]) -> int:
 
 
 def largest_tensor(call: Callable[[], object]) -> int:
-    """The number of elements of the largest tensor that ``call()`` makes."""
+    """The number of elements of the largest tensor that ``call()`` creates."""
     with LargestTensor() as seen:
         call()
     return seen.numel
 
 
 def assert_prefixes_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:
-    """The first t outputs of ``op(*inputs)``, (B, H, n, ...) each, are those of t tokens, whatever follows them."""
+    """Check that the first t outputs of ``op(*inputs)``, (B, H, n, ...) each, do not depend on later tokens."""
     whole = op(*inputs)
     for t in lengths:
         alone = op(*(x[:, :, :t] for x in inputs))
@@ -65,9 +65,9 @@ def assert_prefixes_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tens
 def assert_padding_never_leaks(
     op: Callable[..., Tensor], inputs: Sequence[Tensor], leaves: Sequence[Tensor], mask: Tensor, poison: float
 ) -> None:
-    """``poison`` in the padding of ``mask`` (B, n) changes no bit of outputs, nor of gradients of these and ``leaves``.
+    """Check that ``poison`` in the padding of ``mask`` (B, n) changes no bit of outputs, or gradients of ``leaves``.
 
-    The first row of ``mask`` is padding alone, and gives 0.
+    The first row of ``mask`` is entirely padding, and its output is 0.
     """
     poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in inputs]
     out, expected = op(*poisoned, key_padding_mask=mask), op(*inputs, key_padding_mask=mask)

@@ -1,4 +1,4 @@
-"""Every error message says three things: the argument, its value, and what is allowed."""
+"""Every error message states the argument, its value, and what is allowed."""
 
 import re
 
@@ -14,5 +14,5 @@ def refused(argument: str, given: str, allowed: str):
 
 
 def tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
-    """q, k and v of two rows, three heads, five tokens and four channels, but for the ``shapes`` given."""
+    """q, k and v with two rows, three heads, five tokens and four channels, except for the given ``shapes``."""
     return {name: torch.randn(shapes.get(name, (2, 3, 5, 4))) for name in "qkv"}

@@ -1,4 +1,4 @@
-"""Reading files without running them, and checking state dicts as a whole."""
+"""Reading files without executing them, and checking complete state dicts."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ class _Attack:
 
 
 class _Unknown:
-    """A class of nobody's list."""
+    """A class that is on no list of allowed classes."""
 
 
 def _torch(state: Any, **options: Any) -> Callable[[Path], None]:
@@ -48,18 +48,18 @@ OLD = {"_use_new_zipfile_serialization": False}
 @pytest.mark.parametrize("name", ["c.pt", "old.pt", "c.safetensors"])
 @pytest.mark.parametrize("as_string", [True, False])
 def test_reads_what_was_written(tmp_path: Path, name: str, as_string: bool) -> None:
-    """Both of torch's formats, and safetensors, from a path or its text."""
+    """Both of torch's formats, and safetensors, from a path object or a string."""
     path = tmp_path / name
     if path.suffix == ".safetensors":
         save_file(STATE, path)
     else:
         torch.save(STATE, path, **(OLD if name == "old.pt" else {}))
-    found = read_checkpoint(str(path) if as_string else path)
-    assert found.keys() == STATE.keys() and all(torch.equal(found[key], STATE[key]) for key in STATE)
+    content = read_checkpoint(str(path) if as_string else path)
+    assert content.keys() == STATE.keys() and all(torch.equal(content[key], STATE[key]) for key in STATE)
 
 
 def test_tensors_are_read_when_they_are_used(tmp_path: Path) -> None:
-    """Looking at a large file's configuration costs none of its size: the file is mapped, and stays as it is."""
+    """Reading a large file's configuration does not read its tensors: the file is mapped and unchanged."""
     torch.save(STATE, tmp_path / "c.pt")
     before = (tmp_path / "c.pt").read_bytes()
     weight = read_checkpoint(tmp_path / "c.pt")["weight"]
@@ -86,7 +86,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """One ValueError that names the file and what is allowed; nothing of the file is run."""
+    """One ValueError names the file and what is allowed; nothing in the file is executed."""
     monkeypatch.chdir(tmp_path)
     write, reason = REFUSED[case]
     path = tmp_path / "c.pt"
@@ -99,7 +99,7 @@ def test_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> 
 
 @pytest.mark.parametrize("content", [b"", b"abc", struct.pack("<Q", 10**9) + b"{}"], ids=["empty", "short", "huge"])
 def test_refuses_broken_safetensors(tmp_path: Path, content: bytes) -> None:
-    """As torch's files."""
+    """The errors are those for torch's files."""
     (tmp_path / "c.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match="c.safetensors' cannot be read"):
         read_checkpoint(tmp_path / "c.safetensors")
@@ -131,14 +131,14 @@ def _changed(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_check_says_all_that_is_wrong(state: dict[str, Any], parts) -> None:
-    """Every kind of fault, with names and shapes, in one ValueError that names the model."""
+    """Every kind of mismatch, with names and shapes, in one ValueError that names the model."""
     with pytest.raises(ValueError, match="does not fit _Model: .*allowed: .*Nothing was loaded") as refusal:
         check_state_dict(state, _Model())
     assert all(part in str(refusal.value) for part in parts)
 
 
 def test_check_accepts_what_fits() -> None:
-    """A longer relative bias too, which is cut; and with ``shapes_only``, other names."""
+    """A longer relative bias is also accepted, and cut; with ``shapes_only``, so are other names."""
     check_state_dict(_changed(), _Model())
     check_state_dict(_changed(bias__weight=torch.ones(1, 9)), _Model())
     check_state_dict(_changed(linear__bias=None, more=torch.ones(1)), _Model(), shapes_only=True)
@@ -147,7 +147,7 @@ def test_check_accepts_what_fits() -> None:
 
 
 def test_summary_counts_and_names() -> None:
-    """Without a claim that the model is the same."""
+    """The summary does not claim that the model is the same."""
     summary = Transfer(["a", "b"], ["c"], [f"d{i}" for i in range(5)]).summary()
     assert summary == "2 tensors taken as a starting point; 1 left out (c); 5 new (d0, d1, d2, d3, ...)"
     assert Transfer(["a"], [], []).summary() == "1 tensors taken as a starting point; 0 left out; 0 new"

@@ -1,4 +1,4 @@
-"""The contract runs over a mechanism that is not in common/attention, as somebody who writes one runs it."""
+"""The contract runs over an external mechanism in the way that its author runs it."""
 
 import re
 import subprocess
@@ -18,21 +18,21 @@ def contract(*arguments: str) -> tuple[int, str]:
 
 
 def test_every_promise_is_kept_by_the_examples_of_the_guide():
-    """By no other mechanism: the whole contract of one takes seconds. The case beside a module is read."""
+    """Only these mechanisms run, since a contract takes seconds. The case next to a module is read."""
     modules = ("--mechanism", "tests.examples.mean", "--mechanism", "tests.examples.pooled")
-    status, said = contract(*modules, "-vv")
-    assert status == 0, said[-3000:]
-    tested = set(re.findall(r"::(\w+)\[", said))
+    status, output = contract(*modules, "-vv")
+    assert status == 0, output[-3000:]
+    tested = set(re.findall(r"::(\w+)\[", output))
     assert {"test_lengths", "test_extend_is_forward", "test_it_exports", "test_options", "test_states"} <= tested
-    assert "[mean-causal-higher]" in said and "[pooled-full]" in said and "[linear" not in said
+    assert "[mean-causal-higher]" in output and "[pooled-full]" in output and "[linear" not in output
 
 
 def test_promises_that_a_mechanism_breaks_are_named():
     arguments = ("--mechanism", "tests.common.strangers.broken", "-k", "independence and not every_option")
-    status, said = contract(*arguments)
-    assert status == 1, said[-3000:]
+    status, output = contract(*arguments)
+    assert status == 1, output[-3000:]
     for promise in ("what_stands_in_padding_changes_no_bit", "a_prefix_does_not_depend_on_what_follows"):
-        assert re.search(rf"FAILED .*::test_{promise}\[.*broken_stranger-causal\]", said), promise
+        assert re.search(rf"FAILED .*::test_{promise}\[.*broken_stranger-causal\]", output), promise
 
 
 def test_a_module_without_a_mechanism_is_refused():

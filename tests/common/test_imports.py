@@ -1,4 +1,4 @@
-"""The core needs torch alone."""
+"""The core only needs torch."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ assert common.DISTRIBUTION == "lineartime"
 """
 
 
-#: The hosts and what they require.
+#: The hosts and their requirements.
 BLOCKED = "fairseq", "timm", "torchvision", "torchaudio", "omegaconf", "hydra", "PIL", "scipy", "sklearn"
 
 
@@ -47,7 +47,7 @@ def run(code: str) -> str:
 
 
 def test_it_imports_no_host_and_nothing_torch_does_not():
-    """What it adds to sys.modules is the core and the standard library, where the hosts are missing."""
+    """Importing the core adds only itself and the standard library to sys.modules when the hosts are missing."""
     code = f"import sys, torch, torch._dynamo\nfor name in {BLOCKED}: sys.modules[name] = None\n"
     code += "before = set(sys.modules)\n" + USE + "print(*set(sys.modules) - before)"
     added = {name.partition(".")[0] for name in run(code).split()}

@@ -1,4 +1,4 @@
-"""A command replaces its own files alone; killed at any moment, it leaves the old ones or the new."""
+"""A command only replaces its own files; if it is killed at any moment, either the old or the new files remain."""
 
 import itertools
 import os
@@ -14,19 +14,19 @@ from common.output_files import MARK, find_stranger, new_folder, new_path, take
 from tests.processes import CHECKOUT
 
 COMMAND = "recipes.some"
-#: What changes the disk, in the order of ``new_folder``; a process can be killed before each of them.
+#: Functions that change the disk, in the order of ``new_folder``; a process can be killed before each of them.
 STEPS = [(Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (Path, "rmdir"), (os, "unlink"), (os, "rmdir")]
 
 
 def write(path: Path, content: str, command: str = COMMAND) -> None:
-    """A folder of ``command`` with one file below another folder."""
+    """Write a folder of ``command`` with one file in a subfolder."""
     with new_folder(path, command) as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "data.txt").write_text(content)
 
 
 def content(path: Path) -> str | None:
-    """What ``write`` wrote, None if it is not whole."""
+    """The text that ``write`` wrote, or None if the folder is incomplete."""
     file = path / "inner" / "data.txt"
     return file.read_text() if file.is_file() and (path / MARK).is_file() else None
 
@@ -87,7 +87,7 @@ def test_unfinished_work_of_others_stays(tmp_path):
 
 
 def killed_before(step: int, path: Path) -> bool:
-    """Replace ``path`` in a process that ends, as by kill -9, before change number ``step``; whether it came so far."""
+    """Replace ``path`` in a process killed (as by kill -9) before change number ``step``; whether it was killed."""
     child = os.fork()
     if not child:
         count = itertools.count()
@@ -110,21 +110,21 @@ def killed_before(step: int, path: Path) -> bool:
 
 
 def test_whenever_the_process_is_killed_the_old_folder_or_the_new_one_is_whole(tmp_path):
-    """Where the folder has no name for a moment, both are there, and the next run puts the old one back."""
+    """While the folder has no name, both versions exist, and the next run restores the old one."""
     for step in itertools.count():
         path = tmp_path / str(step) / "x"
         write(path, "old")
         killed = killed_before(step, path)
-        found = content(path)
-        assert found in ("old", "new") or content(path.with_name("x.part") / "old" / "x") == "old"
+        text = content(path)
+        assert text in ("old", "new") or content(path.with_name("x.part") / "old" / "x") == "old"
         with pytest.raises(KeyError), new_folder(path, COMMAND):  # a run that fails
             raise KeyError
-        assert content(path) == (found or "old") and os.listdir(path.parent) == ["x"]
+        assert content(path) == (text or "old") and os.listdir(path.parent) == ["x"]
         write(path, "newest")
         assert content(path) == "newest" and os.listdir(path.parent) == ["x"]
         if not killed:
             break
-    assert step > 10  # or nothing was counted
+    assert step > 10  # otherwise no change was counted
 
 
 def test_a_new_path_is_whole_or_absent_and_never_replaces(tmp_path):
@@ -148,10 +148,10 @@ def test_a_new_path_is_whole_or_absent_and_never_replaces(tmp_path):
 def test_strangers_are_found(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("")
-    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
-    assert find_stranger(tmp_path, made) is None and find_stranger(tmp_path / "none") is None
-    assert find_stranger(tmp_path, made[:1]) == made[1] and find_stranger(tmp_path, made[:2]) == made[2]
-    assert find_stranger(made[2]) == made[2] and find_stranger(made[2], made) is None
+    folders = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    assert find_stranger(tmp_path, folders) is None and find_stranger(tmp_path / "none") is None
+    assert find_stranger(tmp_path, folders[:1]) == folders[1] and find_stranger(tmp_path, folders[:2]) == folders[2]
+    assert find_stranger(folders[2]) == folders[2] and find_stranger(folders[2], folders) is None
 
 
 HOLDER = """
@@ -193,7 +193,7 @@ def test_a_damaged_list_is_refused_and_a_line_that_was_cut_off_is_not(tmp_path, 
     write(tmp_path / "x", "old")
     with open(tmp_path / "x" / MARK, "ab") as file:
         file.write(b'"half a na')
-    with pytest.raises(ValueError, match="which holds"):  # the user's file may be the one whose name was cut off
+    with pytest.raises(ValueError, match="which holds"):  # the file with the truncated name may be the user's own
         (tmp_path / "x" / "half a name").write_text("")
         write(tmp_path / "x", "new")
     (tmp_path / "x" / MARK).write_bytes(damage)

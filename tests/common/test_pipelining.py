@@ -1,4 +1,4 @@
-"""torch cuts models into the stages of a pipeline by itself, or is told why not."""
+"""torch splits models into pipeline stages, or the error says why it cannot."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from common.attention import build_attention
 from tests.compare import assert_close
 from tests.torch_versions import NEWER_THAN_2_6
 
-#: More than the smallest chunk of any of them.
+#: More than the smallest chunk of any mechanism.
 TOKENS = 9
 
 
 class Layer(nn.Module):
-    """Attention to a projection of the tokens."""
+    """Attention on a projection of the tokens."""
 
     def __init__(self, name: str, **options) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class Two(nn.Module):
-    """Two layers by name: torch 2.6 does not cut ``nn.Sequential``."""
+    """Two named layers, since torch 2.6 does not split ``nn.Sequential``."""
 
     def __init__(self, name: str, **options) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors that are saved are read again, and a full disk is an OSError."""
+"""Saved tensors can be read again, and a full disk is an OSError."""
 
 import errno
 from pathlib import Path
@@ -18,11 +18,11 @@ def test_what_is_saved_is_read(tmp_path):
 
 def test_safetensors_are_read_with_what_is_said_of_them(tmp_path):
     whole = torch.arange(6).view(2, 3)
-    given = {"x": whole, "transposed": whole.t(), "half": torch.ones(2, dtype=torch.float16), "one": torch.tensor(3)}
-    save_safetensors(given, tmp_path / "x", {"format": "mine"})
-    found, about = read_safetensors(tmp_path / "x")
-    assert about == {"format": "mine"} and found.keys() == given.keys()
-    assert all(torch.equal(found[name], x) and found[name].dtype == x.dtype for name, x in given.items())
+    tensors = {"x": whole, "transposed": whole.t(), "half": torch.ones(2, dtype=torch.float16), "one": torch.tensor(3)}
+    save_safetensors(tensors, tmp_path / "x", {"format": "mine"})
+    actual, metadata = read_safetensors(tmp_path / "x")
+    assert metadata == {"format": "mine"} and actual.keys() == tensors.keys()
+    assert all(torch.equal(actual[name], x) and actual[name].dtype == x.dtype for name, x in tensors.items())
 
 
 @pytest.mark.parametrize("damage", [lambda x: x[:-1], lambda x: x[: len(x) // 2], lambda x: b"", lambda x: b"PK" + x])

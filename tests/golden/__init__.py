@@ -1,1 +1,1 @@
-"""Files that earlier versions wrote, which must keep loading, and the scripts that made them."""
+"""Files written by earlier versions, which must keep loading, and the scripts that created them."""

@@ -1,7 +1,7 @@
 """``python -m tests.golden.make_fairseq [ARCHITECTURE ...]``: tiny checkpoints of fairseq-train, and their logits.
 
-Run it for an architecture that has none yet, by name. Never to mend a failing test: these files stand for those that
-users have. Only a change that is meant to be without regard to earlier checkpoints makes one anew.
+Name an architecture that has no checkpoint yet. Never run it to fix a failing test: these files stand for those that
+users have. Only a change that intentionally breaks earlier checkpoints requires new ones.
 """
 
 import argparse
@@ -39,28 +39,30 @@ _FURTHER: dict[str, list[str]] = {
     "daft_full_lm": ["--daft-bias-dim", "4"],
     "daft_conv_lm": ["--daft-window", "4"],
 }
-#: Named sizes have their options in another kind of configuration, one here for each host's way of holding it.
+#: Named sizes store their options in another kind of configuration; one is listed for each way in which a host does so.
 NAMED_SIZES = {
     "flowformer_lm_wiki103": "flowformer_lm",
     "flash_lm_base": "flash_lm",
     "flash_mlm_base": "flash_mlm",
     "daft_full_lm_enwik8": "daft_full_lm",
-    "daft_conv_lm_enwik8": "daft_conv_lm",  # of width 16, made without a number of heads when that meant 8
+    "daft_conv_lm_enwik8": "daft_conv_lm",  # of width 16, created without a number of heads when the default was 8
 }
 
 
 def registered() -> list[str]:
-    """Every language model and masked model that is a class of its own, and the named sizes."""
+    """Every language model and masked model that is a separate class, and the named sizes."""
     derived = ("attention", "decision", "decision_baselines", "encoder_decoder", "time_series", "time_series_baselines")
     derived += ("long_range_arena", "hybrid")
     others = tuple(f"fairseq_plugin.models.{name}" for name in derived)
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
-    ours = [name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others]
-    return [*ours, *NAMED_SIZES]
+    registered_names = [
+        name for name, module in modules.items() if module.startswith("fairseq_plugin.") and module not in others
+    ]
+    return [*registered_names, *NAMED_SIZES]
 
 
 def load(arch: str, folder: Path = FOLDER) -> nn.Module:
-    """The model in FOLDER/ARCH.pt, as a user loads it, in evaluation mode."""
+    """The model in FOLDER/ARCH.pt, loaded as a user does, in evaluation mode."""
     hub = ARCH_MODEL_REGISTRY[arch].from_pretrained(str(folder), f"{arch}.pt", data_name_or_path=str(FOLDER))
     model = hub.models[0] if hasattr(hub, "models") else hub.model
     model.eval()
@@ -99,7 +101,7 @@ def _training(arch: str, data: str, save_dir: str) -> list[str]:
         "--num-workers",
         "0",
         "--data-buffer-size",
-        "0",  # no reader thread, in which a training that ends may abort
+        "0",  # no reader thread, which may abort when training ends
         "--disable-validation",
     ]
 
@@ -124,7 +126,7 @@ def _train(architectures: Sequence[str], folder: Path) -> None:
 
 
 def _shown(model: nn.Module) -> nn.Module:
-    """``model`` with weights under which its logits depend on every part of it."""
+    """Give ``model`` weights for which its logits depend on every part of it."""
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -135,14 +137,14 @@ def _shown(model: nn.Module) -> nn.Module:
 
 
 def other_first_token(tokens: Tensor) -> Tensor:
-    """tokens (B, T) with another word at the first position."""
+    """tokens (B, T) with a different first token."""
     other = tokens.clone()
     other[:, 0] = 4 + (tokens[:, 0] - 3) % len(WORDS)
     return other
 
 
 def _relative(stored: Any, folder: Path) -> Any:
-    """Options without the paths of the machine."""
+    """Options without machine-specific paths."""
     if isinstance(stored, dict):
         return {name: _relative(value, folder) for name, value in stored.items()}
     if isinstance(stored, argparse.Namespace):
@@ -153,7 +155,7 @@ def _relative(stored: Any, folder: Path) -> Any:
 
 
 def main(architectures: Sequence[str]) -> None:
-    """Train each for one update, then give it weights under which every part shows, and keep its logits beside."""
+    """Train each for one update, set weights for which every part matters, and store the logits with the checkpoint."""
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / "dict.txt").write_text("".join(f"{word} 1\n" for word in WORDS))
     sequence = torch.randint(4, 12, (2, 15))

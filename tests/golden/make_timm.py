@@ -1,7 +1,7 @@
 """``python -m tests.golden.make_timm``: tiny checkpoints of the image models, with an input and its logits.
 
-It writes those that are not there and leaves the others alone. Never remove one to mend a failing test: these files
-stand for those that users have. Only a change that is meant to be without regard to earlier checkpoints makes one anew.
+It writes missing files and keeps existing ones. Never remove one to fix a failing test: these files stand for those
+that users have. Only a change that intentionally breaks earlier checkpoints requires new ones.
 """
 
 import json
@@ -24,8 +24,8 @@ _HIERARCHICAL: dict[str, Any] = dict(
     img_size=16, embed_dims=(8, 12), depths=(1, 1), num_heads=2, num_classes=3, out_indices=(0, 1)
 )
 _COLUMNAR: dict[str, Any] = dict(img_size=16, patch_size=4, embed_dim=16, depth=1, num_classes=3)
-#: File -> model and the arguments that make it tiny. Shapes of the image and the filters are no squares where they
-#: need not be, so that rows cannot be taken for columns.
+#: File -> model and the arguments that make it tiny. Images and filters are not square where this is possible, so that
+#: rows and columns cannot be confused.
 GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
     "flowformer_hier_s": ("flowformer_hier_s", {**_HIERARCHICAL, "img_size": (16, 24)}),
     "flowformer_hier_s_12h": ("flowformer_hier_s_12h", _HIERARCHICAL),
@@ -40,7 +40,7 @@ GOLDEN: dict[str, tuple[str, dict[str, Any]]] = {
     "daft_conv_s_h16": ("daft_conv_s_h16", {**_COLUMNAR, "num_heads": 4, "window": 3, "reparameterize": False}),
     "daft_conv_s.gumbel": ("daft_conv_s", {**_COLUMNAR, "num_heads": 4, "window": 3, "gumbel_temperature": 0.5}),
 }
-#: Registered models without a file: of the same class as another, differing in arguments that are given here anyway.
+#: Registered models without a file: they share the class of another, and differ in arguments that are overridden here.
 SIZES_OF = {
     "daft_conv_b_384": "daft_conv_s_h16",
     "daft_conv_test": "daft_conv_s_h16",
@@ -53,9 +53,9 @@ SIZES_OF = {
 
 
 def registered() -> list[str]:
-    """Every image model of the plugin."""
-    ours = timm_plugin
-    modules = (ours.daft, ours.flash, ours.flowformer, ours.flowformer_deit, ours.hierarchical_baselines)
+    """Every image model that the plugin registers."""
+    plugin = timm_plugin
+    modules = (plugin.daft, plugin.flash, plugin.flowformer, plugin.flowformer_deit, plugin.hierarchical_baselines)
     return [
         name
         for name in timm.list_models()
@@ -69,7 +69,7 @@ def weights(file: str) -> Path:
 
 
 def expected(file: str) -> Path:
-    """The input and the logits beside it."""
+    """The stored input and its logits."""
     return FOLDER / f"{file}.expected.safetensors"
 
 
@@ -86,7 +86,7 @@ def make(file: str) -> None:
 
 
 def stored(file: str) -> tuple[str, dict[str, Any], Tensor, Tensor]:
-    """Model, arguments, images and logits of the checkpoint ``file``."""
+    """Load model, arguments, images and logits of the checkpoint ``file``."""
     with safe_open(weights(file), "pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(expected(file))

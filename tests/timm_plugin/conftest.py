@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Models this small are fastest on one thread, and on a busy machine waiting threads cost far more."""
+    """Models this small are fastest on one thread, and waiting threads cost far more on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""The command that writes a starting point: what it prints and writes, and that it writes nothing when it fails."""
+"""The command that writes a starting point: its output and files, and that it writes nothing if it fails."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin.convert import convert, main, read_weights
 
-#: As they are typed after --model-kwargs.
+#: Arguments as they are typed after --model-kwargs.
 SMALL = [f"{name}={value}" for name, value in STOCK.items()]
 
 
@@ -41,9 +41,9 @@ def test_the_command(stock_file, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == f"{tmp_path / 'start'}: daft_conv_s_h16"
-    (said,) = [line for line in lines if "tensors of the checkpoint are taken" in line]
-    assert "left out: cls_token, pos_embed, head.weight, head.bias; " in said
-    assert said.endswith("taken in part: blocks.*.attn.qkv.weight (2), blocks.*.attn.qkv.bias (2)")
+    (summary,) = [line for line in lines if "tensors of the checkpoint are taken" in line]
+    assert "left out: cls_token, pos_embed, head.weight, head.bias; " in summary
+    assert summary.endswith("taken in part: blocks.*.attn.qkv.weight (2), blocks.*.attn.qkv.bias (2)")
     model = timm.create_model(f"local-dir:{tmp_path / 'start'}", pretrained=True)
     assert (model.num_classes, model.embed_dim, len(model.blocks)) == (5, 48, 2)
     assert torch.equal(model.blocks[1].mlp.fc1.weight, stock_state()["blocks.1.mlp.fc1.weight"])
@@ -89,9 +89,9 @@ def test_weights_of_a_training(tmp_path, caplog):
     for name in ("ema.pth.tar", "alone.pth"):
         assert_same(read_weights(tmp_path / name, use_ema=True), averaged)
     assert_same(read_weights(tmp_path / "alone.pth"), averaged)
-    said = warnings_of(caplog)
-    assert len(said) == 2 and all("ema.pth.tar" in line for line in said)  # the file that has both, each time
-    assert "plain weights are taken" in said[0] and "averaged weights are taken" in said[1]
+    messages = warnings_of(caplog)
+    assert len(messages) == 2 and all("ema.pth.tar" in line for line in messages)  # each names the file that has both
+    assert "plain weights are taken" in messages[0] and "averaged weights are taken" in messages[1]
     with pytest.raises(ValueError, match="--use-ema is given, and .*last.pth.tar"):
         read_weights(tmp_path / "last.pth.tar", use_ema=True)
 
@@ -104,7 +104,7 @@ def test_a_target_in_another_format_is_refused_before_work(suffix, tmp_path):
 
 
 def test_the_targets_tensors_stand_by_themselves(stock_file):
-    """What is converted shares nothing with the file or with another conversion."""
+    """A converted checkpoint shares no memory with the file or with another conversion."""
     small = dict(STOCK, num_heads=16)
     first = convert("daft_conv_s", stock_file, small)
     before = copy_of(first.state_dict())
@@ -114,14 +114,14 @@ def test_the_targets_tensors_stand_by_themselves(stock_file):
 
 
 def fails(arguments, folder, message):
-    """The command ends with one line that has ``message``, and nothing was written to ``folder``."""
+    """Check that the command ends with one line containing ``message``, and writes nothing to ``folder``."""
     present = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as exited:
         main(list(map(str, arguments)))
-    said = str(exited.value)
-    assert said.startswith("python -m timm_plugin.convert: ") and message in said, said
+    error = str(exited.value)
+    assert error.startswith("python -m timm_plugin.convert: ") and message in error, error
     assert sorted(folder.rglob("*")) == present
-    return said
+    return error
 
 
 @pytest.mark.parametrize("target", ["start.safetensors", "start"])
@@ -133,8 +133,8 @@ def test_unusable_files(target, tmp_path):
         with pytest.raises(ValueError, match=path.name):
             read_weights(path)
         fails(["daft_conv_s", path, tmp_path / target, "--model-kwargs", *SMALL], tmp_path, path.name)
-    said = fails(["daft_conv_s", files[-1], tmp_path / target], tmp_path, "posix.system")
-    assert "holds code or classes that are not allowed" in said
+    line = fails(["daft_conv_s", files[-1], tmp_path / target], tmp_path, "posix.system")
+    assert "holds code or classes that are not allowed" in line
     assert not trace.exists()
 
 

@@ -1,4 +1,4 @@
-"""A host that does not fit gives one ImportError with the cause and the command that helps."""
+"""An incompatible host raises one ImportError with the cause and a command that helps."""
 
 import importlib
 import runpy
@@ -16,7 +16,7 @@ INSTALL = r"pip install '\.\[timm\]'"
 
 
 def _fake(monkeypatch, tmp_path, name: str, source: str) -> Path:
-    """A package ``name`` that is found before the real one, which is forgotten for the test."""
+    """Create a package ``name`` that is found before the real one, which is unloaded for the test."""
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text(source)
     monkeypatch.delitem(sys.modules, name)
@@ -26,7 +26,7 @@ def _fake(monkeypatch, tmp_path, name: str, source: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def modules_put_back(monkeypatch):
-    """What a test imports in place of the real packages is gone after it."""
+    """Remove modules that a test imports in place of the real packages."""
     for name in ("common", "timm", "torchvision"):
         monkeypatch.setitem(sys.modules, name, sys.modules[name])
 
@@ -68,7 +68,7 @@ def test_new_timm(monkeypatch, tmp_path, version):
 
 @pytest.mark.parametrize("plugin", ["timm_plugin", "fairseq_plugin"])
 def test_an_error_of_our_own_package_is_not_called_a_foreign_one(monkeypatch, tmp_path, plugin):
-    """A checkout whose ``common`` fails, because torch or another package is missing."""
+    """In a checkout, ``common`` fails because torch or another package is missing."""
     _fake(monkeypatch, tmp_path, "common", "import no_such_module")
     shutil.copytree(CHECKOUT / plugin, tmp_path / plugin)
     checks = runpy.run_path(str(tmp_path / plugin / "_host.py"))
@@ -99,7 +99,7 @@ def test_foreign_common_that_is_only_a_folder(monkeypatch):
     ("name", "message"), [("timm", "timm_plugin needs timm"), ("common", "timm_plugin needs .*package common")]
 )
 def test_the_import_itself_fails_so(monkeypatch, name, message):
-    """Before anything of the plugin that would fail in another way is imported."""
+    """Before any part of the plugin that would fail in another way is imported."""
     for module in [module for module in sys.modules if module.split(".")[0] == "timm_plugin"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, types.ModuleType("common") if name == "common" else None)

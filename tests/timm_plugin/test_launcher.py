@@ -50,7 +50,7 @@ def script(tmp_path):
 
 
 def _launch(script: Path, *arguments: str, folder: Path, **environment: str) -> dict:
-    """What the script writes, run by the launcher in ``folder``."""
+    """The output of the script, run by the launcher in ``folder``."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     answer = script.parent / "answer"
     result = subprocess.run(
@@ -66,7 +66,7 @@ def _launch(script: Path, *arguments: str, folder: Path, **environment: str) -> 
 
 
 def test_script_runs_as_python_would_run_it(script):
-    """From another folder than the script's and the checkout's."""
+    """Started from another folder than the script's and the checkout's."""
     arguments = ["--model-kwargs", "clamp=5.0", "-h", "--", "a b", ""]
     elsewhere = script.parent.parent / "elsewhere"
     assert _launch(script, *arguments, folder=elsewhere, PYTHONPATH=str(CHECKOUT)) == dict(
@@ -81,7 +81,7 @@ def test_script_runs_as_python_would_run_it(script):
 
 
 def test_started_in_the_checkout(script):
-    """Without PYTHONPATH or an install, from the checkout's folder, workers still find the plugin."""
+    """Without PYTHONPATH or an installation, in the checkout's folder, workers still find the plugin."""
     assert _launch(script, "--workers", folder=CHECKOUT)["worked"] == 2
 
 
@@ -103,7 +103,7 @@ def test_usage_and_no_such_script(arguments, status, said, capsys):
     assert said in (captured.err if status else captured.out)
 
 
-#: What timm's scripts do: their own parser, with abbreviations and a YAML file of defaults, then one model.
+#: Like timm's scripts: their own parser, with abbreviations and a YAML file of defaults, then one model.
 CREATES = """
 import argparse, pathlib, sys
 import yaml
@@ -130,7 +130,7 @@ pathlib.Path(sys.argv[0] + ".layers").write_text(" ".join(layers))
 
 @pytest.fixture
 def creating(tmp_path, monkeypatch):
-    """A script that creates a model; what the launcher changes is put back."""
+    """A script that creates a model; the launcher's changes are undone."""
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(timm, "create_model", timm.create_model)
@@ -154,7 +154,7 @@ def _config(script: Path, text: str) -> str:
 
 
 def _refusal(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
-    """The one line with which a script ends that is refused, after the name of the plugin."""
+    """The one-line error that ends a refused script, without the plugin's name."""
     with pytest.raises(SystemExit) as exited:
         main(arguments)
     assert exited.value.code == 2
@@ -228,7 +228,7 @@ def test_errors_of_a_script_stay_what_they_are(creating):
     "arguments, kind",
     [
         ([*VIT, "attn_layer=flow", *SMALL], "FlowSelfAttention"),
-        # What the script adds to the arguments counts: a model without class token needs --gp.
+        # Arguments that the script adds also count: a model without class token needs --gp.
         (["--gp", "avg", *VIT, "attn_layer=flow", "class_token=False", *SMALL], "FlowSelfAttention"),
         ([*VIT, "attn_layer=cosformer", *SMALL], "CosformerSelfAttention"),
         ([*VIT, "attn_layer=flow,hedgehog*2", *SMALL, "depth=3"], "HedgehogSelfAttention"),
@@ -244,7 +244,7 @@ def test_a_model_that_can_be_made_is_made(creating, arguments, kind):
 
 
 def test_layers_are_told_the_grid(creating):
-    """They refuse images otherwise: timm tells them nothing."""
+    """Without a grid they refuse images, and timm does not pass it to them."""
     creating.write_text(CREATES + "import torch\nmodel(torch.randn(1, 3, 32, 32))\n")
     main([str(creating), "--gp", "avg", *VIT, "attn_layer=daft_conv", "class_token=False", *SMALL])
     assert "DaftConvSelfAttention" in _layers(creating)
@@ -262,14 +262,14 @@ def test_layers_are_told_the_grid(creating):
     ],
 )
 def test_what_a_script_or_timm_refuses_is_left_to_them(creating, arguments, error):
-    """Nothing is read or refused before the script runs, and its errors arrive as they are."""
+    """Nothing is read or refused before the script runs, and its errors are passed on unchanged."""
     arguments = [_config(creating, x) if "\n" in x else x for x in arguments]
     with pytest.raises(error) as raised:
         main([str(creating), *arguments])
     assert not isinstance(raised.value, ValueError)
 
 
-#: timm's scripts that want a GPU unless they are told otherwise.
+#: timm's scripts that use a GPU by default.
 SCRIPTS = re.compile(r"\b(train|validate|inference|benchmark|bulk_runner)\.py\b.* --")
 
 

@@ -1,4 +1,4 @@
-"""A mistake in any argument of ours is one line that says the argument, the value, and what is near or allowed."""
+"""An error in any of our arguments is one line with the argument, the value, and similar or allowed ones."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from timm_plugin.models.flowformer import Flowformer
 
 VIT = "vit_tiny_patch16_224"
 SMALL = dict(img_size=32, depth=2, embed_dim=32, num_heads=2, num_classes=3)
-#: One model of each class of ours, and what makes it small.
+#: One model of each of our classes, with arguments that make it small.
 OURS = {
     "flowformer_hier_test": {},
     "soft_hier_s": dict(embed_dims=(16, 24), depths=(1, 1)),
@@ -21,7 +21,7 @@ OURS = {
     "flash_vit_s": dict(embed_dim=32, depth=1),
     "mixer_deit_s": dict(num_blocks=1),
 }
-#: What is given as the attention of a model, and what the message must hold.
+#: An attention for a model, and the text that the message must contain.
 NO_ATTENTION = [
     ("flwo", "'flwo'.*nearest: 'flow'"),
     ("flow*1000000000", r"'flow\*1000000000'.*allowed"),
@@ -49,12 +49,12 @@ def _one_line(said: str, call: Callable) -> None:
 
 @pytest.mark.parametrize(("name", "said"), NO_ATTENTION)
 def test_attention_that_is_none(name, said):
-    if name is not nn.Linear:  # a class of layers, of which timm says that it does not take heads
+    if name is not nn.Linear:  # a class of layers that does not accept heads, as timm reports
         _one_line(f"attn_layer is .*{said}", lambda: create_model(VIT, attn_layer=name, **SMALL))
         for model in ("flowformer_hier_test", "flowformer_deit_ti"):
             _one_line(f"attn_layer is .*{said}", lambda model=model: timm.create_model(model, attn_layer=name))
     _one_line(said, lambda: replace_attention(_vit(), name))
-    if not isinstance(name, dict):  # a pattern is none of one place
+    if not isinstance(name, dict):  # a pattern is never one module path
         said = "'blocks.0' is .*allowed" if "*" in str(name) or "," in str(name) else said
         _one_line(said, lambda: replace_attention(_vit(), {"blocks.0": name}))
     _one_line("attention is ", lambda: attention_layer(name))
@@ -62,8 +62,8 @@ def test_attention_that_is_none(name, said):
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_argument_that_no_model_has(name):
-    said = f"{name} has no argument 'imgsize'.*nearest: 'img_size'"
-    _one_line(said, lambda: timm.create_model(name, imgsize=64, **OURS[name]))
+    message = f"{name} has no argument 'imgsize'.*nearest: 'img_size'"
+    _one_line(message, lambda: timm.create_model(name, imgsize=64, **OURS[name]))
 
 
 def test_an_argument_that_the_class_has_not():
@@ -72,10 +72,10 @@ def test_an_argument_that_the_class_has_not():
 
 @pytest.mark.parametrize("attn_layer", ["daft_full", "cosformer", "linformer", "synthesizer", "sinkhorn"])
 def test_positions_without_a_number_of_tokens(attn_layer):
-    said, any_size = f"dynamic_img_size is True.*'{attn_layer}'", dict(dynamic_img_size=True)
-    _one_line(said, lambda: create_model(VIT, attn_layer=attn_layer, **any_size, **SMALL))
-    _one_line(said, lambda: replace_attention(_vit(**any_size), attn_layer))
-    _one_line(said, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **any_size))
+    message, any_size = f"dynamic_img_size is True.*'{attn_layer}'", dict(dynamic_img_size=True)
+    _one_line(message, lambda: create_model(VIT, attn_layer=attn_layer, **any_size, **SMALL))
+    _one_line(message, lambda: replace_attention(_vit(**any_size), attn_layer))
+    _one_line(message, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **any_size))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Importing the plugin: what it registers, that it may be done twice, and that it needs no other host."""
+"""Importing the plugin: its registered models, repeated imports, and that it needs no other host."""
 
 import configparser
 import subprocess
@@ -14,7 +14,7 @@ from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers.models import REGISTERED
 from timm_plugin import _host as host
 
-#: What finds all models of ours, and no other.
+#: Pattern that matches exactly our models.
 PATTERNS = ["daft*", "flash*", "flowformer*", "*_hier_s", "mixer_deit_s"]
 
 
@@ -77,7 +77,7 @@ print([str(warning.message).split(" in registry")[0] for warning in caught])
 
 
 def test_import_twice_reload_and_without_fairseq():
-    """In a new interpreter. timm stays as it is, and the name of somebody else's model still warns."""
+    """In a new interpreter. timm is unchanged, and replacing another package's model still warns."""
     code = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\nPATTERNS = {PATTERNS}\n{IMPORT_AGAIN}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
@@ -94,7 +94,7 @@ def test_minimum_version_is_the_one_installed_by_the_extra():
 
 @pytest.mark.parametrize("size, stock", [("s", "deit_small_patch16_224"), ("ti", "deit_tiny_patch16_224")])
 def test_flowformers_of_deits_shape_have_its_heads(size, stock):
-    """Another number of heads has the same weights and is another function of them."""
+    """Another number of heads fits the same weights but is another function of them."""
     with torch.device("meta"):
         flowformer, deit = timm.create_model(f"flowformer_deit_{size}"), timm.create_model(stock)
     assert [block.attn.num_heads for block in flowformer.blocks] == [block.attn.num_heads for block in deit.blocks]

@@ -1,4 +1,4 @@
-"""Another attention in timm's models, when they are created and when they are built already."""
+"""Replacing the attention of timm's models, during creation or afterwards."""
 
 import pytest
 import timm
@@ -59,7 +59,7 @@ def test_other_attention_is_refused_with_the_reason(name, small):
 
 
 def test_what_stays_is_a_warning(caplog):
-    """DaViT has attention of tokens in windows, and attention of channels."""
+    """DaViT has attention between tokens in windows, and attention between channels."""
     model = replace_attention(timm.create_model("davit_tiny", depths=(1, 1, 1, 1), num_classes=3).eval(), "flow")
     (line,) = warnings_of(caplog)
     assert "these stay: ChannelAttention" in line
@@ -69,7 +69,7 @@ def test_what_stays_is_a_warning(caplog):
 
 @pytest.mark.parametrize("kind, shape", [(convit.MHSA, (2, 6, 24)), (volo.Attention, (2, 2, 3, 24))])
 def test_attention_under_another_name_and_of_maps(kind, shape):
-    """ConViT's has neither "attention" nor "attn" in its name; VOLO's takes maps of tokens."""
+    """ConViT's class names contain neither "attention" nor "attn"; VOLO's attention takes maps of tokens."""
     model = torch.nn.Sequential(kind(24, num_heads=3, qkv_bias=True)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -82,7 +82,7 @@ def test_attention_under_another_name_and_of_maps(kind, shape):
 
 
 def test_numbers_that_no_parameter_shows_tell_kinds_apart():
-    """Two layers of one class and of the same parameters, of which the second scales its scores in its own way."""
+    """Two layers of one class with equal parameters, the second of which scales its scores differently."""
 
     class ScaledAttention(Attention):
         def forward(self, x):
@@ -127,7 +127,7 @@ def test_attention_on_a_grid_without_one_is_refused(name):
 
 @pytest.mark.parametrize(("name", "stated"), [("soft", {}), ("daft_conv", {"window": 3}), ("cosformer", {})])
 def test_stages_have_grids_of_their_own(name, stated):
-    """It is the model that is built with this attention: it takes its weights, and computes the same."""
+    """The result equals the model built with this attention: it loads its weights, and computes the same."""
     args = dict(img_size=64, num_classes=5)
     model = replace_attention(timm.create_model("flowformer_hier_test", **args).eval(), name, **stated)
     built = timm.create_model("flowformer_hier_test", attn_layer=name, **args, **stated).eval()
@@ -151,14 +151,14 @@ def test_a_stage_that_does_not_fit_leaves_the_model_as_it_is():
 
 @pytest.mark.parametrize("case", ["daft_conv", "daft_conv_vit", "hier", "daft_full"])
 def test_timms_reparameterisation(case):
-    """``--reparam`` of timm's scripts calls what a module has under its name."""
+    """``--reparam`` of timm's scripts calls a method of the module by its name."""
     model = build(case)
     draw_filters(model)
     expected = model(images(model))
     assert_close("logits", reparameterize_model(model)(images(model)), expected)
 
 
-# ---- create_model, which raises where timm's models leave out the attention that they were asked for
+# ---- create_model, which raises if timm's models ignore the requested attention
 
 CREATED = dict(img_size=48, depth=2, num_classes=3)
 
@@ -179,7 +179,7 @@ def test_a_model_that_uses_it_is_timms(attn_layer):
 def test_a_model_that_ignores_it_is_refused(name):
     with torch.device("meta"):
         ignored = timm.create_model(name, attn_layer="flow", depth=1)
-        assert not any(isinstance(module, SelfAttention) for module in ignored.modules())  # why create_model is there
+        assert not any(isinstance(module, SelfAttention) for module in ignored.modules())  # why create_model exists
         with pytest.raises(ValueError, match=f"attn_layer is 'flow', .*{name}"):
             create_model(name, attn_layer="flow", depth=1)
 

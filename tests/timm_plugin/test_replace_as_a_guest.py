@@ -1,4 +1,4 @@
-"""``replace_attention`` is a guest: sharing, hooks, freezing, seeds and reparametrised weights of a model stay."""
+"""``replace_attention`` keeps a model's sharing, hooks, freezing, seeds and reparametrised weights."""
 
 import copy
 import pickle
@@ -38,9 +38,9 @@ def test_a_module_in_two_places_is_replaced_by_one():
     shared = Attention(32, 2)
     model = nn.ModuleDict({"a": nn.Sequential(shared, shared), "b": nn.Sequential(Attention(32, 2), shared)})
     replace_attention(model, "flow")
-    places = [model["a"][0], model["a"][1], model["b"][1]]
-    assert all(place is places[0] for place in places) and isinstance(places[0], SelfAttention)
-    assert isinstance(model["b"][0], SelfAttention) and model["b"][0] is not places[0]
+    layers = [model["a"][0], model["a"][1], model["b"][1]]
+    assert all(layer is layers[0] for layer in layers) and isinstance(layers[0], SelfAttention)
+    assert isinstance(model["b"][0], SelfAttention) and model["b"][0] is not layers[0]
     assert len(list(model.parameters())) == 6
 
 
@@ -59,7 +59,7 @@ def test_an_attention_itself_cannot_be_replaced():
         replace_attention(nn.Linear(2, 2), "flow")
 
 
-# ---- ours again
+# ---- our layers again
 
 
 def test_ours_are_replaced_again(caplog):
@@ -72,7 +72,7 @@ def test_ours_are_replaced_again(caplog):
     assert all(torch.equal(model.state_dict()[name], x) for name, x in weights.items())
     images = torch.randn(1, 3, 64, 64)
     for each in (model, expected):
-        each.eval().set_input_size(64)  # nothing of Linformer's grid is left
+        each.eval().set_input_size(64)  # nothing of Linformer's grid remains
     assert_close("logits", model(images), expected(images))
 
 
@@ -158,7 +158,7 @@ def test_seeded_runs_do_not_change(name):
 
 
 def test_a_seeded_training_is_the_same_with_and_without():
-    """Dropout after the call draws what it draws without it: ours with softmax computes the same."""
+    """Dropout after the call draws the same numbers as without it: our softmax computes the same."""
 
     def losses(replaced: bool) -> list[float]:
         model = _vit(proj_drop_rate=0.3, drop_path_rate=0.2).train()
@@ -216,7 +216,7 @@ REPARAMETERS = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("how", REPARAMETERS)
 def test_reparametrised_projections(how):
-    """Softmax of ours goes on with them; a mechanism of other widths would lose them, and refuses."""
+    """Our softmax keeps them; a mechanism of other widths would lose them, and refuses."""
     model = _alone().eval()
     REPARAMETERS[how](model[0].qkv)
     names = [name for name, _ in model.named_parameters()]
@@ -237,7 +237,7 @@ def test_reparametrised_projections(how):
 
 @pytest.mark.parametrize("name", ["soft", "daft_conv", "daft_full"])
 def test_a_pickle_of_version_0_2(name):
-    """It has the grid that was told in place of the class's, and does not say whether there are positions."""
+    """The pickle stores the grid in place of the class's, and does not say whether there are positions."""
     args = {} if name == "daft_full" else dict(class_token=False, global_pool="avg")
     model = replace_attention(_vit(**args), name).eval()
     layer = model.blocks[0].attn

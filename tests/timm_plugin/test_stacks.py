@@ -1,4 +1,4 @@
-"""Models whose layers have several kinds of attention: by a pattern that repeats, or by places."""
+"""Models whose layers have several kinds of attention: by a repeating pattern, or by module paths."""
 
 import copy
 import pickle
@@ -60,7 +60,7 @@ def test_a_pattern_repeats_over_the_stages_of_a_hierarchical_flowformer():
     assert mechanisms(model) == ["soft", "flow", "flow", "flow", "cosformer"]  # the third stage has two blocks
     assert model.stages[0].blocks[0].attn.options.ratio == 2 and model.stages[1].blocks[0].attn.options.form == "paper"
     built = create_model(HIER_NAME, attn_layer="soft,flow*2,cosformer", **HIER).eval()
-    assert built.stages[0].blocks[0].attn.options.ratio == 8  # SOFT's own, by stage
+    assert built.stages[0].blocks[0].attn.options.ratio == 8  # SOFT's own options, by stage
     replaced = replace_attention(timm.create_model(HIER_NAME, **HIER).eval(), "soft,flow*2,cosformer")
     replaced.load_state_dict(built.state_dict())
     assert torch.equal(replaced(images(built)), built(images(built)))
@@ -155,7 +155,7 @@ def test_copies_pickles_and_files_keep_the_mechanisms():
 
 
 def test_a_stack_of_other_kinds_is_a_warning():
-    """Nothing but the record tells flow's weights from those of linear attention."""
+    """Only the record distinguishes flow's weights from those of linear attention."""
     weights = create_model(VIT, attn_layer="flow,linear", **SMALL).state_dict()
     with pytest.warns(UserWarning, match="attention='linear'.*attention='flow'"):
         create_model(VIT, attn_layer="linear,flow", **SMALL).load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""Every way to make a model of ours goes through timm's format of folders, to the same weights, output and meaning."""
+"""Every way to create our models goes through timm's folder format, with the same weights, output and meaning."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ WAYS = {
     "FLASH": lambda: timm.create_model("flash_vit_s", img_size=32, embed_dim=48, depth=1, query_dim=16, num_classes=3),
 }
 
-#: What a user, or a script of timm's, does in an interpreter of its own.
+#: Code that a user, or a script of timm's, runs in a separate interpreter.
 LOAD = """
 import sys, torch, timm
 from timm_plugin.layers.attention import SelfAttention
@@ -101,7 +101,7 @@ def _size(model: nn.Module) -> tuple[int, int]:
 
 
 def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
-    """Loaded by another interpreter and through the launcher, without a warning, to the same bits."""
+    """Loaded by another interpreter and through the launcher, without a warning, bit for bit."""
     folders, expected = [], []
     for number, make in enumerate(WAYS.values()):
         model, folder = randomise(make()), tmp_path / str(number)
@@ -163,7 +163,7 @@ def test_what_would_not_reach_the_stored_attention_is_refused(arguments, said, t
 
 KIND = {"name": "flow", "options": {}, "places": ["blocks.0.attn"]}
 LONG = "x" * 9999
-#: Names of arguments that are no options.
+#: Argument names that are not options.
 TAKEN = ("name", "max_tokens", "grid_size")
 
 
@@ -223,7 +223,7 @@ def test_weights_that_hold_code_do_not_run_it(tmp_path):
 
 
 class Own(attention_layer("flow")):
-    """A class of a user's own."""
+    """A class defined by a user."""
 
 
 def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
@@ -232,13 +232,16 @@ def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
             save_for_hf(model, tmp_path)
         with pytest.raises(ValueError, match="Own, a class of your own"):
             store_attention(model)
-    for what, said in ((nn.Sequential(model), "Sequential that does not know its"), (_vit(), "without attention of")):
-        with pytest.raises(ValueError, match=said):
+    for what, message in (
+        (nn.Sequential(model), "Sequential that does not know its"),
+        (_vit(), "without attention of"),
+    ):
+        with pytest.raises(ValueError, match=message):
             store_attention(what)
 
 
 def test_push_to_the_hub_writes_the_same(tmp_path, monkeypatch):
-    """Without the network: whatever is uploaded is kept, and the rest of the interface answers."""
+    """Without network access: uploads are stored, and the rest of the interface returns answers."""
     uploaded = {}
 
     def upload_folder(self, *, folder_path, **keywords):

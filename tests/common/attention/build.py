@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from common.attention import InnerAttention, build_attention
 
-#: What a host knows, and small chunks and windows.
+#: Options that a host always passes, and small chunks and windows.
 SHAPE = {"num_heads": 2, "head_dim": 4, "max_tokens": 24}
 REQUIRED = {
     "combiner": {**SHAPE, "row_length": 4},
@@ -16,7 +16,7 @@ REQUIRED = {
 
 
 def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, **options) -> InnerAttention:
-    """The attention for two heads of four channels, its parameters large enough to matter."""
+    """Build the attention for two heads of four channels, with parameters large enough to affect the output."""
     module = build_attention(name, causal=causal, **{**REQUIRED.get(name, SHAPE), **options})
     for parameter in module.parameters():
         nn.init.normal_(parameter)
@@ -24,5 +24,5 @@ def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, *
 
 
 def narrow(module: InnerAttention, k: Tensor) -> Tensor:
-    """k (B, H, n, d) with the channels alone that keys of the module have."""
+    """Keep of k (B, H, n, d) only the channels that the module's keys have."""
     return k[..., : module.projections(k.shape[-1])["k"]]

@@ -1,4 +1,4 @@
-"""The Combiner module: summaries of rows from what their tokens attend to."""
+"""The Combiner module: rows are summarised from what their tokens attend to."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_the_key_of_a_summary_is_w2_norm_x_plus_w1_a(rotary, causal):
     module = build("combiner", causal, rotary=rotary)
     turn = (lambda heads: rotate(heads, torch.arange(13))) if rotary else (lambda heads: heads)
     a = row_attention(turn(q), turn(k), v, row_length=4)
-    joined = torch.cat([a[:, 0], a[:, 1]], dim=-1)  # (B, n, D), heads side by side as a Transformer joins them
+    joined = torch.cat([a[:, 0], a[:, 1]], dim=-1)  # (B, n, D) with the heads joined, as in a Transformer
     w1, norm, w2 = module.summary_proj, module.summary_norm, module.summary_k_proj
     normal = F.layer_norm(x + joined @ w1.weight.T + w1.bias, (8,), norm.weight, norm.bias)
     keys = normal @ w2.weight.T + w2.bias
@@ -48,7 +48,7 @@ def test_it_has_two_matrices_of_the_width_more_than_a_transformer():
 
 
 def one_by_one(module, tensors, state):
-    """The outputs of tokens one after the other, and the state after each."""
+    """The outputs of the tokens computed one at a time, and the state after each."""
     outputs, states = [], []
     for t in range(tensors[0].shape[2]):
         q, k, v, x = tensors
@@ -60,7 +60,7 @@ def one_by_one(module, tensors, state):
 
 @torch.no_grad()
 def test_summaries_are_formed_once_when_their_row_is_full():
-    """So most steps cost what a token sees, and not what it took to summarise it."""
+    """Most steps therefore cost only what a token sees, without the cost of a summary."""
     tensors, module = inputs_of(16, batch=1), build("combiner", causal=True)
     q, k, v, x = (y.detach() for y in tensors)
     _, state = module.extend(q[:, :, :8], k[:, :, :8], v[:, :, :8], x=x[:, :8])

@@ -1,4 +1,4 @@
-"""The DAFT modules: the ops with learned biases and filters, the selection, the entropy, and what they refuse."""
+"""The DAFT modules: the ops with learned biases and filters, selection, entropy, and refused arguments."""
 
 import copy
 import math
@@ -21,7 +21,7 @@ gating = pytest.mark.parametrize("query", [True, False], ids=["gated", "ungated"
 
 
 def joined(*tensors):
-    """(B, H, n, c) -> (B, n, H c), heads side by side, as the ops take them; None stays."""
+    """(B, H, n, c) -> (B, n, H c), heads joined as the ops expect them; None is returned as None."""
     return [None if x is None else torch.cat(x.unbind(1), dim=-1) for x in tensors]
 
 
@@ -37,25 +37,25 @@ def conv_inputs(tokens, heads=2, channels=4, query=True, **options):
 
 
 def compare(out, expected, inputs, module):
-    """Values, and gradients of the inputs and of every parameter."""
+    """Compare the outputs, and the gradients of the inputs and of every parameter."""
     assert_close("out", out, expected)
     leaves = {name: x for name, x in zip("qkv", inputs) if x is not None}
     leaves.update(module.named_parameters())
     for name, actual, wanted in zip(leaves, gradients(out, leaves.values()), gradients(expected, leaves.values())):
-        if name == "beta" and module.local_only:  # cancels where the window is all that is seen
+        if name == "beta" and module.local_only:  # cancels where a token sees only its window
             assert actual.abs().max() < 1e-9
         else:
             assert_close(f"gradient of {name}", actual, wanted, 1e-8)
 
 
 def literal_filters(module):
-    """γ (r - mean) / std + β per head, entry by entry, the deviation that of a population."""
+    """γ (r - mean) / std + β per head, entry by entry, with the population standard deviation."""
     filters = []
     for head in range(module.r.shape[0]):
         entries = module.r[head].flatten()
         mean = sum(entries) / len(entries)
         variance = sum((x - mean) ** 2 for x in entries) / len(entries)
-        deviation = (variance + 1e-6).sqrt()  # not 0 for one entry
+        deviation = (variance + 1e-6).sqrt()  # so that the standard deviation of a single entry is not 0
         scaled = [module.gamma[head, 0] * (x - mean) / deviation + module.beta[head, 0] for x in entries]
         filters.append(torch.stack(scaled).view_as(module.r[head]))
     return torch.stack(filters)
@@ -66,7 +66,7 @@ def literal_filters(module):
 
 @causality
 def test_the_bias_goes_from_keys_to_queries(causal):
-    """One large entry of row t, column t' sends token t to t', and not the other way."""
+    """One large entry in row t, column t' sends token t to t', and not t' to t."""
     module = build("daft_full", causal, bias_dim=None, max_tokens=6)
     with torch.no_grad():
         module.w.zero_()[4, 1] = 60.0
@@ -121,7 +121,7 @@ def test_filters_are_standardised_and_scaled_per_head(window):
 @pytest.mark.parametrize(("heads", "channels"), [(1, 6), (6, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("window", [1, 3, 61])
 def test_one_head_one_channel_and_any_window(window, heads, channels, causal):
-    """A window of one entry has deviation 0: its filter is β."""
+    """A window of one entry has standard deviation 0, so its filter is β."""
     inputs = conv_inputs(9, heads=heads, channels=channels)
     module = build("daft_conv", causal, num_heads=heads, window=window)
     r = module.beta if window == 1 else literal_filters(module)
@@ -171,12 +171,12 @@ def test_the_parameters_of_daft_conv():
 
 
 def one_hot(module):
-    """The filters with their largest entry alone, entry by entry."""
+    """The filters with only their largest entry, set entry by entry."""
     r = module.position_bias()
     filters = torch.zeros_like(r)
     for head in range(len(r)):
-        place = max(range(r[head].numel()), key=lambda i: r[head].flatten()[i])
-        filters[head].view(-1)[place] = r[head].flatten()[place]
+        largest = max(range(r[head].numel()), key=lambda i: r[head].flatten()[i])
+        filters[head].view(-1)[largest] = r[head].flatten()[largest]
     return filters
 
 
@@ -185,7 +185,7 @@ def test_training_multiplies_filters_by_a_sample_of_gumbel_softmax(causal):
     inputs, mask = conv_inputs(13), padding("left", 2, 13)
     module = build("daft_conv", causal, gumbel_temperature=0.5).train()
     torch.manual_seed(3)
-    # Gumbel noise by its definition, which is how torch draws it: -log of an exponential variable.
+    # Gumbel noise by its definition, as torch draws it: -log of an exponential variable.
     noise = -torch.empty(2, 5, dtype=torch.float64).exponential_().log()
     r = literal_filters(module)
     sample = ((r + noise) / 0.5).softmax(1)
@@ -216,14 +216,16 @@ def test_the_sample_is_over_the_whole_window_of_an_image_and_the_temperature_cou
 @pytest.mark.parametrize("kind", ["sequence", "causal", "image"])
 @gating
 def test_evaluation_indexes_the_largest_entry(query, kind):
-    """The numbers are those of a convolution with filters of one entry."""
+    """The output equals that of a convolution with one-entry filters."""
     inputs, mask = conv_inputs(12, query=query), padding("holes", 2, 12)
     causal, window = kind == "causal", (3, 5) if kind == "image" else 5
-    more = {"spatial_shape": (3, 4)} if kind == "image" else {}
+    shape_arguments = {"spatial_shape": (3, 4)} if kind == "image" else {}
     module = build("daft_conv", causal, query=query, window=window, gumbel_temperature=0.5).eval()
-    reference = daft_conv_reference(*joined(*inputs), one_hot(module), causal=causal, key_padding_mask=mask, **more)
-    out = module(*inputs, mask, mask, **more)
-    assert torch.equal(out, module(*inputs, mask, mask, **more)), "nothing is drawn"
+    reference = daft_conv_reference(
+        *joined(*inputs), one_hot(module), causal=causal, key_padding_mask=mask, **shape_arguments
+    )
+    out = module(*inputs, mask, mask, **shape_arguments)
+    assert torch.equal(out, module(*inputs, mask, mask, **shape_arguments)), "nothing is drawn"
     compare(out, heads_of(reference, 2), inputs, module)
 
 
@@ -259,16 +261,16 @@ def test_the_entropy_of_a_model_is_the_sum_over_its_modules():
             position_entropy(others)
 
 
-# What both share
+# Both modules
 
 
 @pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
 def test_queries_are_given_where_they_are_wanted_alone(name):
     q, k, v = qkv(5, d=4, e=4)
-    for query, wrong, given, allowed in ((True, None, "None", "a tensor"), (False, q, "given", "None")):
+    for query, wrong, shown, allowed in ((True, None, "None", "a tensor"), (False, q, "given", "None")):
         module = build(name, True, query=query)
         for call in (module, module.extend):
-            with pytest.raises(ValueError, match=f"^q is {given}; allowed .*query={query}.*: {allowed}"):
+            with pytest.raises(ValueError, match=f"^q is {shown}; allowed .*query={query}.*: {allowed}"):
                 call(wrong, narrow(module, k), v)
 
 

@@ -1,6 +1,6 @@
-"""Declarations of a mechanism are true: its cost, the size of its state, and whether tokens are a set to it.
+"""A mechanism's declarations are true: its cost, the size of its state, and whether it is permutation-equivariant.
 
-That outputs are weighted means is tested with the maps, in ``test_record_maps.py``.
+``test_record_maps.py`` tests that outputs are weighted means, since it has the maps.
 """
 
 import math
@@ -20,7 +20,7 @@ FUNCTIONS = {"min": min, "log": math.log2}
 
 
 def value(formula: str, **letters: int) -> float:
-    """The value of a formula as people write it: "2d min(n, w) + d²" with d, n and w."""
+    """Evaluate a formula in mathematical notation, such as "2d min(n, w) + d²", with d, n and w."""
     for power, number in {"²": 2, "³": 3, "⁶": 6}.items():
         formula = formula.replace(power, f"**{number}")
     tokens, code = re.findall(r"\*\*|\d+|min|log|mod|[A-Za-z]|[-+/(),]", formula), ""
@@ -32,12 +32,12 @@ def value(formula: str, **letters: int) -> float:
 
 
 def sizes(name: str, least: int = 9) -> dict[str, int]:
-    """Small values for the letters in the formulas of a mechanism, no two of which are equal."""
+    """Small values, all different, for the letters in a mechanism's formulas."""
     return {letter: least * 3**i for i, letter in enumerate(reversed(ATTENTIONS[name].about.sizes))}
 
 
 def build(name: str, causal: bool, n: int, d: int, least: int = 9, **options: int) -> InnerAttention:
-    """A mechanism with one head and the options that its ``sizes`` stand for, for an image where it takes no other."""
+    """Build a mechanism with one head and options that match its ``sizes``; for an image if it only accepts images."""
     kind = ATTENTIONS[name]
     chosen = {kind.about.sizes[letter]: x for letter, x in sizes(name, least).items()} | options
     dims = 2 if "spatial_shape" in kind.needs else 1
@@ -54,7 +54,7 @@ def inputs(attention: InnerAttention, n: int, d: int) -> dict[str, Any]:
 
 @names
 def test_every_mechanism_says_what_it_is(name: str):
-    """Letters in formulas are n, d and those of options that there are."""
+    """The letters in a formula are n, d and those of existing options."""
     kind = ATTENTIONS[name]
     assert set(kind.about.sizes.values()) <= kind.Options.described().keys()
     assert kind.about.title and kind.about.paper and bool(kind.about.state) == ("causal" in kind.supports)
@@ -65,10 +65,10 @@ def test_every_mechanism_says_what_it_is(name: str):
 @pytest.mark.parametrize("name", supporting("causal"))
 @torch.no_grad()
 def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
-    """In numbers of float32. A state also holds counts, and whether a token is padding, a byte for each."""
+    """Sizes count float32 numbers. A state also holds counts, and one byte per token for padding."""
     attention = build(name, True, n, 16, least=18)
-    given = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
-    _, state = attention.extend(**given)
+    arguments = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
+    _, state = attention.extend(**arguments)
     numbers = sum(x.nbytes for x in state.values()) / 4
     assert numbers == pytest.approx(value(ATTENTIONS[name].about.state, n=n, d=16, **sizes(name, 18)), rel=0.02)
 
@@ -76,30 +76,30 @@ def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
 @names
 @torch.no_grad()
 def test_a_cost_grows_as_its_formula_says(name: str):
-    """In multiplications of matrices, from 512 to 1,024 tokens; sums chunk by chunk grow a little more."""
-    kind, counted, said = ATTENTIONS[name], [], []
+    """Cost counts multiplications in matrix products, from 512 to 1,024 tokens; chunked sums grow slightly faster."""
+    kind, counted, declared = ATTENTIONS[name], [], []
     least, options = (4, {"iterations": 1}) if name == "soft" else (9, {})  # rows and columns divide by its ratio
     for n in (512, 1024):
         attention = build(name, not {"bidirectional", "source"} & kind.supports, n, 8, least, **options).double()
-        given = inputs(attention, n, 8)
+        arguments = inputs(attention, n, 8)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            attention(**given)
+            attention(**arguments)
         counted.append(counter.get_total_flops())
-        said.append(value(kind.about.cost, n=n, d=8, **sizes(name, least)))
-    assert counted[1] / counted[0] == pytest.approx(said[1] / said[0], rel=0.15)
-    assert kind.linear_cost == (said[1] / said[0] < 2.3)
+        declared.append(value(kind.about.cost, n=n, d=8, **sizes(name, least)))
+    assert counted[1] / counted[0] == pytest.approx(declared[1] / declared[0], rel=0.15)
+    assert kind.linear_cost == (declared[1] / declared[0] < 2.3)
 
 
 @pytest.mark.parametrize("name", {**dict.fromkeys(supporting("bidirectional", images=True)), "flow_source": None})
 @torch.no_grad()
 def test_permutation_equivariant_says_whether_tokens_are_a_set(name: str):
-    """Windows are shorter than the sequence, so that an order is seen; a chunk of Reformer is as long."""
+    """Windows are shorter than the sequence, so that order matters; a Reformer chunk is as long as the sequence."""
     n, options = 512, {"chunk_size": 512, "rounds": 2} if name == "reformer" else {}
     attention = build(name, False, n, 8, **options).double()
     for parameter in attention.parameters():
         nn.init.normal_(parameter)
-    given, order = inputs(attention, n, 8), torch.randperm(n)
+    arguments, order = inputs(attention, n, 8), torch.randperm(n)
     dims = {"q": 2, "k": 2, "v": 2, "x": 1, "source_q": 2}
-    moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in given.items()}
-    out, permuted = attention(**given)[:, :, order], attention(**moved)
+    moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in arguments.items()}
+    out, permuted = attention(**arguments)[:, :, order], attention(**moved)
     assert ((out - permuted).norm() <= 1e-9 * out.norm()) == ATTENTIONS[name].permutation_equivariant

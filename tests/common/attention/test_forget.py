@@ -1,4 +1,4 @@
-"""Gates by which running sums forget: what the contract tests leave out."""
+"""Gates that make running sums forget: checks in addition to the contract tests."""
 
 import pytest
 import torch
@@ -18,12 +18,12 @@ SHAPE = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": 8}
 
 
 def features(name: str) -> int:
-    """Features of a key of the contract's small case."""
+    """Key features of the contract's small case."""
     return Case(name, True).build().key_features(CHANNELS)
 
 
 def log_gates(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Gates that keep between a third and nearly all."""
+    """Log gates that keep between a third and nearly all of a sum."""
     return torch.nn.functional.logsigmoid(torch.linspace(-0.7, 6.0, 97, dtype=dtype))[
         torch.randint(97, shape, generator=torch.Generator().manual_seed(3))
     ]
@@ -69,11 +69,11 @@ def test_open_gates_change_nothing_and_equal_ones_are_a_heads(name):
     module, n = Case(name, True).build(), 23
     inputs = tensors(module, n, grad=False)
     plain = module(**inputs)
-    one = log_gates((2, HEADS, n))
-    of_channels = one.unsqueeze(-1).expand(*one.shape, features(name))
-    for log_decay in (torch.zeros_like(one), torch.zeros_like(of_channels)):
+    gates = log_gates((2, HEADS, n))
+    of_channels = gates.unsqueeze(-1).expand(*gates.shape, features(name))
+    for log_decay in (torch.zeros_like(gates), torch.zeros_like(of_channels)):
         assert_close("open", module(**inputs, log_decay=log_decay), plain)
-    by_head = module(**inputs, log_decay=one)
+    by_head = module(**inputs, log_decay=gates)
     assert_close("by channel", module(**inputs, log_decay=of_channels), by_head)
     assert not torch.allclose(by_head, plain)
 
@@ -81,14 +81,14 @@ def test_open_gates_change_nothing_and_equal_ones_are_a_heads(name):
 @pytest.mark.parametrize("forget", FORGETS)
 @pytest.mark.parametrize("name", forgetting)
 def test_thousands_of_tokens_with_gates_near_nothing_and_near_all(name, forget):
-    """In float32 as in float64, and all gradients finite."""
+    """float32 agrees with float64, and all gradients are finite."""
     options = {} if name == "cosformer" else counts(ATTENTIONS[name], 16)
     torch.manual_seed(0)
     module = build_attention(name, True, num_heads=1, head_dim=8, max_tokens=2048, **options).eval().double()
     generator, n = torch.Generator().manual_seed(1), 2048
     inputs = {x: torch.randn(1, 1, n, 8, generator=generator, dtype=torch.float64) for x in "qkv"}
     shape = (1, 1, n) if forget == "head" else (1, 1, n, module.key_features(8))
-    # Of a hundred tokens, one forgets everything, a few most of it, and the others next to nothing.
+    # Of a hundred tokens, one forgets everything, a few forget most of it, and the others almost nothing.
     log_decay = -(torch.rand(shape, generator=generator, dtype=torch.float64) ** 40) * 100.0 - 1e-7
     log_decay[..., 1000:1010] = -100.0 if forget == "head" else log_decay[..., 1000:1010]
     expected = module(**inputs, log_decay=log_decay)
@@ -100,7 +100,7 @@ def test_thousands_of_tokens_with_gates_near_nothing_and_near_all(name, forget):
 
 
 def test_what_favor_has_forgotten_does_not_hide_later_keys():
-    """An early key whose feature is far larger than a later one's, and then a gate that leaves nothing of it."""
+    """An early key has a far larger feature than a later one; then a gate erases everything."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 6, 4, generator=generator) for _ in range(3))
     directions = torch.randn(5, 4, generator=generator)
@@ -110,7 +110,7 @@ def test_what_favor_has_forgotten_does_not_hide_later_keys():
         log_decay[:, :, 2] = -2000.0
         out = favor_attention(q, k, v, directions, log_decay=log_decay, causal=True)
         doubled = [x.double() for x in (q, k, v, directions)]
-        # What the gate leaves of the first tokens is nothing at all.
+        # The gate erases the first tokens completely.
         left = favor_attention_reference(
             *(x[:, :, 2:] for x in doubled[:3]), doubled[3], causal=True, log_decay=log_decay[:, :, 2:].double()
         )
@@ -120,7 +120,7 @@ def test_what_favor_has_forgotten_does_not_hide_later_keys():
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_the_flow_into_a_sink_is_conserved_over_what_is_remembered(form, by_channel):
-    """Without competition and allocation, a sink takes exactly 1: values that are all 1 come out as 1."""
+    """Without competition and allocation, a sink receives exactly 1, so values that are all 1 are returned as 1."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 3, 40, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     log_decay = log_gates((2, 3, 40, 4) if by_channel else (2, 3, 40))
@@ -135,7 +135,7 @@ def test_the_flow_into_a_sink_is_conserved_over_what_is_remembered(form, by_chan
 
 @pytest.mark.parametrize("forget", FORGETS)
 def test_what_is_recorded_of_flow(forget):
-    """Competition and allocation over what is remembered, after a state too; and the map that was used."""
+    """Competition and allocation cover what is remembered, also after a state, and the map is the one that was used."""
     module = Case("flow", True, forget=forget).build()
     inputs = tensors(module, 9, grad=False)
     with record_attention(module, maps=True) as records:
@@ -148,11 +148,11 @@ def test_what_is_recorded_of_flow(forget):
     _, state = flow_attention(
         *(x[:, :, :6] for x in (q, k, v)), causal=True, log_decay=log_decay[:, :, :6], return_state=True
     )
-    rest = flow_attention_weights(
+    actual = flow_attention_weights(
         *(x[:, :, 6:] for x in (q, k)), causal=True, log_decay=log_decay[:, :, 6:], initial_state=state
     )
-    for one, other in zip(rest, whole):
-        assert_close("after a state", one, other[:, :, 6:])
+    for weight, other in zip(actual, whole):
+        assert_close("after a state", weight, other[:, :, 6:])
 
 
 def test_states_with_and_without_gates_are_not_mixed():
@@ -192,8 +192,8 @@ def test_gates_of_the_functions():
     with refused("log_decay", "causal=False", "causal=True"):
         linear_attention(q, q, q, log_decay=gate)
     wrongs = {"(2, 3, 4)": gate[:, :, 1:], "(2, 3, 5, 3)": torch.zeros(2, 3, 5, 3), "int64": gate.long(), "float": 0.5}
-    for given, wrong in wrongs.items():
-        with refused("log_decay", given, ""):
+    for shape, wrong in wrongs.items():
+        with refused("log_decay", shape, ""):
             linear_attention(q, q, q, log_decay=wrong, causal=True)
     arguments = {"chunk_size": 4, "causal": True, "log_decay": gate}
     for option in ({"linear": False}, {"overlap": True}, {"chunk_summaries": True}):

@@ -1,4 +1,4 @@
-"""The gated delta rule as a module: what it begins with, its gates, and DeltaNet without one."""
+"""The gated delta rule as a module: its initial parameters, its gates, and DeltaNet without gates."""
 
 import torch
 from torch.nn import functional as F
@@ -12,7 +12,7 @@ BARE = {"output_norm": "none", "output_gate": "none"}
 
 
 def test_rates_and_steps_begin_as_the_authors_have_them():
-    """Rates uniform up to 16, steps log-uniform from 0.001 to 0.1: of 4,000 heads, their means and ends."""
+    """Rates are uniform up to 16, steps log-uniform from 0.001 to 0.1: checks means and extremes over 4,000 heads."""
     module = build_attention("gated_delta", True, num_heads=4000, head_dim=1, **BARE)
     rate, step = module.A_log.detach().exp(), F.softplus(module.dt_bias.detach()).log10()
     assert 0 < rate.min() < 0.1 and 15.9 < rate.max() <= 16 and abs(rate.mean() - 8) < 0.3
@@ -30,7 +30,7 @@ def test_all_parameters_are_reset():
 
 
 def test_without_a_gate_nothing_is_forgotten():
-    """DeltaNet: no parameters of a decay, and the outputs that a rate of 0 gives."""
+    """DeltaNet has no decay parameters, and its outputs are those of a rate of 0."""
     gated = build_attention("gated_delta", True, **SHAPE).double()
     plain = build_attention("gated_delta", True, **SHAPE, gate="none").double()
     decay = {"decay_proj.weight", "A_log", "dt_bias"}
@@ -45,14 +45,14 @@ def test_without_a_gate_nothing_is_forgotten():
 
 
 def test_negative_eigenvalues_double_beta():
-    """A token's value is written twice as strongly: of the first token, all that there is."""
+    """A token's value is written twice as strongly; for the first token, this doubles the whole output."""
     options = {**SHAPE, **BARE, "gate": "none"}
-    one = build_attention("gated_delta", True, **options).double()
+    module = build_attention("gated_delta", True, **options).double()
     two = build_attention("gated_delta", True, **options, negative_eigenvalues=True).double()
-    two.beta_proj.load_state_dict(one.beta_proj.state_dict())
-    inputs = tensors(one, 5, grad=False)
-    assert_close("first token", two(**inputs)[:, :, 0], 2 * one(**inputs)[:, :, 0])
-    assert not torch.allclose(two(**inputs)[:, :, 1:], 2 * one(**inputs)[:, :, 1:], rtol=1e-3)
+    two.beta_proj.load_state_dict(module.beta_proj.state_dict())
+    inputs = tensors(module, 5, grad=False)
+    assert_close("first token", two(**inputs)[:, :, 0], 2 * module(**inputs)[:, :, 0])
+    assert not torch.allclose(two(**inputs)[:, :, 1:], 2 * module(**inputs)[:, :, 1:], rtol=1e-3)
 
 
 def test_a_short_convolution_stands_before_it():

@@ -1,4 +1,4 @@
-"""The mixed chunk module: a Transformer's heads inside chunks, scaled copies of them across."""
+"""The mixed chunk module: a Transformer's heads inside chunks, scaled copies of them between chunks."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_it_is_the_function_of_four_heads(rotary, causal):
 
 
 def test_without_a_linear_term_one_chunk_is_softmax_attention():
-    """γ and β of 0 leave softmax inside the chunk, the kernel of the paper's table."""
+    """γ = β = 0 leaves softmax inside the chunk, the kernel in the paper's table."""
     q, k, v = qkv(13, d=4)
     module = build("mixed_chunk", causal=True, rotary=False, chunk_size=13)
     torch.nn.init.zeros_(module.gamma), torch.nn.init.zeros_(module.beta)

@@ -1,4 +1,4 @@
-"""The attention modules beyond the contract: names, how they print, what single ones add."""
+"""The attention modules beyond the contract: names, repr, and extra features of individual modules."""
 
 import pytest
 import torch
@@ -53,12 +53,12 @@ def test_dropout_drops_whole_sources_and_keeps_the_mean(causal):
     assert_close("mean under dropout", mean[:, :, -1], plain[:, :, -1], 0.15)
     assert not torch.allclose(module(q, k, v, dropout_p=0.25), plain)
     assert torch.equal(module.eval()(q, k, v, dropout_p=0.0), plain)
-    # One-hot values show each source's share: all of it or nothing, for every sink alike.
+    # One-hot values show each source's share, which dropout makes all or nothing, for every sink alike.
     identity = torch.eye(40, dtype=torch.float64)[None, None]
     share = module(q, k, identity, dropout_p=0.25)[0, 0, -1] / module(q, k, identity)[0, 0, -1]
-    kept = share > 0.5
-    assert_close("kept", share[kept], torch.full_like(share[kept], 1 / 0.75), 1e-6)
-    assert (share[~kept] == 0).all() and 0 < kept.sum() < 40
+    is_kept = share > 0.5
+    assert_close("kept", share[is_kept], torch.full_like(share[is_kept], 1 / 0.75), 1e-6)
+    assert (share[~is_kept] == 0).all() and 0 < is_kept.sum() < 40
 
 
 def test_a_name_that_there_is_not_is_refused():

@@ -1,11 +1,11 @@
-"""Options that users type keep their names, defaults and choices; a change is made here too, and in CHANGELOG.md."""
+"""Options that users type keep their names, defaults and choices; update this file and CHANGELOG.md for a change."""
 
 import json
 from pathlib import Path
 
 from common.attention import ATTENTIONS
 
-#: By mechanism and option: the default, the allowed names, and whether it changes a result.
+#: Mechanism -> option -> (default, allowed names, whether it changes a result).
 STORED = Path(__file__).parents[2] / "golden" / "attention_options.json"
 
 
@@ -17,9 +17,9 @@ def test_names_defaults_and_choices_are_the_stored_ones():
         present = {
             option: {
                 "default": defaults[option],
-                "choices": None if one.choices is None else list(one.choices),
-                "speed_only": one.speed_only,
+                "choices": None if description.choices is None else list(description.choices),
+                "speed_only": description.speed_only,
             }
-            for option, one in described.items()
+            for option, description in described.items()
         }
         assert present == stored[name], name

@@ -1,4 +1,4 @@
-"""Norm and gate of each head's output: torch's own layers, what is refused, what is there and what is not."""
+"""Norm and gate of each head's output: torch's own layers, refused arguments, and which parameters exist."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ H, D = 2, 4
 
 
 def build(norm: str, gate: str, name: str = "retention") -> OutputGateAttention:
-    """The mechanism with weights that matter."""
+    """Build the mechanism with weights that affect the output."""
     module = build_attention(name, True, num_heads=H, head_dim=D, output_norm=norm, output_gate=gate).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -46,18 +46,20 @@ def test_rms_is_torch_s_rms_norm_of_each_head():
 
 
 def test_the_gate_is_torch_s_silu_of_a_projection_and_opens_channels_side_by_side():
-    module, given = build("none", "swish"), tokens()
-    gate = F.silu(F.linear(given["x"], module.output_gate_proj.weight)).flatten(0, 1)
-    assert_close("out", merged(module.finished(given["v"], given["x"])), merged(given["v"]) * gate)
+    module, inputs = build("none", "swish"), tokens()
+    gate = F.silu(F.linear(inputs["x"], module.output_gate_proj.weight)).flatten(0, 1)
+    assert_close("out", merged(module.finished(inputs["v"], inputs["x"])), merged(inputs["v"]) * gate)
 
 
 @pytest.mark.parametrize("norm", ["rms", "group"])
 def test_the_norm_comes_before_the_gate(norm):
-    """A louder value changes nothing, a gate does."""
-    module, given = build(norm, "swish"), tokens()
-    out = module(**given)
-    assert_close("louder", module(**{**given, "v": 1e4 * given["v"]}), module(**{**given, "v": 1e5 * given["v"]}), 1e-4)
-    assert not torch.allclose(out, module(**{**given, "x": 2 * given["x"]}))
+    """Scaling a value changes nothing; a gate changes the output."""
+    module, inputs = build(norm, "swish"), tokens()
+    out = module(**inputs)
+    assert_close(
+        "louder", module(**{**inputs, "v": 1e4 * inputs["v"]}), module(**{**inputs, "v": 1e5 * inputs["v"]}), 1e-4
+    )
+    assert not torch.allclose(out, module(**{**inputs, "x": 2 * inputs["x"]}))
 
 
 def test_padding_gives_zero_whatever_the_bias_of_the_norm():

@@ -1,4 +1,4 @@
-"""The quadratic module is gau_attention per head."""
+"""The quadratic module equals gau_attention applied to each head."""
 
 import pytest
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""record_attention and record_keys show what every Flow-Attention and every DAFT inside any model weighs tokens by."""
+"""record_attention and record_keys show the weights of every Flow-Attention and DAFT inside any model."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ from tests.compare import assert_close
 
 
 def none_of(mask):
-    """The mask of as many tokens none of which is padding."""
+    """A mask for this many tokens, none of which is padding."""
     return None if mask is None else torch.zeros_like(mask)
 
 
 class Model(nn.Module):
-    """Two Flow-Attentions, called in the order in which they were not made, and a linear one."""
+    """Two Flow-Attentions, called in another order than they were created in, and a linear attention."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def test_a_model_without_flow_attention_is_refused():
 
 
 class DaftModel(nn.Module):
-    """Both kinds of DAFT, and another attention between them."""
+    """Both kinds of DAFT, with another attention between them."""
 
     def __init__(self):
         super().__init__()
@@ -126,15 +126,15 @@ def test_a_model_without_daft_is_refused():
 
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_generation_records_the_weights_of_the_whole_sequence(side):
-    """Allocation is a token's own; competition is normalised over what has come, so that its last one is compared."""
+    """Allocation is a token's own; competition is normalised over the tokens so far: only the last one is compared."""
     q, k, v = (x.detach() for x in qkv(9))
     module, mask = FlowAttention(causal=True), padding(side, 2, 9)
     competition, allocation = module.weights(q, k, mask, mask)
     with record_attention(module) as records:
         state = None
         for part in torch.arange(9).split([4, 1, 1, 3]):
-            some = None if mask is None else mask[:, part]
-            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), padding_mask=some, state=state)
+            part_mask = None if mask is None else mask[:, part]
+            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), padding_mask=part_mask, state=state)
     assert len(records) == 4, "one for each call"
     assert_close("allocation", torch.cat([record.allocation for record in records], dim=2), allocation)
     assert_close("competition", torch.cat([record.competition for record in records], dim=2), competition)
@@ -150,7 +150,7 @@ def test_activation_checkpointing_records_each_module_once(reentrant):
 
 
 def test_a_compiled_model_is_recorded_as_the_model_is():
-    """The block takes the modules out of the graph that was compiled before it."""
+    """The block takes the modules out of a graph that was compiled before it."""
     torch._dynamo.reset()
     model, inputs = Model(), [x.detach() for x in qkv(9)]
     compiled = torch.compile(model, backend="eager")
@@ -160,7 +160,7 @@ def test_a_compiled_model_is_recorded_as_the_model_is():
     with record_attention(compiled) as records:
         compiled(*inputs, None)
     assert len(records) == len(expected) == 2
-    for record, one in zip(records, expected):
-        assert record.name.endswith(one.name)
-        assert_close("competition", record.competition, one.competition)
-        assert_close("allocation", record.allocation, one.allocation)
+    for record, other in zip(records, expected):
+        assert record.name.endswith(other.name)
+        assert_close("competition", record.competition, other.competition)
+        assert_close("allocation", record.allocation, other.allocation)

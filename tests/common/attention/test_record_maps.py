@@ -1,4 +1,4 @@
-"""record_attention(model, maps=True): the implied map of every mechanism, beside maps that are written out."""
+"""record_attention(model, maps=True): the implied map of every mechanism against explicitly computed maps."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from tests.compare import TOLERANCES, assert_close
 
 
 def recorded(module: nn.Module, *inputs, **named) -> MapRecord:
-    """The one record of a call."""
+    """The single record of a call."""
     with record_attention(module, maps=True) as records:
         module(*inputs, **named)
     assert len(records) == 1
@@ -32,9 +32,9 @@ def recorded(module: nn.Module, *inputs, **named) -> MapRecord:
 @cases(PLAIN)
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_the_map_times_the_values_is_the_output(case: Case, side: str):
-    """YOSO's outputs are unit vectors, DAFT's have the gate of the query, and its keys one weight for each channel.
+    """YOSO normalises its outputs, DAFT gates them by the query, and DAFT's keys have one weight per channel.
 
-    Outputs that are normalised and gated are so after the map. Values of the gated delta rule go through silu first.
+    Normalisation and gating of outputs follow the map. Values of the gated delta rule first go through silu.
     """
     module, n = case.build(), 11 if not case.image else 12
     inputs = tensors(module, n, grad=False)
@@ -57,7 +57,7 @@ def test_the_map_times_the_values_is_the_output(case: Case, side: str):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_map_of_daft_full(causal: bool):
-    """softmax over sources of w + k, of each channel, and the mean over channels."""
+    """Softmax over sources of w + k for each channel, averaged over channels."""
     module = Case("daft_full", causal).build()
     inputs = tensors(module, 7, grad=False)
     w = module.position_bias()[:7, :7]
@@ -68,7 +68,7 @@ def test_the_map_of_daft_full(causal: bool):
 
 
 def test_flow_attention_has_competition_and_allocation_as_well():
-    """The map has both in it: a source's weight is its competition's, a row sums to less than 1 by its sink's gate."""
+    """The map contains both: competition weights the sources, and the sink's gate makes a row sum to less than 1."""
     module = build_attention("flow", form="paper").double()
     q, k, v = (torch.randn(2, 2, 8, 4, dtype=torch.float64) for _ in range(3))
     record = recorded(module, q, k, v)
@@ -140,7 +140,7 @@ def test_the_map_of_a_gated_attention_unit(chunk_size: int | None, causal: bool)
 
 
 def test_what_cannot_be_recorded_is_refused():
-    """A mechanism without competition is named; decoding goes on from sums; a model may hold no attention of ours."""
+    """The message names a mechanism without competition; decoding only has sums; the model may hold none of ours."""
     match = "without Flow-Attention; allowed: .*linear, softmax have neither competition nor allocation.*maps=True"
     with pytest.raises(ValueError, match=match), record_attention(Model()):
         pass
@@ -155,14 +155,14 @@ def test_what_cannot_be_recorded_is_refused():
 
 
 def weighs_all_tokens(case: Case) -> bool:
-    """Whether outputs are means of the values by weights of all tokens, for most queries of the sum 1."""
+    """Whether outputs are weighted means of all values, with weights that sum to 1, for most queries."""
     module, seen, n = case.build(std=2.0), None, 36
-    for seed in range(6):  # features of relu may be 0 for some tokens, and a normaliser below its floor
+    for seed in range(6):  # relu features may be 0 for some tokens, and a normaliser may be below its floor
         inputs = tensors(module, n, grad=False, seed=seed)
         record = recorded(module, **inputs)
-        sums, given = record.map.sum(3), module(**inputs)
+        sums, output = record.map.sum(3), module(**inputs)
         means = record.map @ inputs["v"]
-        if (record.map < 0).any() or (sums > 1 + TOLERANCES[torch.float32]).any() or not torch.allclose(means, given):
+        if (record.map < 0).any() or (sums > 1 + TOLERANCES[torch.float32]).any() or not torch.allclose(means, output):
             return False
         seen = record.map > 0 if seen is None else seen | (record.map > 0)
     visible = torch.ones(n, n, dtype=torch.bool).tril(0 if case.causal else n)
@@ -172,9 +172,9 @@ def weighs_all_tokens(case: Case) -> bool:
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_a_weighted_mean_is_declared_where_it_is_one(name: str) -> None:
-    """Windows leave tokens out, gates and unit vectors give no means, and random features may be below 0."""
-    found = [weighs_all_tokens(case) for case in PLAIN if case.name == name]
-    assert all(found) == ATTENTIONS[name].weighted_mean
+    """Windows skip tokens, gates and unit vectors give no means, and random features may be negative."""
+    results = [weighs_all_tokens(case) for case in PLAIN if case.name == name]
+    assert all(results) == ATTENTIONS[name].weighted_mean
 
 
 @cases(case for case in CASES if case.kind.weighted_mean and not case.rotary and case.forget == "none")

@@ -1,4 +1,4 @@
-"""Rotary positions around attention: what the contract leaves out."""
+"""Rotary positions around attention: checks in addition to the contract."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_positions_count_real_tokens(side):
 
 
 def test_queries_and_keys_have_their_own_masks():
-    """Cross-attention: each side counts its own real tokens."""
+    """In cross-attention, each side counts its own real tokens."""
     module = Case("softmax", False, rotary=True).build()
     inputs = tensors(module, 7, 11, grad=False)
     queries, keys = padding("left", 2, 7), padding("left", 2, 11)

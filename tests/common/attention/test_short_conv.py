@@ -1,4 +1,4 @@
-"""A short convolution in front of attention: what the contract tests leave out."""
+"""A short convolution in front of attention: checks in addition to the contract tests."""
 
 import pytest
 import torch

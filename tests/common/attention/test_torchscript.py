@@ -1,4 +1,4 @@
-"""TorchScript beyond the contract: masks, which images of several sizes in a batch have."""
+"""TorchScript beyond the contract: masks, as used for a batch of images of several sizes."""
 
 import pytest
 import torch

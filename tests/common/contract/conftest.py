@@ -1,4 +1,4 @@
-"""Memory that nothing has written yet holds NaN in every test of this folder; and the option ``--mechanism``."""
+"""Uninitialised memory holds NaN in every test of this folder; also defines the option ``--mechanism``."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the tests are collected, which are made of what is registered."""
+    """Register the mechanisms before the tests are collected, since the tests are parametrised over them."""
     if modules := config.getoption("--mechanism", None):
         try:
             choose(modules)
@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def uninitialised_memory_is_nan() -> Iterator[None]:
-    """torch fills what ``torch.empty`` and its kind return with NaN while its operations are deterministic."""
+    """With deterministic algorithms, torch fills uninitialised memory (``torch.empty`` and similar) with NaN."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield

@@ -1,11 +1,11 @@
 """Every mechanism with small sizes, and inputs for it, derived from what the mechanism declares.
 
-A new mechanism is tested without an edit here. What it keeps in its own way stands in its case: ``cases/NAME.py``, or
-``MODULE_case.py`` beside the module of a mechanism from elsewhere. Where options matter only together, ``VARIANTS``
-adds them, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, takes away what cannot be.
-``NOT_CAUSAL``, a dict from a label "option=value" to a reason, names what causal attention refuses. ``SMALL``, a dict
-of options, is for those where ``COUNT`` beside ``COUNT`` would say little, and ``LONG`` for those where 65 beside 65
-would take too long on thousands of tokens.
+A new mechanism is tested without an edit here. Its special settings are in its case: ``cases/NAME.py``, or
+``MODULE_case.py`` next to the module of an external mechanism. If options only matter together, ``VARIANTS``
+adds them, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, removes promises.
+``NOT_CAUSAL``, a dict from a label "option=value" to a reason, lists options refused in causal attention. ``SMALL``,
+a dict of options, replaces ``COUNT`` where setting every option to it would test little, and ``LONG`` replaces 65
+where setting every option to it would take too long on thousands of tokens.
 """
 
 import functools
@@ -23,29 +23,29 @@ from common.modules.forget_gate import FORGETS
 from tests.common.contract.registry import KINDS
 from tests.compare import TOLERANCES
 
-#: H, d, and the longest sequence of the tests of small inputs.
+#: H, d, and the longest sequence in the tests with small inputs.
 HEADS, CHANNELS, LONGEST = 2, 4, 41
-#: What every integer option is (tokens in a chunk, a row or a window, or a rank): shorter than most inputs, and odd.
+#: Value of every integer option (tokens in a chunk, row or window, or a rank): odd, and shorter than most inputs.
 COUNT = 5
-#: Other values for options of each type; those that an option refuses are left out.
+#: Other values for options of each type; values that an option refuses are skipped.
 OTHER_VALUES = {int: (1, 65, None), float: (0.5, 2.0, float("inf"), None), bool: (False, True), str: ()}
-#: The mechanisms that are tested after a short convolution as well: one with queries and keys of different widths, and
+#: The mechanisms that are also tested after a short convolution: one with queries and keys of different widths, and
 #: one that needs the tokens themselves.
 WITH_SHORT_CONV = ("daft_conv", "rfa_gate")
-#: Those that are tested with rotary positions as well: one of self-attention alone, and one for cross-attention too.
-#: What rotates does not look at what it is around; that it fits every mechanism is in ``test_rotary.py``.
+#: The mechanisms that are also tested with rotary positions: one for self-attention only, and one for cross-attention.
+#: The rotation does not depend on the mechanism; ``test_rotary.py`` tests that it fits every mechanism.
 WITH_ROTARY = ("local", "linear")
-#: The mechanisms that TorchScript takes, not causal; a named image model promises it.
+#: The bidirectional mechanisms that TorchScript supports; a named image model promises it.
 IN_TORCHSCRIPT = supporting("torchscript")
 
 
 def is_linear(attention: InnerAttention | type[InnerAttention]) -> bool:
-    """Whether a mechanism declares time and memory linear in the tokens, and so a decoding state of constant size."""
+    """Whether a mechanism declares time and memory linear in the tokens, hence a decoding state of constant size."""
     return attention.linear_cost
 
 
 def takes_images(kind: type[InnerAttention]) -> bool:
-    """Whether it can be built for images, with ``spatial_dims=2``."""
+    """Whether the mechanism can be built for images, with ``spatial_dims=2``."""
     return "bidirectional" in kind.supports
 
 
@@ -72,7 +72,7 @@ class Case(NamedTuple):
         return KINDS[self.name]
 
     def build(self, dtype: torch.dtype = torch.float64, std: float = 0.5, max_tokens: int = LONGEST) -> InnerAttention:
-        """The attention in evaluation mode, its parameters large enough to matter."""
+        """Build the attention in evaluation mode, with parameters large enough to affect the output."""
         shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(1)  # for buffers that are drawn at random
@@ -95,18 +95,18 @@ class Case(NamedTuple):
 
 
 def counts(kind: type[InnerAttention], value: int = COUNT) -> dict[str, Any]:
-    """``value`` for every option that is an integer and allows it."""
+    """``value`` for every integer option that allows it."""
     described = kind.Options.described()
     return {name: value for name, x in described.items() if x.type is int and _allows(x, name, value)}
 
 
 def long_options(kind: type[InnerAttention]) -> dict[str, Any]:
-    """Options for thousands of tokens: 65 for every integer, unless its case says otherwise."""
+    """Options for thousands of tokens: 65 for every integer unless the case overrides it."""
     return {**counts(kind, 65), **_declared(kind.name, "LONG")}
 
 
 def _other_values(name: str, described: Option, default: Any) -> Iterable[Any]:
-    """Values of one option other than its default, or than ``COUNT``."""
+    """Values of one option other than its default and ``COUNT``."""
     for value in described.choices or OTHER_VALUES[described.type]:
         if _allows(described, name, value) and value != (COUNT if described.type is int else default):
             yield value
@@ -121,7 +121,7 @@ def _allows(described: Option, name: str, value: Any) -> bool:
 
 
 def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:
-    """Options by label: the default, each option alone with each of its other values, and those of its case."""
+    """Options by label: the default, each other value of each option by itself, and the case's variants."""
     variants: dict[str, dict[str, Any]] = {"default": {}}
     defaults = kind.Options.defaults()
     for name, described in kind.Options.described().items():
@@ -131,7 +131,7 @@ def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:
 
 
 def _declared(name: str, what: str) -> dict[str, Any]:
-    """The dict ``what`` of the mechanism's case, empty where there is none."""
+    """The dict ``what`` of the mechanism's case, or an empty dict."""
     for module in (f"{__package__}.cases.{name}", f"{KINDS[name].__module__}_case"):
         if importlib.util.find_spec(module):
             return getattr(importlib.import_module(module), what, {})
@@ -139,17 +139,17 @@ def _declared(name: str, what: str) -> dict[str, Any]:
 
 
 def not_causal() -> list[tuple[str, str]]:
-    """Mechanisms, and options "option=value" that they refuse in causal attention."""
+    """Mechanisms, and options "option=value", that causal attention refuses."""
     return [(name, label) for name in KINDS for label in _declared(name, "NOT_CAUSAL")]
 
 
 def without(name: str) -> dict[str, str]:
-    """The promises that a mechanism cannot keep, and why."""
+    """The promises that a mechanism cannot keep, with the reasons."""
     return _declared(name, "WITHOUT")
 
 
 def takes_one_mask(case: Case) -> bool:
-    """Whether a mask of the keys, or one of the queries, may be given alone.
+    """Whether a call may pass only a mask of the keys, or only one of the queries.
 
     Not where queries may be other tokens than the keys and one that is padding changes other outputs: by its flow, or
     because positions are counted.
@@ -159,7 +159,7 @@ def takes_one_mask(case: Case) -> bool:
 
 
 def refused(argument: str):
-    """Expect a ValueError about ``argument`` that says what is allowed."""
+    """Expect a ValueError about ``argument`` that states what is allowed."""
     return pytest.raises(ValueError, match=rf"(?s)^{argument}(?!\w).*allowed")
 
 
@@ -181,7 +181,7 @@ def _cases(kind: type[InnerAttention]) -> Iterable[Case]:
     if takes_images_alone(kind):
         yield from (image._replace(label=label, options=options) for label, options in _variants(kind).items())
     elif takes_images(kind) and "spatial_shape" in image.build().needs:
-        yield image  # of all others, an image is the sequence of its tokens
+        yield image  # for all other mechanisms, an image is the sequence of its tokens
 
 
 #: Every mechanism with every option.
@@ -189,12 +189,12 @@ CASES = [case for kind in KINDS.values() for case in _cases(kind)]
 #: Every mechanism with its default options, and some with rotary positions, for images, after a short convolution, or
 #: with sums that forget.
 DEFAULTS = [case for case in CASES if case.label == "default"]
-#: Every mechanism with its default options by itself.
+#: Every mechanism with only its default options.
 PLAIN = [case for case in DEFAULTS if not case.rotary and case.short_conv is None and case.forget == "none"]
 
 
 def cases(chosen: Iterable[Case] = DEFAULTS, causal: bool | None = None):
-    """A decorator: run the test for each of the ``chosen`` cases, as its argument ``case``."""
+    """Decorator that runs the test for each of the ``chosen`` cases, passed as the argument ``case``."""
     wanted = [case for case in chosen if causal is None or case.causal == causal]
     return pytest.mark.parametrize("case", wanted, ids=str)
 
@@ -210,7 +210,7 @@ def tensors(
     scale: float = 1.0,
     grad: bool = True,
 ) -> dict[str, Any]:
-    """The keyword arguments of ``module`` for n queries and m keys: leaves, and the height and width of an image."""
+    """The keyword arguments of ``module`` for n queries and m keys: leaf tensors, and an image's height and width."""
     generator = torch.Generator().manual_seed(seed)
     widths, m = module.projections(CHANNELS), n if m is None else m
 
@@ -219,18 +219,18 @@ def tensors(
         return x.to(dtype).requires_grad_(grad)
 
     lengths = {"q": n, "k": m, "v": m}
-    made = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
+    leaf_tensors = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
     available = {
         "x": leaf(batch, n, HEADS * CHANNELS),
         "spatial_shape": image_shape(n),
         "source_q": leaf(batch, HEADS, m, CHANNELS),
     }
     assert {*available, "log_decay"} == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
-    return {**made, **module.inputs(**available)}
+    return {**leaf_tensors, **module.inputs(**available)}
 
 
 def arguments_of_op(case: Case, module: InnerAttention, monkeypatch: pytest.MonkeyPatch, **call: Any) -> dict[str, Any]:
-    """The arguments by name that ``module(**call)`` hands to the function that the class of ``case`` declares."""
+    """The keyword arguments that ``module(**call)`` passes to the function that the class of ``case`` declares."""
     kind, calls = case.kind, []
 
     @functools.wraps(kind.op)
@@ -245,19 +245,19 @@ def arguments_of_op(case: Case, module: InnerAttention, monkeypatch: pytest.Monk
 
 
 def image_shape(n: int) -> tuple[int, int]:
-    """Height and width of n tokens, as square as can be."""
+    """Height and width of n tokens, as square as possible."""
     height = max(x for x in range(1, int(n**0.5) + 1) if n % x == 0)
     return height, n // height
 
 
 def leaves(inputs: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:
-    """By name, what an output may depend on: the tensors of ``inputs`` and the parameters of ``module``."""
-    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-    return {**given, **dict(module.named_parameters())}
+    """Everything that an output may depend on, by name: the tensors of ``inputs`` and the parameters of ``module``."""
+    named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    return {**named_tensors, **dict(module.named_parameters())}
 
 
 def at(inputs: dict[str, Any], tokens: Any) -> dict[str, Any]:
-    """``inputs`` of some tokens alone: those of a slice, or at indices."""
+    """Select from ``inputs`` the tokens in a slice or at indices."""
     dim = {"q": 2, "k": 2, "v": 2, "x": 1, "source_q": 2}
 
     def some(name: str, x: Any) -> Any:
@@ -269,12 +269,12 @@ def at(inputs: dict[str, Any], tokens: Any) -> dict[str, Any]:
 
 
 def rows(inputs: dict[str, Any], which: Any) -> dict[str, Any]:
-    """``inputs`` of some rows of the batch alone."""
+    """Select rows of the batch from ``inputs``."""
     return {name: x[which] if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
 
 def cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The same numbers as new leaves of ``dtype``."""
+    """Copy the inputs to new leaves of ``dtype``."""
     return {
         name: x.detach().to(dtype).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
         for name, x in inputs.items()
@@ -287,12 +287,12 @@ def both(mask: Tensor | None) -> dict[str, Tensor | None]:
 
 
 def run_in_parts(module: InnerAttention, inputs: dict[str, Any], parts: Iterable[int], mask: Tensor | None = None):
-    """``extend`` over parts of so many tokens: the outputs together, and the states after each."""
+    """Run ``extend`` over parts of the given lengths: the concatenated outputs, and the state after each part."""
     outputs, states, begin, state = [], [], 0, None
     for length in parts:
-        some = slice(begin, begin + length)
+        part = slice(begin, begin + length)
         out, state = module.extend(
-            **at(inputs, some), padding_mask=None if mask is None else mask[:, some], state=state
+            **at(inputs, part), padding_mask=None if mask is None else mask[:, part], state=state
         )
         outputs.append(out)
         states.append(state)
@@ -301,5 +301,5 @@ def run_in_parts(module: InnerAttention, inputs: dict[str, Any], parts: Iterable
 
 
 def tolerance_of(module: nn.Module, dtype: torch.dtype) -> float:
-    """What is accepted of ``dtype``: twice as much where layers inside the module round to it on the way."""
+    """The tolerance for ``dtype``, doubled if layers inside the module round to it."""
     return TOLERANCES[dtype] * (2 if list(module.parameters()) else 1)

@@ -1,16 +1,16 @@
-"""The mechanisms that the contract runs over: every registered one, or those of modules that ``--mechanism`` names."""
+"""The mechanisms that the contract tests: every registered one, or those of modules that ``--mechanism`` names."""
 
 import importlib
 from collections.abc import Sequence
 
 from common.attention import ATTENTIONS, InnerAttention
 
-#: By name.
+#: Mechanisms by name.
 KINDS: dict[str, type[InnerAttention]] = dict(ATTENTIONS)
 
 
 def choose(modules: Sequence[str]) -> None:
-    """Leave the mechanisms alone that importing ``modules`` registers.
+    """Restrict the contract to the mechanisms that importing ``modules`` registers.
 
     Raises:
         ValueError: they register none.

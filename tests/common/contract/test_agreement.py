@@ -1,4 +1,4 @@
-"""Every mechanism agrees with the literal formula that it brings, in outputs and in all gradients."""
+"""Every mechanism agrees with its literal reference formula, in outputs and in all gradients."""
 
 import pytest
 import torch
@@ -22,12 +22,12 @@ from tests.common.contract.mechanisms import (
 from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
 
-#: One token, a chunk of five and one more, and a prime.
+#: One token, a chunk of five plus one, and a prime.
 LENGTHS = (1, 5, 6, 17)
 
 
 def assert_agrees(case: Case, n: int, side: str = "none", training: bool = False) -> None:
-    """``case`` against its reference in float64, for n tokens with padding on a side."""
+    """Check ``case`` against its reference in float64, for n tokens with padding on one side."""
     module = case.build().train(training)
     inputs, masks = tensors(module, n), both(padding(side, 2, n))
     wanted = leaves(inputs, module)
@@ -48,7 +48,7 @@ def test_lengths(n, case):
 @cases(DEFAULTS)
 @pytest.mark.parametrize("side", ["holes", "all"])
 def test_padding(side, case):
-    """On the other sides each row is what it is alone, as ``test_independence.py`` has it."""
+    """For other sides, ``test_independence.py`` shows that each row is what it is alone."""
     assert_agrees(case, 12, side)
 
 
@@ -66,7 +66,7 @@ def test_masks_of_keys_and_of_queries_are_two_things(case):
 
 @cases(case for case in CASES if case.label != "default")
 def test_options(case):
-    """In training too: what is drawn there is drawn from torch's generator."""
+    """Also in training mode, where random draws come from torch's generator."""
     assert_agrees(case, 13, "left")
     assert_agrees(case, 6, training=True)
 
@@ -74,7 +74,7 @@ def test_options(case):
 @cases(DEFAULTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_dtypes(dtype, case):
-    """Against the same numbers in float64; the result has the dtype of the inputs."""
+    """Results are compared with float64 on the same numbers and have the dtype of the inputs."""
     module, exact = case.build(dtype), case.build(dtype).double()
     inputs = tensors(module, 21, dtype=dtype)
     masks = both(padding("right", 2, 21))
@@ -90,7 +90,7 @@ def test_dtypes(dtype, case):
 
 @cases(DEFAULTS)
 def test_the_default_dtype_of_torch_changes_no_bit(case):
-    """A number that is written out in a formula has no dtype of its own."""
+    """A constant in a formula must not bring in the default dtype."""
     module, mask = case.build(torch.float32), padding("left", 2, 13)
     inputs = tensors(module, 13, dtype=torch.float32)
 
@@ -102,15 +102,15 @@ def test_the_default_dtype_of_torch_changes_no_bit(case):
     expected = run()
     try:
         torch.set_default_dtype(torch.float64)
-        found = run()
+        actual = run()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
 @cases(case for case in PLAIN if not case.image)
 def test_long_sums_keep_their_precision_under_autocast(case):
-    """Sums over thousands of tokens pass the 8 bits of bfloat16; at fewer tokens what costs more than in proportion."""
+    """Sums over thousands of tokens exceed bfloat16's 8 bits; superlinear mechanisms are tested with fewer tokens."""
     long = 8192 if is_linear(case.kind) else 1024
     module = case._replace(options=long_options(case.kind)).build(torch.float32, 0.3, long)
     inputs = cast(tensors(module, long, batch=1, dtype=torch.bfloat16), torch.float32)

@@ -1,4 +1,4 @@
-"""Decoding: ``extend`` goes on from a state as ``forward`` does it at once."""
+"""Decoding: ``extend`` from a state gives what ``forward`` gives on the whole sequence."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from tests.common.contract.mechanisms import (
 from tests.common.inputs import padding
 from tests.compare import assert_close, assert_gradients_close
 
-#: Parts of 21 tokens.
+#: Lengths of the parts of 21 tokens.
 PARTS = {
     "one by one": [1] * 21,
     "chunks": [5, 1, 1, 9, 5],
@@ -48,10 +48,10 @@ def test_extend_is_forward(parts, side, case):
 
 @cases(decoders)
 def test_dropout_is_that_of_forward_and_stays_in_the_state(case):
-    """With the same draws; a source that was dropped is dropped for tokens that come later, too."""
+    """With the same random draws, a source that was dropped is also dropped for later tokens."""
     module = case.build()
     inputs = tensors(module, 21, batch=1, grad=False)
-    first, rest = at(inputs, slice(12)), at(inputs, slice(12, 21))
+    first, second = at(inputs, slice(12)), at(inputs, slice(12, 21))
     random = torch.get_rng_state()
     whole = module(**first, dropout_p=0.4)
     torch.set_rng_state(random)
@@ -59,14 +59,14 @@ def test_dropout_is_that_of_forward_and_stays_in_the_state(case):
     assert_close("out", out, whole)
     if "dropout_of_sources" not in without(case.name) and case.short_conv is None:
         torch.set_rng_state(random)
-        kept = torch.nn.functional.dropout(torch.ones_like(first["v"][..., :1]), 0.4)
-        dropped = torch.cat([first["v"] * kept, rest["v"]], dim=-2)
-        assert_close("later", module.extend(**rest, state=state)[0], module(**{**inputs, "v": dropped})[..., 12:, :])
+        factors = torch.nn.functional.dropout(torch.ones_like(first["v"][..., :1]), 0.4)
+        dropped = torch.cat([first["v"] * factors, second["v"]], dim=-2)
+        assert_close("later", module.extend(**second, state=state)[0], module(**{**inputs, "v": dropped})[..., 12:, :])
 
 
 @cases(case for case in CASES if case.causal and case.label != "default")
 def test_extend_is_forward_with_every_option(case):
-    """In chunks with padding; and one by one without, for which some have code of their own."""
+    """In chunks with padding, and one token at a time without it, for which some mechanisms have separate code."""
     module = case.build()
     inputs = tensors(module, 21, grad=False)
     with torch.no_grad():
@@ -79,9 +79,9 @@ def test_extend_is_forward_with_every_option(case):
 @pytest.mark.parametrize("side", ["none", "left"])
 @torch.no_grad()
 def test_a_state_is_as_large_as_the_text_requires(side, case):
-    """A state that holds no tokens has one size; others grow in proportion to them, a block of 16 more or less.
+    """A state that holds no tokens has a constant size; others grow with the tokens, up to a block of 16 more or fewer.
 
-    The largest size is that of a state that has it from the beginning, and is never left.
+    Under ``largest_states``, a state has its largest size from the beginning and keeps it.
     """
     module, lengths = case._replace(options=long_options(case.kind)).build(max_tokens=300), (1, 16, 64, 300)
     inputs, mask = tensors(module, 300, batch=2, grad=False), padding(side, 2, 300)
@@ -100,7 +100,7 @@ def test_a_state_is_as_large_as_the_text_requires(side, case):
         largest = _size(first)
         assert max(sizes) <= largest and (most > 0 or min(sizes) == largest)
     for tokens, size in zip(lengths, sizes):
-        # Twice as much: Combiner holds more of the tokens of its last row, and some states hold sums as well.
+        # The factor is 2, since Combiner keeps more tokens of its last row, and some states also hold sums.
         share = (min(tokens, most) + 16) / max(most, 1)
         assert size <= _size(states[0]) + 2 * share * (largest - _size(states[0])), f"after {tokens} tokens"
     if most >= 64:
@@ -114,15 +114,15 @@ def _size(state) -> int:
 @cases(decoders)
 @torch.no_grad()
 def test_steps_of_a_beam_while_a_state_grows(case):
-    """Rows of unequal lengths that change places again and again, at odd lengths, until windows are full and after."""
+    """Rows of unequal lengths are reordered repeatedly, at odd lengths, until windows are full and beyond."""
     module, order = case.build(), torch.tensor([2, 0, 0, 1])
     inputs, mask = tensors(module, 39, batch=4, grad=False), torch.zeros(4, 39, dtype=torch.bool)
     mask[1, :2] = mask[3, :6] = True
     out, state, begin = None, None, 0
     for length in (7, 1, 1, 1, 3, *[1] * 13, 9, *[1] * 4):
-        some = slice(begin, begin + length)
-        step_mask = mask[:, some] if begin == 0 else None
-        out, state = module.extend(**at(inputs, some), padding_mask=step_mask, state=state)
+        part = slice(begin, begin + length)
+        step_mask = mask[:, part] if begin == 0 else None
+        out, state = module.extend(**at(inputs, part), padding_mask=step_mask, state=state)
         begin += length
         if begin < 39:
             state = {name: x.index_select(0, order) for name, x in state.items()}
@@ -152,7 +152,7 @@ def test_a_beam_is_reordered_by_one_index_select(case):
 @cases(decoders)
 @torch.no_grad()
 def test_a_state_is_not_changed_by_going_on_from_it(case):
-    """Two continuations of one prompt, as a beam has them."""
+    """Two continuations of one prompt, as in beam search."""
     module = case.build()
     inputs = tensors(module, 12)
     _, state = module.extend(**at(inputs, slice(0, 6)))
@@ -181,9 +181,9 @@ def test_decoding_in_half_precision(dtype, case):
 @pytest.mark.parametrize("change", [*CHANGES, CHANGES[-1][::-1]], ids=str)
 @torch.no_grad()
 def test_a_sequence_goes_on_in_another_dtype(change, case):
-    """As where autocast is switched on or off during a generation, which leaves parameters in float32."""
+    """This happens if autocast is switched on or off during generation, while parameters stay in float32."""
     module = case.build(std=0.3)
-    # Numbers of bfloat16, which hashes of both dtypes put into one bucket.
+    # Use bfloat16 values, so that hashes in both dtypes choose the same bucket.
     inputs = cast(tensors(module, 12, dtype=torch.bfloat16, grad=False), torch.float64)
     expected, state, outputs = module(**inputs), None, []
     for begin, end, how in ((0, 5, change[0]), (5, 6, change[1]), (6, 11, change[0]), (11, 12, change[1])):
@@ -202,7 +202,7 @@ def test_a_sequence_goes_on_in_another_dtype(change, case):
 
 @cases(decoders)
 def test_autocast_around_a_whole_sequence(case):
-    """Sums stay float32 inside, forward and backward."""
+    """Sums stay in float32 inside, forward and backward."""
     module, mask = case.build(torch.float32, std=0.3), padding("left", 2, 19)
     inputs = cast(tensors(module, 19, dtype=torch.bfloat16, scale=0.5), torch.float32)
     half = {

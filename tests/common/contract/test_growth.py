@@ -1,6 +1,6 @@
-"""Time and memory grow as is declared: in proportion to the tokens where the cost is linear.
+"""Time and memory grow as declared: in proportion to the tokens if the cost is linear.
 
-What is counted are the elements of all tensors that are made, which does not depend on the machine.
+The tests count the elements of all created tensors, which does not depend on the machine.
 """
 
 import pytest
@@ -15,7 +15,7 @@ masked = pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"
 
 
 def step(case, n: int, masked: bool):
-    """A training step of one row, as a function without arguments."""
+    """A training step on one row, as a function without arguments."""
     module = case.build(torch.float32, max_tokens=n)
     inputs = tensors(module, n, batch=1, dtype=torch.float32)
     mask = (torch.arange(n) < n // 3)[None] if masked else None
@@ -48,7 +48,7 @@ def test_what_is_kept_for_the_backward_pass_is_linear_in_the_tokens(case):
 @cases(case for case in linear if case.causal)
 @torch.no_grad()
 def test_a_step_of_decoding_costs_the_same_after_any_number_of_tokens(case):
-    """At the same place in a chunk, of 5 tokens here or of a power of two: a step sees what is there of its own."""
+    """Steps at the same position in a chunk, of 5 tokens here or a power of two, since the visible part varies."""
     module = case.build(torch.float32, max_tokens=900)
     inputs = tensors(module, 900, batch=1, dtype=torch.float32, grad=False)
     costs = []

@@ -1,4 +1,4 @@
-"""A token's output depends on the real tokens that it sees, and on nothing else in the batch."""
+"""A token's output depends only on the real tokens that it sees, and on nothing else in the batch."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from tests.common.inputs import padding
 from tests.compare import assert_close, gradients
 
 NAN, INF = float("nan"), float("inf")
-#: The rows of "all" that are not padding alone have padding on the right.
+#: With "all", rows that are not entirely padding have padding on the right.
 sides = pytest.mark.parametrize("side", ["left", "all"])
 sequences = [case for case in DEFAULTS if not case.image]
 
@@ -41,7 +41,7 @@ def poisoned(inputs: dict, mask: Tensor, poison: float) -> dict:
 
 
 def shifted(inputs: dict, mask: Tensor) -> dict:
-    """``inputs`` with other finite numbers where ``mask`` (B, n) is True."""
+    """``inputs`` with different finite numbers where ``mask`` (B, n) is True."""
 
     def one(x: Tensor) -> Tensor:
         hidden = mask[:, None, :, None] if x.dim() == 4 else mask[:, :, None]
@@ -58,12 +58,12 @@ def test_what_stands_in_padding_changes_no_bit(side, poison, case):
 
 @cases(case for case in CASES if case.label != "default")
 def test_what_stands_in_padding_changes_no_bit_with_every_option(case):
-    """Nor where a row has no real token."""
+    """This includes rows without a real token."""
     assert_padding_hides(case, "all", NAN)
 
 
 def assert_padding_hides(case: Case, side: str, poison: float) -> None:
-    """``poison`` in the padding of a side changes no bit of outputs and gradients, which are finite, and 0 there."""
+    """``poison`` in padding on a side changes no bit of outputs and gradients, which are finite, and 0 at padding."""
     module, mask = case.build(torch.float32), padding(side, 2, 14)
     clean = tensors(module, 14, dtype=torch.float32)
     changed = poisoned(clean, mask, poison)
@@ -82,13 +82,13 @@ def assert_padding_hides(case: Case, side: str, poison: float) -> None:
 @cases(sequences)
 @sides
 def test_a_mask_of_the_keys_alone_says_all_or_is_refused(side, case):
-    """In self-attention what is no key is no token: nothing of it reaches real tokens, and it has no position."""
+    """In self-attention a masked key is not a token: nothing of it reaches real tokens, and it has no position."""
     module, mask = case.build(), padding(side, 3, 14)
     inputs = tensors(module, 14, batch=3)
     if not takes_one_mask(case):
-        for given, missing in (("key", "query"), ("query", "key")):
+        for present, missing in (("key", "query"), ("query", "key")):
             with refused(f"{missing}_padding_mask"):
-                module(**inputs, **{f"{given}_padding_mask": mask})
+                module(**inputs, **{f"{present}_padding_mask": mask})
         return
     real = ~mask[:, None, :, None]
     (out, grads), (other, others) = (
@@ -106,7 +106,7 @@ def test_a_mask_of_the_keys_alone_says_all_or_is_refused(side, case):
 
 @cases(case for case in DEFAULTS if takes_one_mask(case) and "query_padding" not in without(case.name))
 def test_what_stands_in_queries_that_are_padding_alone_changes_no_bit(case):
-    """The keys of the same tokens are real."""
+    """The queries are padding, but the keys of the same tokens are real."""
     module, mask = case.build(torch.float32), padding("right", 2, 14)
     clean = tensors(module, 14, dtype=torch.float32)
     loud = {**clean, "q": poisoned({"q": clean["q"]}, mask, NAN)["q"]}
@@ -141,7 +141,7 @@ def test_each_row_is_what_it_is_alone_with_every_option(case):
 
 
 def assert_rows_stand_alone(case: Case, side: str) -> None:
-    """Each row of a batch with padding on a side is what its real tokens are alone."""
+    """Each row of a batch padded on one side equals the result for its real tokens alone."""
     module, mask = case.build(), padding(side, 3, 14)
     inputs = tensors(module, 14, batch=3)
     out = module(**inputs, **both(mask))
@@ -154,7 +154,7 @@ def assert_rows_stand_alone(case: Case, side: str) -> None:
 
 @cases(DEFAULTS)
 def test_neighbours_in_the_batch_change_nothing(case):
-    """Neither do infinite ones, nor does a gradient reach them."""
+    """Infinite values change nothing either, and no gradient reaches them."""
     module = case.build()
     inputs = tensors(module, 12, batch=3)
     loud = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
@@ -164,8 +164,8 @@ def test_neighbours_in_the_batch_change_nothing(case):
     alone = module(**rows(inputs, slice(1, 2)))
     assert_close("row 1", module(**inputs)[1:2], alone)
     assert_close("row 1 beside infinite rows", module(**loud)[1:2], alone)
-    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-    for name, gradient in zip(given, gradients(module(**inputs)[1], given.values())):
+    named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    for name, gradient in zip(named_tensors, gradients(module(**inputs)[1], named_tensors.values())):
         assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any(), f"gradient of {name}"
 
 
@@ -173,17 +173,17 @@ def test_neighbours_in_the_batch_change_nothing(case):
 def test_an_empty_batch_gives_an_empty_result(case):
     module = case.build()
     inputs, mask = tensors(module, 7, batch=0), torch.zeros(0, 7, dtype=torch.bool)
-    for given in (None, mask):
-        assert tuple(module(**inputs, **both(given)).shape) == tuple(inputs["v"].shape)
+    for query_mask in (None, mask):
+        assert tuple(module(**inputs, **both(query_mask)).shape) == tuple(inputs["v"].shape)
         if case.causal:
-            out, states = run_in_parts(module, inputs, [3, 4], given)
+            out, states = run_in_parts(module, inputs, [3, 4], query_mask)
             assert tuple(out.shape) == tuple(inputs["v"].shape)
             assert all(len(x) == 0 for state in states for x in state.values())
 
 
 @cases(DEFAULTS)
 def test_without_data_there_are_shapes(case):
-    """On the meta device, as tools that count a model's memory and parameters call it."""
+    """On the meta device, which tools use to count a model's memory and parameters."""
     module = case.build().to("meta")
     inputs = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in tensors(module, 7).items()}
     for mask in (None, torch.zeros(2, 7, dtype=torch.bool, device="meta")):
@@ -198,9 +198,9 @@ def test_a_prefix_does_not_depend_on_what_follows(case):
     module = case.build()
     inputs = tensors(module, 23)
     whole = assert_prefixes_stand_alone(module, inputs, (1, 4, 5, 6, 11, 22))
-    given = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+    named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
     for t in (1, 6, 22):
-        for name, gradient in zip(given, gradients(whole[:, :, :t], given.values(), retain_graph=True)):
+        for name, gradient in zip(named_tensors, gradients(whole[:, :, :t], named_tensors.values(), retain_graph=True)):
             later = gradient[:, :, t:] if gradient.dim() == 4 else gradient[:, t:]
             assert later.norm() <= 1e-12 * gradient.norm(), f"gradient of {name} after {t}"
 
@@ -213,7 +213,7 @@ def test_a_prefix_does_not_depend_on_what_follows_with_every_option(case):
 
 
 def assert_prefixes_stand_alone(module: InnerAttention, inputs: dict, lengths: tuple[int, ...]) -> Tensor:
-    """The first tokens give what they give alone and before louder ones; the outputs of all tokens."""
+    """The first tokens give what they give alone and before larger later values; returns the outputs of all tokens."""
     whole = module(**inputs)
     after = torch.arange(whole.shape[2])[:, None]
     for t in lengths:
@@ -228,23 +228,23 @@ def assert_prefixes_stand_alone(module: InnerAttention, inputs: dict, lengths: t
 
 @cases(sequences)
 def test_padding_at_the_end_is_as_if_it_were_not_there(case):
-    """The length that a batch is padded to is not a length that anything depends on."""
+    """Nothing depends on the length that a batch is padded to."""
     module = case.build()
     inputs = tensors(module, 9)
     alone = module(**inputs)
-    for more in (1, 3, 20):
+    for extra in (1, 3, 20):
         longer = {
-            name: torch.cat([x, x.new_zeros(x.shape[:-2] + (more, x.shape[-1]))], dim=-2)
+            name: torch.cat([x, x.new_zeros(x.shape[:-2] + (extra, x.shape[-1]))], dim=-2)
             for name, x in inputs.items()
             if isinstance(x, Tensor)
         }
-        mask = (torch.arange(9 + more) >= 9).expand(2, -1)
-        assert_close(f"{more} tokens of padding", module(**{**inputs, **longer}, **both(mask))[:, :, :9], alone)
+        mask = (torch.arange(9 + extra) >= 9).expand(2, -1)
+        assert_close(f"{extra} tokens of padding", module(**{**inputs, **longer}, **both(mask))[:, :, :9], alone)
 
 
 @cases(DEFAULTS)
 def test_memory_layout_changes_nothing(case):
-    """q, k and v as hosts have them, heads split from the channels of (B, n, D)."""
+    """q, k and v in the layout that hosts use, with heads split from the channels of (B, n, D)."""
     module = case.build()
     inputs = cast(tensors(module, 13), torch.float64)
     strided = {

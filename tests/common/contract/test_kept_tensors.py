@@ -1,6 +1,6 @@
-"""Gradients do not depend on who keeps what a backward pass needs: activation checkpointing, hooks, FSDP.
+"""Gradients are the same whoever stores the saved tensors: activation checkpointing, hooks, FSDP.
 
-Each of them hands a saved tensor out once, or in another place, or gathers the parameters again first.
+Each of them returns a saved tensor only once, moves it elsewhere, or gathers the parameters again first.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from tests.torch_versions import needs_fsdp_on_cpu
 
 
 class Layer(nn.Module):
-    """A mechanism after a parameter that all tensors are multiplied by, which FSDP shards with those of its own."""
+    """A mechanism whose input tensors are multiplied by a parameter, which FSDP shards with the mechanism's own."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Layer(nn.Module):
         )
 
     def forward(self, **inputs) -> Tensor:
-        """The attention of the tensors that are floating point times the factor."""
+        """Multiply the floating-point tensors by the factor, then attend."""
         scaled = {
             x: y * self.factor if isinstance(y, Tensor) and y.is_floating_point() else y for x, y in inputs.items()
         }
@@ -63,13 +63,13 @@ def _copied(layer: Layer, inputs: dict) -> Tensor:
 
 
 def _sharded(layer: Layer, inputs: dict) -> Tensor:
-    """FSDP2 around a layer whose activations are computed again, as torchtitan has it."""
+    """FSDP2 around a layer with activation checkpointing, as in torchtitan."""
     return fully_shard(checkpoint_wrapper(layer), mesh=init_device_mesh("cpu", (1,)))(**inputs)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of this process alone."""
+    """A process group of only this process."""
     store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
@@ -81,15 +81,17 @@ def whole(x: Tensor) -> Tensor:
 
 
 def assert_as_ever(call: Callable, case: Case, n: int, side: str) -> None:
-    found = []
+    results = []
     for compute in (call, lambda layer, inputs: layer(**inputs)):
         layer = Layer(case)
         inputs = {**tensors(layer.attention, n), **both(padding(side, 2, n))}
         out = compute(layer, inputs)
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
-        wanted = {name: x for name, x in leaves(inputs, layer).items() if x.requires_grad}  # FSDP's own only by now
-        found.append([out, *(torch.zeros_like(whole(x)) if x.grad is None else whole(x.grad) for x in wanted.values())])
-    assert_all_close(["out", *wanted], *found)
+        wanted = {name: x for name, x in leaves(inputs, layer).items() if x.requires_grad}  # only FSDP still holds them
+        results.append(
+            [out, *(torch.zeros_like(whole(x)) if x.grad is None else whole(x.grad) for x in wanted.values())]
+        )
+    assert_all_close(["out", *wanted], *results)
 
 
 KEEPERS = [

@@ -1,4 +1,4 @@
-"""Packed documents: those of a row see nothing of each other, as if each were a row of its own."""
+"""Packed documents: the documents of a row do not see each other, as if each were a row of its own."""
 
 import pytest
 import torch
@@ -23,43 +23,43 @@ from tests.common.contract.mechanisms import (
 from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close, gradients
 
-#: Documents of each row of 24 tokens: one token, one less and one more than a chunk, and more than two chunks.
+#: Document lengths in each row of 24 tokens: 1, a chunk minus or plus one, and more than two chunks.
 LENGTHS = ((1, COUNT - 1, COUNT, COUNT + 1, 8), (2 * COUNT + 2, 1, 11))
 TOKENS = 24
 
 
 def packs(case) -> bool:
-    """Whether a case has documents: a sequence, of a mechanism that takes them."""
+    """Whether a case supports packed documents: it is a sequence, and the mechanism accepts them."""
     return case.kind.packs_documents() and not case.image
 
 
 def ids_of(lengths=LENGTHS) -> Tensor:
-    """segment_ids (B, n), not each number in turn."""
+    """segment_ids (B, n), in which some numbers are skipped."""
     return torch.stack([torch.repeat_interleave(torch.arange(len(row)) * 2 + 3, torch.tensor(row)) for row in lengths])
 
 
 def documents_of(ids: Tensor, mask: Tensor | None) -> list[tuple[int, Tensor]]:
-    """The row and the real tokens of each document, one by one."""
-    found = []
+    """The row and the real tokens of each document in turn."""
+    documents = []
     for b in range(len(ids)):
         for number in ids[b].unique():
-            own = [t for t in range(ids.shape[1]) if ids[b, t] == number and (mask is None or not mask[b, t])]
-            if own:
-                found.append((b, torch.tensor(own)))
-    return found
+            real_tokens = [t for t in range(ids.shape[1]) if ids[b, t] == number and (mask is None or not mask[b, t])]
+            if real_tokens:
+                documents.append((b, torch.tensor(real_tokens)))
+    return documents
 
 
 def literally(module, inputs, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The reference of each document by itself, written to its places; 0 at padding."""
+    """The reference applied to each document alone and written to its positions; 0 at padding."""
     out = torch.zeros(*inputs["v"].shape[:3], module.projections(CHANNELS)["v"], dtype=torch.float64)
     for b, tokens in documents_of(ids, mask):
-        some = at(rows(inputs, slice(b, b + 1)), tokens)
-        out = _put(out, b, tokens, module.reference(**some)[0])
+        document = at(rows(inputs, slice(b, b + 1)), tokens)
+        out = _put(out, b, tokens, module.reference(**document)[0])
     return out
 
 
 def _put(out: Tensor, b: int, tokens: Tensor, value: Tensor) -> Tensor:
-    """``out`` with ``value`` (H, tokens, e) at some tokens of a row."""
+    """``out`` with ``value`` (H, tokens, e) written to some tokens of a row."""
     row = out[b].index_copy(1, tokens, value)
     return torch.cat([out[:b], row[None], out[b + 1 :]])
 
@@ -69,8 +69,8 @@ decoders = [case for case in packed if case.causal]
 
 
 def test_every_registered_mechanism_of_one_sequence_takes_them():
-    ours = {name: kind for name, kind in ATTENTIONS.items() if kind.__module__.startswith("common.")}
-    without = {name for name, kind in ours.items() if not kind.packs_documents()}
+    registered = {name: kind for name, kind in ATTENTIONS.items() if kind.__module__.startswith("common.")}
+    without = {name for name, kind in registered.items() if not kind.packs_documents()}
     assert without == {"soft", "flow_source"}, "one of images alone, and one of a source"
 
 
@@ -99,7 +99,7 @@ def test_padding_may_stand_anywhere_and_have_any_id(side, case):
     module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
     inputs = tensors(module, TOKENS)
     expected = literally(module, inputs, ids, mask)
-    ids = ids.masked_fill(mask, -7)  # what stands at padding is not looked at
+    ids = ids.masked_fill(mask, -7)  # values at padding are ignored
     assert_close("out", module(**inputs, **both(mask), segment_ids=ids), expected)
 
 
@@ -113,18 +113,18 @@ def test_another_document_changes_nothing_and_gets_no_gradient(case):
         if isinstance(x, Tensor):
             noise = torch.where(own if name == "x" else own[:, None], 0.0, 1.0).unsqueeze(-1)
             changed[name] = (x.detach() + noise).requires_grad_()
-    out, other = (module(**some, segment_ids=ids) for some in (inputs, changed))
+    out, other = (module(**arguments, segment_ids=ids) for arguments in (inputs, changed))
     select = own[:, None, :, None].expand_as(out)
     assert torch.equal(out[select], other[select])
-    given = [x for x in inputs.values() if isinstance(x, Tensor)]
-    for grad in torch.autograd.grad(out[select].sum(), given, allow_unused=True, materialize_grads=True):
+    leaf_tensors = [x for x in inputs.values() if isinstance(x, Tensor)]
+    for grad in torch.autograd.grad(out[select].sum(), leaf_tensors, allow_unused=True, materialize_grads=True):
         outside = ~own if grad.dim() == 3 else ~own[:, None].expand(grad.shape[:3])
         assert not grad[outside].any()
 
 
 @cases(packed)
 def test_arguments_of_other_numbers_of_tokens_are_refused(case, monkeypatch):
-    """Each of the op's, a token too short and a token too long."""
+    """Each argument of the op, with one token too few and one too many."""
     module, op = case.build(), case.kind.op
     call = {**tensors(module, TOKENS, grad=False), **both(padding("right", 2, TOKENS))}
     arguments = {**arguments_of_op(case, module, monkeypatch, **call), "segment_ids": ids_of()}
@@ -155,9 +155,9 @@ def test_extend_is_forward(parts, side, case):
     inputs = tensors(module, TOKENS)
     outs, begin, state = [], 0, None
     for length in parts:
-        some = slice(begin, begin + length)
-        hidden = None if mask is None else mask[:, some]
-        out, state = module.extend(**at(inputs, some), padding_mask=hidden, state=state, segment_ids=ids[:, some])
+        part = slice(begin, begin + length)
+        hidden = None if mask is None else mask[:, part]
+        out, state = module.extend(**at(inputs, part), padding_mask=hidden, state=state, segment_ids=ids[:, part])
         assert all(len(tensor) == 2 for tensor in state.values()), "the batch is dimension 0"
         outs.append(out)
         begin += length
@@ -174,8 +174,8 @@ def test_a_beam_is_reordered_by_one_index_select(case):
     inputs = tensors(module, TOKENS)
     _, state = module.extend(**at(inputs, slice(0, 13)), segment_ids=ids[:, :13])
     state = {name: tensor.index_select(0, order) for name, tensor in state.items()}
-    rest = rows(at(inputs, slice(13, None)), order)
-    out, _ = module.extend(**rest, state=state, segment_ids=ids[order, 13:])
+    second = rows(at(inputs, slice(13, None)), order)
+    out, _ = module.extend(**second, state=state, segment_ids=ids[order, 13:])
     assert_close("out", out, module(**inputs, segment_ids=ids)[order, :, 13:])
 
 

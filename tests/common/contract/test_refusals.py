@@ -1,4 +1,4 @@
-"""Whatever a mechanism cannot take is a ValueError that begins with the name of the argument."""
+"""Any invalid argument of a mechanism raises a ValueError that begins with the argument's name."""
 
 import re
 
@@ -32,14 +32,14 @@ from tests.compare import assert_close
 
 names = pytest.mark.parametrize("name", KINDS)
 NOT_CAUSAL = {"bidirectional", "images", "source"}
-#: Values that an option of a type refuses, whatever it is for.
+#: Values of each option type that every option of the type refuses.
 WRONG_OPTIONS = {
     str: ("no such value", None, 1),
     bool: (1, 0, "yes", None),
     int: (-1, 2.5, "4", True),
     float: (0.0, -1.0, float("nan"), "x"),
 }
-#: The arguments of a function that are tokens, whose shapes ``test_tensors`` has.
+#: The tensor arguments of a function that hold tokens; ``test_tensors`` tests their shapes.
 TOKENS = ("q", "k", "v", "x", "source_q")
 FLOOR = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": LONGEST}
 
@@ -115,13 +115,13 @@ def test_options(name):
                 build(name, **{option: value})
 
 
-#: The same for functions, where an option that is a number may be 0, and any value stands for True or False.
+#: The same for functions, where a numeric option may be 0, and any value can stand for True or False.
 WRONG_ARGUMENTS = {**WRONG_OPTIONS, float: (-1.0, float("nan")), bool: ()}
 
 
 @cases(case for case in PLAIN if case.kind.__module__.startswith("common."))
 def test_the_function_refuses_what_the_module_does(case, monkeypatch):
-    """Functions of common.ops, called without their module: options, another direction, parameters of other shapes."""
+    """Functions of common.ops without their module: options, another direction, parameters of other shapes."""
     module, op = case.build(), case.kind.op
     arguments = arguments_of_op(case, module, monkeypatch, **tensors(module, 6, grad=False))
     for option, described in case.kind.Options.described().items():
@@ -137,11 +137,11 @@ def test_the_function_refuses_what_the_module_does(case, monkeypatch):
             op(**{**arguments, name: x})
         except ValueError as error:
             return "allowed" in str(error)
-        except RuntimeError:  # torch's own: another of the shorter ones must be refused in words
+        except RuntimeError:  # torch's own error: at least one of the shorter tensors must be refused by our checks
             return False
         return False
 
-    for name, x in arguments.items():  # a vector may be one number for each head, or one for all
+    for name, x in arguments.items():  # a vector may hold one number per head, or a single one for all heads
         if isinstance(x, torch.Tensor) and x.dim() > 1 and name not in TOKENS:
             assert is_refused(name, x[None]), f"{name} with a dimension more"
             shorter = [x.narrow(dim, 0, x.shape[dim] - 1) for dim in range(x.dim())]
@@ -149,7 +149,7 @@ def test_the_function_refuses_what_the_module_does(case, monkeypatch):
 
 
 def wrong_tensors(inputs: dict, causal_or_self: bool):
-    """Changes of ``inputs`` that make one thing wrong each."""
+    """Changes of ``inputs``, each of which introduces one error."""
     names = [x for x in ("q", "k", "v", "x", "source_q") if inputs.get(x) is not None]
     for which in names:
         x = inputs[which].detach()
@@ -159,11 +159,11 @@ def wrong_tensors(inputs: dict, causal_or_self: bool):
         yield {which: x.long()}
         if which != "x":
             yield {which: x[..., :0]}
-        if len(names) == 1:  # there is no other tensor that it would have to fit
+        if len(names) == 1:  # there is no other tensor whose size it must match
             continue
         yield {which: x[:1]}
         yield {which: x.to("meta")}
-        if which != "x":  # which autocast may leave in another dtype
+        if which != "x":  # autocast may leave it in another dtype
             yield {which: x.float()}
             yield {which: x[:, :1]}
         if which in ("k", "v", "source_q") or causal_or_self:
@@ -173,7 +173,7 @@ def wrong_tensors(inputs: dict, causal_or_self: bool):
 
 @cases(DEFAULTS)
 def test_tensors(case):
-    """The name that comes first may be that of a tensor that the wrong one does not fit."""
+    """The message may begin with the name of a tensor that the wrong one does not match."""
     module = case.build()
     inputs = tensors(module, 6)
     for change in wrong_tensors(inputs, case.causal or "cross" not in case.kind.supports):
@@ -185,7 +185,7 @@ def test_tensors(case):
 
 
 def wrong_masks(n: int):
-    """Masks that do not fit two rows of n tokens."""
+    """Masks that do not match two rows of n tokens."""
     yield torch.zeros(2, n)
     yield torch.zeros(2, n, dtype=torch.uint8)
     yield torch.zeros(2, n, dtype=torch.long)
@@ -232,7 +232,7 @@ def test_states(case):
     for name, tensor in state.items():
         entries = [1.0, None, tensor[:1], tensor[None], tensor.to(torch.int16), tensor.to("meta")]
         if is_linear(module) and tensor.is_floating_point():
-            entries.append(tensor.half())  # a rounded sum is no sum
+            entries.append(tensor.half())  # rounding would make the sum wrong
         for entry in entries:
             with refused(re.escape(f"initial_state['{name}']")):
                 module.extend(**inputs, state={**state, name: entry})
@@ -241,7 +241,7 @@ def test_states(case):
 
 @cases(case for case in CASES if "max_tokens" in case.kind.needs and case.label == "default" and not case.rotary)
 def test_more_tokens_than_the_longest_length(case: Case):
-    """Of real tokens: a batch may be padded beyond it."""
+    """The limit applies to real tokens: a batch may be padded beyond it."""
     module = case.build()
     module(**tensors(module, LONGEST))
     with refused("the input"):

@@ -1,10 +1,10 @@
-"""A training goes on from a state dict: what a pass depends on is there, or is torch's generator."""
+"""Training resumes from a state dict: all state that a forward pass depends on is in it, or in torch's generator."""
 
 import torch
 
 from tests.common.contract.mechanisms import CASES, cases, tensors
 
-#: As many as bring every count of passes past its end, from the middle of it.
+#: Enough passes for every pass counter to wrap around, also when it starts from the middle.
 PASSES = 7
 
 
@@ -16,7 +16,7 @@ def test_passes_in_training_go_on_from_the_state_dict(case):
         module(**inputs)
     other.load_state_dict(module.state_dict())
     outputs = []
-    for one in (module, other):
+    for model in (module, other):
         torch.default_generator.manual_seed(3)
-        outputs.append([one(**inputs) for _ in range(PASSES)])
+        outputs.append([model(**inputs) for _ in range(PASSES)])
     assert all(torch.equal(*both) for both in zip(*outputs))

@@ -1,6 +1,6 @@
-"""Rotary positions fit every mechanism whose queries and keys have dot products; what is built, works.
+"""Rotary positions fit every mechanism whose queries and keys have dot products; a layer that is built also works.
 
-All promises of some of them with rotary positions are tested as those of any mechanism; see ``WITH_ROTARY``.
+Some mechanisms with rotary positions are tested with the whole contract; see ``WITH_ROTARY``.
 """
 
 from itertools import product
@@ -15,7 +15,7 @@ from tests.compare import assert_close
 
 
 def can_be_rotated(case: Case) -> bool:
-    """Whether its queries and keys are as wide as each other, and it does not rotate them itself."""
+    """Whether queries and keys have the same width, and the mechanism does not rotate them itself."""
     if "rotary" in case.kind.supports or set(INPUTS) & set(case.kind.needs):
         return False
     widths = case.build().projections(CHANNELS)
@@ -37,7 +37,7 @@ def test_it_is_the_attention_of_rotated_queries_and_keys(case):
         assert states[-1]["rotary_count"].tolist() == [9, 9]
 
 
-#: What may stand around a mechanism.
+#: The wrappers that a mechanism may have.
 AROUND = {
     "rotary": lambda inner: RotaryAttention(inner, CHANNELS),
     "short_conv": lambda inner: ShortConvAttention(inner, 3, HEADS, CHANNELS),
@@ -47,7 +47,7 @@ AROUND = {
 
 @cases(PLAIN)
 def test_whatever_is_built_around_it_works(case):
-    """Each alone and each pair in either order; what cannot work is refused when it is built."""
+    """Each wrapper alone and each pair in either order; combinations that cannot work are refused at construction."""
     for around in [*product(AROUND), *product(AROUND, repeat=2)]:
         module = case.build()
         try:

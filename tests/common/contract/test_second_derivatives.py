@@ -1,6 +1,6 @@
-"""A backward pass that is differentiated again is right, for every mechanism, option, padding and length.
+"""Double backward is right for every mechanism, option, padding and length.
 
-Second derivatives in one direction are compared with differences of first derivatives, which share nothing with them.
+Second derivatives in one direction are compared with finite differences of first derivatives, computed separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,21 +26,21 @@ from tests.common.contract.mechanisms import (
 from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close
 
-#: More than one and more than ten chunks of ``COUNT`` tokens, the latter more than a chunk of 65 too, and no multiples.
+#: More than one and more than ten chunks of ``COUNT`` tokens, the latter also more than a chunk of 65; no multiples.
 LENGTHS = (COUNT + 2, 67)
-#: Of the differences: smaller ones round them away, larger ones cross more kinks of relu.
+#: Step of the finite differences: smaller steps lose precision, larger ones cross more kinks of relu.
 STEP = 1e-7
 
 
 @pytest.fixture(autouse=True)
 def kernels_with_second_derivatives():
-    """Use torch's softmax attention that has them; another test says that the fused one has none."""
+    """Use torch's softmax attention with second derivatives; another test shows that the fused kernel has none."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def mixed(n: int) -> Tensor:
-    """Bool (4, n), True = padding: none, on the left, on the right, and all of a row."""
+    """Bool (4, n), True = padding: none, on the left, on the right, and the whole row."""
     mask = torch.stack([padding(side, 4, n)[1] for side in ("left", "left", "right", "right")])
     mask[0], mask[3] = False, True
     return mask
@@ -52,7 +52,7 @@ def directions(like: Sequence[Tensor], seed: int) -> list[Tensor]:
 
 
 def slope(out: Tensor, wanted: Sequence[Tensor]) -> Tensor:
-    """The derivative of a fixed function of ``out`` in a fixed direction of ``wanted``, as a part of the graph."""
+    """The derivative of a fixed function of ``out`` in a fixed direction of ``wanted``, as part of the graph."""
     loss = (out * directions([out], 5)[0]).sum() + out.square().sum() / 2
     options = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
     grads = torch.autograd.grad(loss, wanted, **options)
@@ -60,15 +60,15 @@ def slope(out: Tensor, wanted: Sequence[Tensor]) -> Tensor:
 
 
 def second(out: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of ``slope``; zeros where it depends on nothing."""
+    """The gradients of ``slope``; zeros for tensors that it does not depend on."""
     first = slope(out, wanted)
     return torch.autograd.grad(first + 0 * wanted[-1].sum(), wanted, allow_unused=True, materialize_grads=True)
 
 
 def assert_is_difference(call: Callable[[], Tensor], wanted: Sequence[Tensor]) -> None:
-    """``second`` of ``call()`` in one direction against the change of ``slope`` along it."""
+    """Compare ``second`` of ``call()`` in one direction with the change of ``slope`` along it."""
     direction = directions(wanted, 7)
-    found = sum((x * y).sum() for x, y in zip(second(call(), wanted), direction))
+    actual = sum((x * y).sum() for x, y in zip(second(call(), wanted), direction))
 
     def slope_after(steps: int) -> Tensor:
         with torch.no_grad():
@@ -77,12 +77,12 @@ def assert_is_difference(call: Callable[[], Tensor], wanted: Sequence[Tensor]) -
         return slope(call(), wanted).detach()
 
     expected = (slope_after(1) - slope_after(-2)) / (2 * STEP)
-    assert_close("second derivative", found, expected, 1e-4, floor=1.0)
+    assert_close("second derivative", actual, expected, 1e-4, floor=1.0)
 
 
 @cases(case for case in CASES if "differences" not in without(case.name))
 def test_they_are_the_differences_of_first_derivatives(case):
-    """With the default options for either length, padded or not; with others for the longer one with padding."""
+    """Default options with both lengths, padded or not; other options with the longer length and padding."""
     assert_differences(case, LENGTHS[1], True)
     if case.label == "default":
         for n in LENGTHS:
@@ -110,7 +110,7 @@ def test_gradients_that_are_no_derivatives_have_those_of_the_literal_formula(cas
 
 @cases(DEFAULTS, causal=True)
 def test_sequences_in_parts(case: Case):
-    """A step of one token, a chunk, and states of padding alone have code of their own."""
+    """Steps of one token, chunks, and states of only padding have separate code."""
     module, mask = case.build(), mixed(12)
     inputs = tensors(module, 12, batch=4)
     out, _ = run_in_parts(module, inputs, (1, 2, 8, 1), mask)
@@ -119,7 +119,7 @@ def test_sequences_in_parts(case: Case):
 
 @cases(case for case in PLAIN if not case.kind.linear_cost and "differences" not in without(case.name))
 def test_more_tokens_than_a_block_of_quadratic_attention(case: Case):
-    """Blocks are computed again in the backward pass, which must not look at the length."""
+    """Blocks are recomputed in the backward pass, which must not depend on the length."""
     n = 257
     module = case.build(max_tokens=n)
     inputs = tensors(module, n, batch=1)
@@ -128,7 +128,7 @@ def test_more_tokens_than_a_block_of_quadratic_attention(case: Case):
 
 @cases(case for case in PLAIN if case.name in ("gated_delta", "gla"))
 def test_operators_of_a_graph_that_autograd_does_not_trace(case: Case):
-    """torch.compile with a backend that runs the graph as it is; all others refuse second derivatives themselves."""
+    """torch.compile with a backend that runs the graph unchanged; others refuse second derivatives themselves."""
     torch._dynamo.reset()
     module = case.build()
     inputs = tensors(module, 7)

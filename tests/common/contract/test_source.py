@@ -1,4 +1,4 @@
-"""Queries of a decoder that attend to a source through a state made of it once: `source_state` and `attend_source`."""
+"""Decoder queries attend to a source through a state computed once: `source_state` and `attend_source`."""
 
 import re
 
@@ -28,12 +28,12 @@ from tests.compare import assert_all_close, assert_close, assert_gradients_close
 
 
 def is_source(case: Case) -> bool:
-    """Whether the module of ``case`` supports a source: rotated or causal it does not."""
+    """Whether the module of ``case`` supports a source, which rotated and causal modules do not."""
     return "source" in case.kind.supports and not (case.causal or case.rotary or case.image)
 
 
 sources = [case for case in DEFAULTS if is_source(case)]
-#: By name, masks of the source and of the queries.
+#: Masks of the source and of the queries, by name.
 SIDES_OF_BOTH = (("none", "none"), ("left", "right"), ("right", "left"), ("holes", "both"), ("all", "left"))
 
 
@@ -46,18 +46,18 @@ def state_of(module: InnerAttention, inputs: dict, mask: Tensor | None = None) -
 def attended(
     module: InnerAttention, inputs: dict, key_mask: Tensor | None = None, query_mask: Tensor | None = None
 ) -> Tensor:
-    """What the queries in ``inputs`` get of the source in them, through its state."""
+    """The output of the queries in ``inputs`` when they attend to the source in them through its state."""
     return module.attend_source(inputs["q"], state_of(module, inputs, key_mask), query_mask)
 
 
 def of_source(mask: Tensor, inputs: dict) -> dict[str, Tensor]:
-    """The masks of ``forward``: that of the source in ``inputs``, and of its queries, none of which is padding."""
+    """The masks of ``forward`` for the source in ``inputs``, and for its queries, none of which is padding."""
     q = inputs["q"]
     return {"key_padding_mask": mask, "query_padding_mask": torch.zeros(len(q), q.shape[2], dtype=torch.bool)}
 
 
 def one_by_one(module: InnerAttention, q: Tensor, state: State) -> Tensor:
-    """The queries as decoding has them: each in a call of its own, with its position."""
+    """The queries as in decoding: each in a separate call, with its position."""
     steps = [
         module.attend_source(q[:, :, t : t + 1], state, positions=torch.full((len(q), 1), t)) for t in range(q.shape[2])
     ]
@@ -98,12 +98,12 @@ def test_one_by_one_is_all_at_once(case):
 @cases(sources)
 @pytest.mark.parametrize("side", ["left", "holes"])
 def test_positions_are_counted_by_the_mask_or_given(side, case):
-    """What is said of padding is not read."""
+    """Positions at padding are not read."""
     module, mask = case.build(), padding(side, 2, 13)
     inputs = tensors(module, 13, 7)
     state, counted = state_of(module, inputs), (~mask).cumsum(1) - 1
-    given = counted.masked_fill(mask, 10**6)
-    out = module.attend_source(inputs["q"], state, mask, given)
+    masked_positions = counted.masked_fill(mask, 10**6)
+    out = module.attend_source(inputs["q"], state, mask, masked_positions)
     assert_close("out", out, module.attend_source(inputs["q"], state, mask))
 
 
@@ -135,14 +135,14 @@ def test_what_stands_in_padding_of_the_source_changes_no_bit(side, poison, case)
     }
     states = [state_of(module, inputs, mask) for inputs in (clean, loud)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    found = []
+    results = []
     for inputs, state in zip((clean, loud), states):
         out = module.attend_source(inputs["q"], state)
-        found.append((out, *gradients(out, leaves(inputs, module).values())))
-    for name, actual, expected in zip(("out", *leaves(clean, module)), *found):
+        results.append((out, *gradients(out, leaves(inputs, module).values())))
+    for name, actual, expected in zip(("out", *leaves(clean, module)), *results):
         assert torch.equal(actual, expected) and torch.isfinite(actual).all(), name
     if side == "all":
-        assert (found[0][0][0] == 0).all(), "no source gives 0"
+        assert (results[0][0][0] == 0).all(), "no source gives 0"
 
 
 @cases(sources)
@@ -172,7 +172,7 @@ def test_neighbours_in_the_batch_change_nothing(case):
 @cases(sources)
 @torch.no_grad()
 def test_hypotheses_of_a_sentence_share_its_state(case):
-    """A beam repeats and reorders it by one index_select; nothing that reads it changes it."""
+    """Beam search repeats and reorders the state by one index_select; reading the state does not change it."""
     module, order = case.build(), torch.tensor([1, 1, 0])
     inputs, mask = tensors(module, 5, 9), padding("left", 2, 9)
     state = state_of(module, inputs, mask)
@@ -188,26 +188,26 @@ def test_hypotheses_of_a_sentence_share_its_state(case):
 @cases(sources)
 @torch.no_grad()
 def test_the_state_and_its_cost_do_not_depend_on_the_source(case):
-    """Time and memory of what is made, in numbers: in proportion to the source once, and the same for each query."""
+    """Counted memory and time: proportional to the source once, and constant for each query."""
     module = case.build(torch.float32, max_tokens=640)
-    shapes, made, read = [], [], []
+    shapes, created, read = [], [], []
     for m in (40, 320, 640):
         inputs = tensors(module, 3, m, batch=1, dtype=torch.float32, grad=False)
         with Elements() as counted:
             state = state_of(module, inputs)
-        made.append(counted.total)
+        created.append(counted.total)
         shapes.append({name: tuple(x.shape) for name, x in state.items()})
         with Elements() as counted:
             module.attend_source(inputs["q"], state)
         read.append(counted.total)
     assert shapes[0] == shapes[1] == shapes[2] and read[0] == read[1] == read[2]
-    assert made[2] <= 2.05 * made[1]
+    assert created[2] <= 2.05 * created[1]
 
 
 @cases(sources)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_dtypes(dtype, case):
-    """Against the same numbers in float64; sums of the state are float32, the result has the dtype of the queries."""
+    """Results are compared with float64 on the same numbers; state sums are float32, outputs have the query dtype."""
     module, exact = case.build(dtype), case.build(dtype).double()
     inputs, mask = tensors(module, 6, 21, dtype=dtype), padding("left", 2, 21)
     state = state_of(module, inputs, mask)
@@ -223,14 +223,14 @@ def test_dtypes(dtype, case):
 
 @cases(sources)
 def test_autocast_leaves_the_state_in_float32(case):
-    """Whatever is on when the state is made and when it is read."""
+    """This holds whether autocast is on when the state is created or when it is read."""
     module = case.build(torch.float32, std=0.3)
     halves = tensors(module, 6, 2048 if "max_tokens" not in module.needs else LONGEST, dtype=torch.bfloat16, grad=False)
     inputs = cast(halves, torch.float32)
     expected = module(**inputs)
-    for made, read in ((True, True), (True, False), (False, True)):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=made):
-            state = state_of(module, halves if made else inputs)
+    for autocast_state, read in ((True, True), (True, False), (False, True)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast_state):
+            state = state_of(module, halves if autocast_state else inputs)
         assert all(x.dtype == torch.float32 for x in state.values())
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=read):
             out = module.attend_source((halves if read else inputs)["q"], state)
@@ -265,7 +265,7 @@ def test_empty_batches_and_the_meta_device_have_shapes(case):
 
 @cases(case for case in DEFAULTS if not (is_source(case) or case.image))
 def test_others_have_no_state_of_a_source(case):
-    """Softmax attention, whatever is causal, and whatever is around another attention."""
+    """Softmax attention, causal attention, and wrappers around another attention."""
     module, x = case.build(), torch.randn(2, 2, 3, CHANNELS)
     around = case.rotary or case.forget != "none"
     argument = "causal" if "source" in case.kind.supports and not around else "attention"
@@ -322,7 +322,7 @@ def test_states(case):
 
 @cases(case for case in sources if "max_tokens" in case.kind.needs)
 def test_more_tokens_than_the_longest_length(case):
-    """Of the source, or before a query."""
+    """The limit applies to the source and to the position of a query."""
     module = case.build()
     inputs = tensors(module, 1, LONGEST)
     state = state_of(module, inputs)

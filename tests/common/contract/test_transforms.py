@@ -1,4 +1,4 @@
-"""torch.compile, torch.export, TorchScript and torch.func take every mechanism as it is."""
+"""torch.compile, torch.export, TorchScript and torch.func work with every mechanism unchanged."""
 
 import copy
 import pickle
@@ -30,13 +30,13 @@ from tests.common.inputs import padding
 from tests.compare import assert_close, assert_gradients_close
 from tests.torch_versions import NEWER_THAN_2_6
 
-#: They cut a sequence into windows or chunks.
+#: Mechanisms that cut a sequence into windows or chunks.
 IN_WINDOWS = ("bigbird", "local", "longformer", "reformer", "sparse")
-#: The mechanisms whose sums forget in code of their own, and one kind of gates of each.
+#: The mechanisms with separate code for sums that forget, and one kind of gates for each.
 FORGETTING = {"favor": "channel", "flow": "channel", "mixed_chunk": "head"}
-#: Options with code of their own: DAFT's window alone, and one entry of it by indexing.
+#: Options with separate code: DAFT with only its window, and one window entry by indexing.
 OF_DAFT = ("local_only=True", "gumbel_temperature=0.5")
-#: Every mechanism by itself, some after a short convolution, some with sums that forget, and those options.
+#: Every mechanism by itself, some after a short convolution, some with sums that forget, and the options above.
 traced = [
     *PLAIN,
     *(case for case in DEFAULTS if case.short_conv or case.forget == FORGETTING.get(case.name)),
@@ -45,7 +45,7 @@ traced = [
 
 
 def with_additions(case: Case) -> Case:
-    """A causal mechanism with all that may stand in front of it; others as they are."""
+    """A causal mechanism with every supported addition in front; other mechanisms unchanged."""
     if not (case.causal and is_linear(case.kind) and case in PLAIN):
         return case
     forget = FORGETTING.get(case.name, "head") if "forget" in case.kind.supports else "none"
@@ -54,16 +54,16 @@ def with_additions(case: Case) -> Case:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_before() -> None:
-    """No graph of another test is left."""
+    """Discard the graphs of other tests."""
     torch._dynamo.reset()
 
 
 @cases(with_additions(case) for case in traced if case.forget == "none" and not case.short_conv)
 def test_it_compiles_into_one_graph_with_its_backward_pass(case):
-    """Each case costs a second, in which torch traces both passes: no more tokens than cross two chunks.
+    """Tracing both passes costs a second per case, so the input only spans two chunks.
 
-    Each operation's gradient has the layout in memory that it was traced with; ``test_one_graph_is_for_any_length`` has
-    causal mechanisms by themselves.
+    Each operation's gradient has the memory layout that it was traced with; ``test_one_graph_is_for_any_length``
+    tests causal mechanisms by themselves.
     """
     module, mask = case.build(torch.float32), padding("left", 2, 12)
     inputs = tensors(module, 12, dtype=torch.float32)
@@ -74,16 +74,16 @@ def test_it_compiles_into_one_graph_with_its_backward_pass(case):
 
 
 def exports_any_length(case: Case) -> bool:
-    """Whether torch.export can leave the number of tokens open."""
+    """Whether torch.export supports a dynamic number of tokens."""
     alone = case.causal or case.image or "export_of_any_length" in without(case.name)
     return not alone and (NEWER_THAN_2_6 or case.name not in IN_WINDOWS)
 
 
 @cases(case for case in PLAIN if is_linear(case.kind) and not (case.image or exports_any_length(case)))
 def test_one_graph_is_for_any_length(case):
-    """Of several chunks. With ``aot_eager``, which traces both passes, it would take minutes.
+    """The sequences have several chunks. ``aot_eager``, which traces both passes, would take minutes.
 
-    Where torch.export leaves the number of tokens open, its test shows the same.
+    If torch.export supports dynamic lengths, the export test shows the same.
     """
     module = case.build(torch.float32)
     compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=True)
@@ -99,7 +99,7 @@ def test_one_graph_is_for_any_length(case):
 @cases((case for case in traced if is_linear(case.kind)), causal=True)
 @torch.no_grad()
 def test_steps_of_decoding_compile_into_one_graph(case):
-    """Steps begin with a state of the largest size, or of the only one."""
+    """Steps begin with a state of the largest size, or of the only size."""
     module, graphs = case.build(torch.float32), []
     inputs = tensors(module, 8, dtype=torch.float32, grad=False)
 
@@ -130,14 +130,14 @@ def test_steps_from_a_state_that_grows_compile(case):
 
 
 def positional(module, n: int, dtype: torch.dtype, grad: bool = False) -> tuple[list, dict]:
-    """q, k and v, and further keywords, as torch.export and TorchScript take them."""
+    """q, k and v, and other keyword arguments, in the form that torch.export and TorchScript accept."""
     inputs = tensors(module, n, dtype=dtype, grad=grad)
     return [inputs.pop(x) for x in "qkv"], inputs
 
 
 @cases(traced)
 def test_it_exports(case):
-    """With any number of tokens of a bidirectional sequence, else with the one that it is exported with."""
+    """Bidirectional sequences are exported with a dynamic length, others with a fixed one."""
     module = case.build()
     qkv, named = positional(module, 12, torch.float64)
     tokens = torch.export.Dim("tokens", min=2, max=LONGEST)
@@ -151,7 +151,7 @@ def test_it_exports(case):
 
 @cases((case for case in CASES if case.name in IN_TORCHSCRIPT and not case.rotary), causal=False)
 def test_it_is_torchscript(case, tmp_path):
-    """As what it is for: of an image, saved and loaded, gradients too."""
+    """TorchScript is meant for images: the module is saved and loaded, and gradients are compared too."""
     module = case._replace(image=True).build()
     torch.jit.script(module).save(tmp_path / "module.pt")
     scripted = torch.jit.load(tmp_path / "module.pt")
@@ -166,7 +166,7 @@ def test_it_is_torchscript(case, tmp_path):
 
 @cases(case for case in PLAIN if case.name in IN_TORCHSCRIPT and not case.causal)
 def test_torchscript_stays_precise_under_autocast(case):
-    """Of large keys too."""
+    """Large keys are included."""
     module = case._replace(image=True).build(torch.float32)
     (q, k, v), named = positional(module, 36, torch.float32)
     scripted = torch.jit.script(module)
@@ -178,7 +178,7 @@ def test_torchscript_stays_precise_under_autocast(case):
 
 @cases(case for case in DEFAULTS if case.name not in IN_TORCHSCRIPT or case.short_conv)
 def test_torchscript_of_what_has_none_is_refused_in_words(case):
-    """By itself or somewhere in a model, and again; the compiler's own message would say nothing of the mechanism."""
+    """Alone or inside a model, and repeatedly; the compiler's own message would not mention the mechanism."""
     module = case.build()
     for model in (module, torch.nn.Sequential(torch.nn.Identity(), module)):
         with refused("attention"):
@@ -187,7 +187,7 @@ def test_torchscript_of_what_has_none_is_refused_in_words(case):
 
 @cases((case for case in PLAIN if case.name in IN_TORCHSCRIPT), causal=True)
 def test_torchscript_of_causal_attention_is_refused(case):
-    """When it is scripted, or called."""
+    """The error comes from scripting or from the call."""
     module = case.build()
     qkv, _ = positional(module, 5, torch.float64)
     with pytest.raises((ValueError, torch.jit.Error), match="allowed in TorchScript"):
@@ -198,28 +198,28 @@ def test_torchscript_of_causal_attention_is_refused(case):
 def test_gradients_of_each_sample_by_functorch(case):
     module = case.build()
     inputs = tensors(module, 11, batch=3)
-    given = {name: x.detach() for name, x in inputs.items() if isinstance(x, Tensor)}
-    rest = {name: x for name, x in inputs.items() if name not in given}
+    named_tensors = {name: x.detach() for name, x in inputs.items() if isinstance(x, Tensor)}
+    other_inputs = {name: x for name, x in inputs.items() if name not in named_tensors}
 
     def loss(sample: dict[str, Tensor]) -> Tensor:
-        return module(**{name: x[None] for name, x in sample.items()}, **rest).square().sum()
+        return module(**{name: x[None] for name, x in sample.items()}, **other_inputs).square().sum()
 
-    each = torch.func.vmap(torch.func.grad(loss))(given)
+    each = torch.func.vmap(torch.func.grad(loss))(named_tensors)
     unused = {"allow_unused": True, "materialize_grads": True}
-    wanted = torch.autograd.grad(module(**inputs).square().sum(), [inputs[name] for name in given], **unused)
-    for name, expected in zip(given, wanted):
+    wanted = torch.autograd.grad(module(**inputs).square().sum(), [inputs[name] for name in named_tensors], **unused)
+    for name, expected in zip(named_tensors, wanted):
         assert_close(f"gradient of {name}", each[name], expected)
 
 
 @cases(case for case in PLAIN if not is_linear(case.kind) and not case.image)
 def test_functorch_of_more_tokens_than_a_block(case):
-    """Eager PyTorch computes blocks again in the backward pass, with hooks that torch.func does not have."""
+    """Eager PyTorch recomputes blocks in the backward pass, using hooks that torch.func does not support."""
     module = case.build(max_tokens=257)
     inputs = tensors(module, 257, batch=1, grad=False)
-    v, rest = inputs.pop("v"), inputs
-    found = torch.func.grad(lambda v: module(v=v, **rest).square().sum())(v)
-    (expected,) = torch.autograd.grad(module(v=v.requires_grad_(), **rest).square().sum(), v)
-    assert_close("gradient of v", found, expected)
+    v, other_inputs = inputs.pop("v"), inputs
+    actual = torch.func.grad(lambda v: module(v=v, **other_inputs).square().sum())(v)
+    (expected,) = torch.autograd.grad(module(v=v.requires_grad_(), **other_inputs).square().sum(), v)
+    assert_close("gradient of v", actual, expected)
 
 
 @cases(CASES)
@@ -239,7 +239,7 @@ def test_it_is_copied_pickled_and_loaded(case):
 
 @cases(DEFAULTS)
 def test_dropout_drops_whole_sources_where_a_rate_is_given(case):
-    """In either mode of the module: hosts decide that themselves. With a rate of 0 nothing is drawn."""
+    """Both in training and evaluation mode, since hosts decide when to drop. A rate of 0 draws no random numbers."""
     module = case.build()
     inputs = tensors(module, 12, batch=1, grad=False)
     whole, random = module(**inputs), torch.get_rng_state()
@@ -248,5 +248,5 @@ def test_dropout_drops_whole_sources_where_a_rate_is_given(case):
     assert not torch.allclose(dropped, whole) and torch.isfinite(dropped).all()
     if "dropout_of_sources" not in without(case.name) and case.short_conv is None:
         torch.set_rng_state(random)
-        kept = torch.nn.functional.dropout(torch.ones_like(inputs["v"][..., :1]), 0.4)
-        assert torch.equal(module(**{**inputs, "v": inputs["v"] * kept}), dropped)
+        factors = torch.nn.functional.dropout(torch.ones_like(inputs["v"][..., :1]), 0.4)
+        assert torch.equal(module(**{**inputs, "v": inputs["v"] * factors}), dropped)

@@ -1,6 +1,6 @@
-"""Gated attention units as mechanisms that the contract tests run over: FLASH and FLASH-Quad. No host knows them.
+"""Gated attention units, FLASH and FLASH-Quad, as mechanisms for the contract tests. No host registers them.
 
-The tokens of a unit are the values, heads together, and its output is split into heads again.
+The tokens of a unit are the values with heads joined, and its output is split into heads again.
 """
 
 import math
@@ -20,7 +20,7 @@ from common.ops.shared.score_kernels import SCORE_KERNELS
 
 @dataclass(frozen=True)
 class UnitOptions(AttentionOptions):
-    """Some options of ``GatedAttentionUnit``, each of which changes what it computes."""
+    """Options of ``GatedAttentionUnit``, each of which changes its output."""
 
     kernel: str = choice("relu2", SCORE_KERNELS, "what turns scores into weights")
     gate: bool = flag(True, "multiply by U")
@@ -49,19 +49,19 @@ class FlashUnit(InnerAttention):
         self.unit = GatedAttentionUnit(width, **sizes, **self.options.as_dict())
 
     def projections(self, head_dim: int) -> dict[str, int]:
-        """Values alone."""
+        """The widths of projections: values only."""
         return {"v": head_dim}
 
     def state_tokens(self) -> int | None:
-        """As the unit says."""
+        """The number of tokens that the unit's state holds."""
         return self.unit.state_tokens()
 
     def forward(self, q, k, v, key_padding_mask=None, query_padding_mask=None, dropout_p=0.0) -> Tensor:
-        """Attend from and to the tokens v."""
+        """Attend among the tokens v."""
         return self.split(self.unit(self.joined(v, dropout_p), key_padding_mask), query_padding_mask)
 
     def extend(self, q, k, v, padding_mask=None, state=None, dropout_p=0.0):
-        """Attend from the next tokens v."""
+        """Attend from the next tokens v to all tokens so far."""
         out, state = self.unit.extend(self.joined(v, dropout_p), padding_mask, state)
         return self.split(out, padding_mask), state
 
@@ -80,7 +80,7 @@ class FlashUnit(InnerAttention):
             bias = unit.bias.weight[:, unit.max_positions - x.shape[1] : unit.max_positions + x.shape[1] - 1]
             out = gau_attention_reference(*copies, values, bias=bias, divisor=unit.divisor, **options)
         else:
-            nothing = [torch.full_like(copies[0], math.nan)] * (4 - len(copies))  # for a term that is left out
+            nothing = [torch.full_like(copies[0], math.nan)] * (4 - len(copies))  # for a term that is omitted
             copies = copies + nothing if unit.local else nothing + copies
             options |= {"local": unit.local, "linear": unit.linear, "bias": unit.bias.weight if unit.local else None}
             out = mixed_chunk_attention_reference(*copies, values, chunk_size=5, **options)
@@ -99,7 +99,7 @@ class FlashUnit(InnerAttention):
 
 @register_attention("unit_quad")
 class QuadUnit(FlashUnit):
-    """A unit whose attention is quadratic."""
+    """A unit with quadratic attention."""
 
     Options = UnitOptions
     chunk_size = None

@@ -1,4 +1,4 @@
-"""The gated attention unit keeps the contract of attentions, and what is special: its options and its parameters."""
+"""The gated attention unit keeps the contract of attentions; its own options and parameters are tested here."""
 
 import math
 import subprocess
@@ -26,7 +26,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 
 
 def unit(form="flash", dtype=torch.float64, scale=0.5, **options) -> GatedAttentionUnit:
-    """A unit of width 6, e 8 and s 4 whose parameters are all large enough to matter."""
+    """A unit of width 6, e 8 and s 4 whose parameters are all large enough to affect the output."""
     module = GatedAttentionUnit(6, expanded_dim=8, query_dim=4, **{**FORMS[form], **options})
     generator = torch.Generator().manual_seed(2)
     for parameter in module.parameters():
@@ -48,7 +48,7 @@ def in_pieces(module, x, pieces, mask=None):
 
 
 def assert_same(out, expected, module, x) -> None:
-    """Outputs and the gradients of the input and of every parameter."""
+    """Compare outputs and the gradients of the input and of every parameter."""
     assert_close("out", out, expected)
     names, leaves = zip(("x", x), *module.named_parameters())
     for name, actual, wanted in zip(names, gradients(out, leaves), gradients(expected, leaves)):
@@ -56,7 +56,7 @@ def assert_same(out, expected, module, x) -> None:
 
 
 def test_the_contract():
-    """As of an attention, but for promises that a module of whole tokens makes in its own words, below."""
+    """The contract of attentions, except promises whose errors this module words differently, tested below."""
     own = "what_stands_in_padding or long_sums or test_tensors or test_masks or longest_length"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/common/contract"]
     command += ["-k", f"not ({own})", "--mechanism", "tests.common.modules.gated_units"]
@@ -67,7 +67,7 @@ def test_the_contract():
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("forget", FORGETS)
 def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, heads):
-    """Besides the gates all is as without them."""
+    """The gates are the only difference from the unit without them."""
     module, x, mask = unit(causal=True, heads=heads, forget=forget, bias="none"), tokens(13), padding("left", 2, 13)
     plain = unit(causal=True, heads=heads, bias="none")
     plain.load_state_dict({name: x for name, x in module.state_dict().items() if not name.startswith("forget_gate")})
@@ -79,9 +79,11 @@ def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, hea
     ]
     gates = module.forget_gate.reference(normal)
     values = v.unflatten(-1, (heads, -1)).transpose(1, 2)
-    given = {"log_decay": gates, "key_padding_mask": mask}
+    options = {"log_decay": gates, "key_padding_mask": mask}
     out = (
-        mixed_chunk_attention_reference(*copies, values, chunk_size=5, causal=True, **given).transpose(1, 2).flatten(2)
+        mixed_chunk_attention_reference(*copies, values, chunk_size=5, causal=True, **options)
+        .transpose(1, 2)
+        .flatten(2)
     )
     expected = F.linear(u * out, module.out_proj.weight, module.out_proj.bias) + x
     real = ~mask[..., None]
@@ -92,8 +94,8 @@ def test_the_sum_across_chunks_forgets_by_gates_of_the_normed_tokens(forget, hea
 def test_gates_remember_long_at_first_and_are_in_the_state_dict():
     module = GatedAttentionUnit(6, causal=True, forget="head", heads=2)
     assert not module.forget_gate.gate_proj.weight.any()
-    kept = torch.sigmoid(module.forget_gate.gate_proj.bias)
-    assert_close("kept", 1 / (1 - kept), torch.tensor([32.0, 1024.0]))
+    decay = torch.sigmoid(module.forget_gate.gate_proj.bias)
+    assert_close("kept", 1 / (1 - decay), torch.tensor([32.0, 1024.0]))
     assert "forget_gate.gate_proj.weight" in module.state_dict() and module.linear_cost
     assert not any("forget" in name for name in unit(causal=True).state_dict())
 
@@ -119,22 +121,22 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_changes_the_output_for_the_same_parameters(option):
-    """What it shares with the plain unit is copied, so that what is left is the option itself."""
+    """Parameters shared with the plain unit are copied, so that only the option makes a difference."""
     change, names = OPTIONS[option]
     for form in names:
         plain, other, x = unit(form), unit(form, **change), tokens(13)
         with torch.no_grad():
             for name, parameter in other.named_parameters():
-                given = dict(plain.named_parameters()).get(name)
-                if given is not None and given.shape == parameter.shape:
-                    parameter.copy_(given)
-                elif given is not None and name.startswith("in_proj"):  # without a gate: V and Z of U, V and Z
-                    parameter.copy_(given[-len(parameter) :])
-                elif given is not None and name in ("gamma", "beta") and option == "heads":
-                    parameter.copy_(given.expand_as(parameter))
-                elif given is not None and name in ("gamma", "beta"):
-                    parameter.copy_(given[: len(parameter)])
-        if option == "heads":  # two equal heads would be one; only V is split
+                source = dict(plain.named_parameters()).get(name)
+                if source is not None and source.shape == parameter.shape:
+                    parameter.copy_(source)
+                elif source is not None and name.startswith("in_proj"):  # without a gate: V and Z of U, V and Z
+                    parameter.copy_(source[-len(parameter) :])
+                elif source is not None and name in ("gamma", "beta") and option == "heads":
+                    parameter.copy_(source.expand_as(parameter))
+                elif source is not None and name in ("gamma", "beta"):
+                    parameter.copy_(source[: len(parameter)])
+        if option == "heads":  # two equal heads would act as one; only V is split
             with torch.no_grad():
                 other.gamma[:, 1] *= 2
         difference = (other(x) - plain(x)).norm() / plain(x).norm()
@@ -143,7 +145,7 @@ def test_every_option_changes_the_output_for_the_same_parameters(option):
 
 @causality
 def test_max_positions_divides_what_is_causal_and_nothing_else(causal):
-    """Not causal, the real tokens of each row do; the shorter unit has the middle of the longer one's bias."""
+    """If not causal, the divisor is the row's number of real tokens; the shorter unit has the middle of the bias."""
     module, longer, x = unit("quad", causal=causal), unit("quad", causal=causal, max_positions=48), tokens(13)
     module.load_state_dict(longer.state_dict())
     assert torch.allclose(module(x), longer(x)) != causal
@@ -209,28 +211,28 @@ def test_each_dropout_is_its_own_and_only_in_training(form):
         dropped = module.train()(x)
         assert not torch.equal(dropped, module.eval()(x))
         branch, plain = dropped - x, module.eval()(x) - x
-        if name == "dropout":  # entries of the branch, and nothing of the residual
+        if name == "dropout":  # entries of the branch, not of the residual
             share = branch / plain
             assert_close("share", share, (share > 1).double() * 2) and 0.3 < (share > 1).double().mean() < 0.7
-    made = []
+    draws = []
 
     def layer(p):
-        made.append(p)
+        draws.append(p)
         return nn.Dropout(p)
 
     GatedAttentionUnit(6, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, dropout_layer=layer)
-    assert sorted(made) == [0.1, 0.2, 0.3]
+    assert sorted(draws) == [0.1, 0.2, 0.3]
 
 
 def test_attention_dropout_drops_whole_sources():
-    """In chunks of one token without a linear term each source has one sink, which loses all of it or gets it twice."""
+    """In chunks of one token without a linear term, each source has one sink: its value is dropped or doubled."""
     module, x = unit(chunk_size=1, linear=False, attention_dropout=0.5), tokens(40)
     plain = module.eval()(x) - x - module.out_proj.bias
     share = (module.train()(x) - x - module.out_proj.bias) / plain
     for row in share:
-        kept = row.mean(-1, keepdim=True) > 1
-        assert_close("share", row, 2.0 * kept.double().expand_as(row), 1e-6)
-        assert 0.2 < kept.double().mean() < 0.8
+        is_kept = row.mean(-1, keepdim=True) > 1
+        assert_close("share", row, 2.0 * is_kept.double().expand_as(row), 1e-6)
+        assert 0.2 < is_kept.double().mean() < 0.8
     assert not torch.equal(share[0] > 1, share[1] > 1)
 
 
@@ -246,11 +248,13 @@ def test_what_stands_in_padding_does_not_reach_real_tokens(causal, form):
     for poison in (1e9, math.nan, math.inf):
         x = clean.detach().masked_fill(mask[..., None], poison).requires_grad_()
         assert torch.equal(outputs(x), outputs(clean))
-        if poison == 1e9:  # the output that the docstring promises for padding
+        if poison == 1e9:  # the output at padding that the docstring promises
             assert_close("padding", module(x, mask)[mask], x[mask] + module.out_proj.bias)
-        found, wanted = (gradients(outputs(given), [given])[0].masked_select(real) for given in (x, clean))
-        assert torch.equal(found, wanted)
-        if poison == 1e9:  # the products of a projection with NaN are NaN in its own gradient, in any Transformer
+        actual_gradient, expected_gradient = (
+            gradients(outputs(leaf_input), [leaf_input])[0].masked_select(real) for leaf_input in (x, clean)
+        )
+        assert torch.equal(actual_gradient, expected_gradient)
+        if poison == 1e9:  # a projection's own gradient multiplies by NaN inputs, as in any Transformer
             leaves = list(module.parameters())
             for actual, expected in zip(gradients(outputs(x), leaves), gradients(outputs(clean), leaves)):
                 assert_close("gradient of a parameter", actual, expected)
@@ -266,7 +270,7 @@ def test_long_inputs_stay_finite_in_half_precision(dtype):
 
 
 def test_flash_quad_of_several_blocks_compiles():
-    """More than 256 tokens: every block of rows is computed again in the backward pass."""
+    """With more than 256 tokens, every block of rows is recomputed in the backward pass."""
     torch._dynamo.reset()
     x = tokens(300, batch=1, dtype=torch.float32)
     module = unit("quad", torch.float32, causal=True, max_positions=300)
@@ -346,9 +350,9 @@ def test_inputs_masks_and_states_that_do_not_fit(form):
     wrong += [{name: tensor for name, tensor in state.items() if name != missing} for missing in state]
     wrong += [{**state, name: tensor[:1]} for name, tensor in state.items()]
     wrong += [{**state, name: tensor.to(torch.int16)} for name, tensor in state.items()]
-    for given in wrong:
+    for wrong_state in wrong:
         with pytest.raises(ValueError, match="^initial_state.* allowed"):
-            module.extend(x, None, given)
+            module.extend(x, None, wrong_state)
     with refused("causal", "False", "extend: a unit built with causal=True"):
         unit(form).extend(x)
 
@@ -384,7 +388,7 @@ def test_padding_does_not_count_in_the_reach_of_a_toeplitz_bias(side, causal):
 @forms
 @causality
 def test_separate_feed_forward(form, causal):
-    """The unit without a gate, and then x + silu(norm(x) W_1) W_2; in pieces too."""
+    """The unit without a gate, followed by x + silu(norm(x) W_1) W_2; also in pieces."""
     module = unit(form, causal=causal, gate=False, separate_ffn=True)
     x = tokens(11)
     plain = unit(form, causal=causal, gate=False)
@@ -407,7 +411,7 @@ def test_separate_feed_forward_is_instead_of_a_gate():
 @pytest.mark.parametrize("further", [{"overlap": True}, {"chunk_summaries": True}])
 @pytest.mark.parametrize("bias", ["toeplitz", "rotary"])
 def test_further_terms_in_pieces(further, bias):
-    """Chunks that overlap, or summaries of chunks: a unit decodes what it computes at once; the state keeps tokens."""
+    """With overlapping chunks or chunk summaries, decoding equals the full pass; the state keeps tokens."""
     module, x = unit(causal=True, bias=bias, **further), tokens(13)
     out, expected = module(x), unit(causal=True, bias=bias)(x) if bias == "rotary" else None
     pieces, state = in_pieces(module, x, (6, 1, 1, 5), padding("none", 2, 13))

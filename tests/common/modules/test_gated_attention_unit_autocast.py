@@ -1,4 +1,4 @@
-"""Under autocast in bfloat16 the gated attention unit keeps 1e-2 at 32,768 tokens, without chunks at 2,048."""
+"""Under autocast in bfloat16 the gated attention unit is accurate to 1e-2 at 32,768 tokens, without chunks at 2,048."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 
 
 def assert_precise(function, inputs, parameters) -> None:
-    """``function`` of bfloat16 inputs under autocast against itself in float32 without, of the same numbers."""
+    """Compare ``function`` on bfloat16 inputs under autocast with float32 on the same numbers."""
     halves = [x.detach().bfloat16().requires_grad_() for x in inputs]
     wide = [x.detach().float().requires_grad_() for x in halves]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -20,8 +20,8 @@ def assert_precise(function, inputs, parameters) -> None:
     assert_close("out", out.float(), expected, 1e-2)
     assert_close("last tokens", out[..., -100:, :].float(), expected[..., -100:, :], 1e-2)
     actual, wanted = gradients(out, [*halves, *parameters]), gradients(expected, [*wide, *parameters])
-    for i, (gradient, one) in enumerate(zip(actual, wanted)):
-        assert_close(f"gradient {i} of the inputs and parameters", gradient.float(), one, 1e-2)
+    for i, (gradient, other) in enumerate(zip(actual, wanted)):
+        assert_close(f"gradient {i} of the inputs and parameters", gradient.float(), other, 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A gated attention unit computes again in its backward pass what it did not keep, and nothing but memory changes."""
+"""A gated attention unit recomputes what it did not save for the backward pass, which changes only its memory."""
 
 import sys
 
@@ -40,19 +40,19 @@ def tokens(n=13, dtype=torch.float64) -> Tensor:
 
 
 def step(module, x, mask) -> tuple[list[Tensor], int]:
-    """Output and gradients, and how many tensors the graph keeps outside of what is computed again."""
-    kept = []
+    """Output and gradients, and how many tensors the graph keeps outside of the recomputed part."""
+    saved = []
     torch.manual_seed(0)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         out = module(x, mask)
-    return [out, *torch.autograd.grad(out.float().square().sum(), [x, *module.parameters()])], len(kept)
+    return [out, *torch.autograd.grad(out.float().square().sum(), [x, *module.parameters()])], len(saved)
 
 
 def assert_equal_to_keeping_all(module, x, mask, monkeypatch) -> None:
     recomputed, few = step(module, x, mask)
     monkeypatch.setattr(gated_attention_unit, "RECOMPUTED_FROM", sys.maxsize)
-    kept, many = step(module, x, mask)
-    assert all(torch.equal(one, other) for one, other in zip(recomputed, kept, strict=True))
+    plain, many = step(module, x, mask)
+    assert all(torch.equal(actual, expected) for actual, expected in zip(recomputed, plain, strict=True))
     assert few < 5 < 20 < many
 
 
@@ -76,7 +76,7 @@ def test_gradients_of_second_order(options):
 
 
 def test_frozen_parameters():
-    """Nothing but the input, or nothing but the scales of queries and keys, needs a gradient."""
+    """Only the input, or only the scales of queries and keys, requires a gradient."""
     module, x = unit(**FLASH), tokens()
     wanted = torch.autograd.grad(module(x).square().sum(), [x, module.gamma])
     for parameter in module.parameters():

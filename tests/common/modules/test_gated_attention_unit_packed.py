@@ -1,4 +1,4 @@
-"""Packed documents in the gated attention unit: each is as a row of its own."""
+"""Packed documents in the gated attention unit: each is treated as a row of its own."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ UNITS = {
 }
 
 
-#: Causal alone.
+#: Causal options only.
 UNITS_THAT_FORGET = {f"flash, forget by {forget}": {"chunk_size": 5, "forget": forget} for forget in FORGETS}
 
 
@@ -38,13 +38,13 @@ def build(name: str, causal: bool) -> GatedAttentionUnit:
 
 
 def alone(unit, x, mask=None):
-    """Each document by itself."""
+    """Run each document by itself."""
     rows = []
     for b, lengths in enumerate(LENGTHS):
         parts, begin = [], 0
         for length in lengths:
-            some = slice(begin, begin + length)
-            parts.append(unit(x[b : b + 1, some], None if mask is None else mask[b : b + 1, some]))
+            tokens = slice(begin, begin + length)
+            parts.append(unit(x[b : b + 1, tokens], None if mask is None else mask[b : b + 1, tokens]))
             begin += length
         rows.append(torch.cat(parts, dim=1))
     return torch.cat(rows)
@@ -69,8 +69,8 @@ def test_extend_is_forward(name, parts):
     unit, x = build(name, True), torch.randn(2, 24, 8, dtype=torch.float64)
     outs, begin, state = [], 0, None
     for length in parts:
-        some = slice(begin, begin + length)
-        out, state = unit.extend(x[:, some], state=state, segment_ids=IDS[:, some])
+        tokens = slice(begin, begin + length)
+        out, state = unit.extend(x[:, tokens], state=state, segment_ids=IDS[:, tokens])
         outs.append(out)
         begin += length
     assert_close("out", torch.cat(outs, dim=1), unit(x, segment_ids=IDS))

@@ -70,9 +70,9 @@ def test_a_rotary_bias_is_the_product_of_two_rotated_vectors(heads):
         matrix = a @ b.transpose(-2, -1)  # (H, query, key)
         bias = module(tokens)
         assert bias.shape == (heads, 2 * tokens - 1)
-        found = torch.stack([bias[:, m - torch.arange(tokens) + tokens - 1] for m in range(tokens)], dim=1)
-        assert_close("bias", found, matrix)
-        for actual, wanted in zip(gradients(found, [module.a, module.b]), gradients(matrix, [module.a, module.b])):
+        gathered = torch.stack([bias[:, m - torch.arange(tokens) + tokens - 1] for m in range(tokens)], dim=1)
+        assert_close("bias", gathered, matrix)
+        for actual, wanted in zip(gradients(gathered, [module.a, module.b]), gradients(matrix, [module.a, module.b])):
             assert_close("gradient", actual, wanted)
 
 

@@ -11,7 +11,7 @@ from tests.compare import assert_close
 
 
 def test_distances_keep_their_bias(caplog: pytest.LogCaptureFixture) -> None:
-    """Every distance that is left has the stored number, the caller's dict stays whole, and the log says so."""
+    """Every remaining distance keeps its stored number, the caller's dict is unchanged, and the log reports the cut."""
     stored, bias = ToeplitzBias(8, heads=2), ToeplitzBias(3, heads=2)
     state = stored.state_dict()
     with caplog.at_level(logging.INFO, logger="common.modules.relative_bias"):
@@ -32,19 +32,19 @@ def test_a_bias_of_the_same_length_is_taken_whole(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize(("tokens", "heads"), [(2, 2), (8, 1)], ids=["shorter", "other heads"])
 def test_what_does_not_fit_is_refused(tokens: int, heads: int) -> None:
-    """A bias of fewer tokens has no number for the far distances, one of other heads none for some head."""
+    """A bias for fewer tokens lacks the far distances, and one for another number of heads lacks some heads."""
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
         ToeplitzBias(3, heads=2).load_state_dict(ToeplitzBias(tokens, heads=heads).state_dict())
 
 
 def test_an_even_number_of_entries_is_refused() -> None:
-    """It has no middle."""
+    """An even number of entries has no middle."""
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
         ToeplitzBias(3).load_state_dict({"weight": torch.zeros(1, 8)})
 
 
 def test_a_unit_with_smaller_chunks_loads() -> None:
-    """Within one short chunk both see every token, and differ by the divisor C alone."""
+    """Within one short chunk both units see every token, and differ only by the divisor C."""
     large, small = (GatedAttentionUnit(8, query_dim=4, chunk_size=size, linear=False) for size in (16, 4))
     for parameter in large.parameters():
         torch.nn.init.normal_(parameter)

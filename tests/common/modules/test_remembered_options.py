@@ -1,4 +1,4 @@
-"""A record of what weights mean stays in a state dict whatever is done to it, and other options are warned of."""
+"""The record of what weights mean survives all handling of a state dict, and other options cause a warning."""
 
 import copy
 import pickle
@@ -46,16 +46,16 @@ def _through_safetensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _averaged(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As the hosts' scripts average files: sums in float64 or in the file's dtype, and float32 at the end."""
+    """Average files as the hosts' scripts do: sums in float64 or in the file's dtype, and float32 at the end."""
     return {name: ((x.double() + x.double() + x.double()) / 3).float() for name, x in state.items()}
 
 
 def _moving_average(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As fairseq and timm average while they train: products and sums of everything that has a floating point."""
+    """Average during training as fairseq and timm do: products and sums of everything in floating point."""
     return {name: x.clone().mul_(0.9999).add_(x, alpha=1 - 0.9999) for name, x in state.items()}
 
 
-#: What is done to state dicts on their way.
+#: Transformations of state dicts between saving and loading.
 WAYS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "as it is": lambda state: state,
     "copied key by key": lambda state: dict(state.items()),
@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 
 
 def test_keys_are_those_of_the_tensors_and_a_record() -> None:
-    """One record for each module that remembers, under torch's own name, and a tensor as hosts expect."""
+    """One record per module with options, under torch's own key, and tensors as hosts expect."""
     state = _layers(form="a").state_dict()
     names = ["0.weight", "0._extra_state", "1.0.weight", "1.0.bias", "1.1.weight", "1.1._extra_state"]
     assert list(state) == names and all(isinstance(x, Tensor) for x in state.values())
@@ -78,7 +78,7 @@ def test_keys_are_those_of_the_tensors_and_a_record() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_options_load_in_silence(way: str, tmp_path: Path) -> None:
-    """From a file, too; and options of other versions, which one side lacks."""
+    """Also from a file, and with options of other versions that only one side has."""
     stored = WAYS[way](_reread(_layers(form="a", clamp=5.0, bound=None, flag=True, pair=(3, 5)), tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -88,7 +88,7 @@ def test_the_same_options_load_in_silence(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_other_options_are_a_warning_on_every_way(way: str) -> None:
-    """Whatever was done to the state dict; a wide clamp, a pair and a name are among them."""
+    """After any handling of the state dict; the options include a wide clamp, a pair and a name."""
     stored = WAYS[way](_layers(form="paper", clamp=float("inf"), pair=(3, 5)).state_dict())
     for other in ({"form": "released"}, {"clamp": 5.0}, {"pair": (3, 7)}):
         options = {"form": "paper", "clamp": float("inf"), "pair": (3, 5), **other}
@@ -99,7 +99,7 @@ def test_other_options_are_a_warning_on_every_way(way: str) -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_file_that_remembers_nothing_says_so_once(strict: bool) -> None:
-    """One of a stock model, or of version 0.1; its weights are loaded, and strict loading stays strict."""
+    """The file is from a stock model or version 0.1; its weights are loaded, and strict loading stays strict."""
     stored = {name: x + 1 for name, x in _layers().state_dict().items() if "_extra_state" not in name}
     model = _layers(form="b")
     with pytest.warns(UserWarning, match="do not say.*form='b'") as caught:
@@ -113,7 +113,7 @@ def test_a_file_that_remembers_nothing_says_so_once(strict: bool) -> None:
 
 
 def test_weights_of_other_modules_alone_are_no_reason_to_warn() -> None:
-    """Such as a head's, or none."""
+    """For example a head's weights, or no weights."""
     model = nn.ModuleDict({"block": nn.ModuleDict({"attention": _Remembers(form="b")}), "head": nn.Linear(2, 2)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -122,7 +122,7 @@ def test_weights_of_other_modules_alone_are_no_reason_to_warn() -> None:
 
 
 def test_version_0_2_kept_options_in_the_metadata() -> None:
-    """They are read there."""
+    """Loading still reads them there."""
     stored = _layers(form="a").state_dict()
     for name in ("0", "1.1"):
         del stored[f"{name}._extra_state"]
@@ -155,7 +155,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
-    """So is the average of files of several options, which is none."""
+    """An average of files with different options also counts as damaged."""
     model = _layers(form="a")
     stored = {**model.state_dict(), "0._extra_state": damaged}
     with pytest.warns(UserWarning, match="cannot be read.*form='a'"):
@@ -171,7 +171,7 @@ def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
     ],
 )
 def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> None:
-    """What changes its result and none of its shapes."""
+    """Options that change its result but none of its shapes."""
     first, second = (GatedAttentionUnit(8, query_dim=4, **{"chunk_size": 8, **x}) for x in (built, other))
     with pytest.warns(UserWarning, match="GatedAttentionUnit"):
         second.load_state_dict(first.state_dict(), strict=False)
@@ -186,7 +186,7 @@ def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> N
     ],
 )
 def test_attention(name: str, options: dict[str, Any]) -> None:
-    """Of every option of a mechanism, whether it has parameters or not."""
+    """Every option of a mechanism, whether it has parameters or not."""
     defaults = {"divisor": 3.0} if name == "quadratic" else {}
     stored = build_attention(name, causal=True, **defaults).state_dict()
     with pytest.warns(UserWarning, match=next(iter(options))):
@@ -201,7 +201,7 @@ def test_options_of_speed_are_not_remembered() -> None:
 
 
 def test_every_mechanism_remembers_its_name() -> None:
-    """One in another's place is warned of, whether they share the name of an option or not."""
+    """Another mechanism in its place causes a warning, whether they share option names or not."""
     shape = {"num_heads": 2, "head_dim": 4, "max_tokens": 8}
     names = {*supporting("bidirectional"), *supporting("source")}
     for name in names:
@@ -221,7 +221,7 @@ def test_heads_and_direction() -> None:
 
 
 def test_rotary_positions() -> None:
-    """Around a mechanism they are a layer without parameters."""
+    """Around a mechanism they form a layer without parameters."""
     plain = nn.ModuleDict({"inner": build_attention("flow")})
     rotary = nn.ModuleDict({"inner": RotaryAttention(build_attention("flow"), 4)})
     with pytest.warns(UserWarning, match="rotary"):
@@ -229,7 +229,7 @@ def test_rotary_positions() -> None:
 
 
 def test_records_that_differ_in_a_count_can_be_averaged() -> None:
-    """Files of several epochs do; all records have one shape, as torch's distributed checkpoints need."""
+    """Files of several epochs differ so; all records have one shape, as torch's distributed checkpoints need."""
     first, second = (build_attention("favor", head_dim=4, features=6, redraw=2) for _ in range(2))
     first.passes, second.passes = 99, 1234567
     records = [x.state_dict()["_extra_state"] for x in (first, second)]
@@ -241,7 +241,7 @@ def test_records_that_differ_in_a_count_can_be_averaged() -> None:
 @pytest.mark.filterwarnings("ignore:.*do not say which attention")
 @pytest.mark.parametrize("case", ["bigbird", "bigbird of version 0.2", "favor with redraw"])
 def test_a_model_on_meta_gets_what_follows_from_the_file(case: str) -> None:
-    """``assign=True`` fills a model without values: what is no tensor of the file, but follows from it, has values."""
+    """``assign=True`` fills a model without values; buffers that follow from the file's tensors are computed."""
     name, *former = case.split(" of ")
     options = {"head_dim": 4, "redraw": 2} if "redraw" in name else {}
     name = name.split()[0]
@@ -251,12 +251,12 @@ def test_a_model_on_meta_gets_what_follows_from_the_file(case: str) -> None:
     with torch.device("meta"):
         model = build_attention(name, num_heads=2, **options)
         model.load_state_dict(state, assign=True)
-    for found, expected in zip(model.buffers(), source.buffers(), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(model.buffers(), source.buffers(), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_weights_without_values_load_in_silence() -> None:
-    """A record on "meta" says nothing, as the weights there do."""
+    """A record on "meta" is ignored, as the weights there have no values."""
     model = build_attention("flow", num_heads=2)
     state = {name: x.to("meta") for name, x in model.state_dict().items()}
     with warnings.catch_warnings():
@@ -266,7 +266,7 @@ def test_weights_without_values_load_in_silence() -> None:
 
 @pytest.mark.parametrize("name", ["bigbird", "favor", "reformer"])
 def test_what_is_drawn_from_a_seed_ignores_the_default_device(name: str) -> None:
-    """Its generator is on the CPU: a draw on another default device would fail."""
+    """The generator is on the CPU, so that drawing on another default device would fail."""
     sources = {
         "bigbird": lambda: draw_numbers(2, seed=3),
         "favor": lambda: draw_directions(6, 4, "gaussian", torch.Generator().manual_seed(3)),

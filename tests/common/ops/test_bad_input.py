@@ -1,4 +1,4 @@
-"""Options and tensors of Flow-Attention's further functions, and the shared checks; the contract has all mechanisms."""
+"""Options and tensors of Flow-Attention's other functions, and the shared checks; the contract has all mechanisms."""
 
 import math
 
@@ -14,8 +14,8 @@ from tests.common.refusals import refused, tensors
 @pytest.mark.parametrize("argument", ["key_padding_mask", "query_padding_mask"])
 def test_masks_that_do_not_fit(argument):
     q, k, _ = tensors().values()
-    for mask, given in ((torch.zeros(2, 5), "torch.float32"), (torch.zeros(2, 4, dtype=torch.bool), "(2, 4)")):
-        with refused(argument, given, ""):
+    for mask, shown in ((torch.zeros(2, 5), "torch.float32"), (torch.zeros(2, 4, dtype=torch.bool), "(2, 4)")):
+        with refused(argument, shown, ""):
             flow_attention_weights(q, k, **{argument: mask})
 
 

@@ -1,4 +1,4 @@
-"""gau_attention, mixed_chunk_attention and row_attention refuse bad arguments, and name them."""
+"""gau_attention, mixed_chunk_attention and row_attention refuse bad arguments by name."""
 
 import math
 
@@ -22,7 +22,7 @@ gated = pytest.mark.parametrize("op", [gau_attention, mixed_chunk], ids=lambda o
 
 
 def test_tensors_are_called_as_the_function_calls_them():
-    """The contract has everything that does not fit."""
+    """Messages use the function's own names; the contract tests every tensor that does not fit."""
     inputs = tensors(k=(2, 3, 5, 6))
     for op, name in ((row, "k"), (mixed_chunk, "k_quad")):
         with refused(name, f"(2, 3, 5, 6) and {name.replace('k', 'q', 1)} (2, 3, 5, 4)", "channels"):
@@ -55,9 +55,9 @@ def test_names_and_biases_that_are_not_known(op):
     with refused("kernel", "'relu'", "'relu2', 'softmax', 'laplace'"):
         op(**tensors(), kernel="relu")
     size = 5 if op is gau_attention else 4
-    what = "the number of tokens" if op is gau_attention else "chunk_size"
+    described = "the number of tokens" if op is gau_attention else "chunk_size"
     for shape in ((2 * size,), (2 * size + 1,), (size + 1, size + 1), (2, size, size)):
-        with refused("bias", str(shape), f"for {what} = {size} and 3 heads: ({2 * size - 1},), ({size}, {size})"):
+        with refused("bias", str(shape), f"for {described} = {size} and 3 heads: ({2 * size - 1},), ({size}, {size})"):
             op(**tensors(), bias=torch.zeros(shape))
     with refused("bias", "meta", "cpu"):
         op(**tensors(), bias=torch.zeros(2 * size - 1, device="meta"))
@@ -99,9 +99,9 @@ def test_the_linear_terms_tensors_are_like_the_others(which, name):
         "torch.float64": inputs[which].double(),
         "on meta": inputs[which].to("meta"),
     }
-    for given, tensor in wrong.items():
+    for shown, tensor in wrong.items():
         changed = [*inputs[:which], tensor, *inputs[which + 1 :]]
-        with refused(name, given, "as q_quad, (2, 2, 5, 4), torch.float32, on cpu"):
+        with refused(name, shown, "as q_quad, (2, 2, 5, 4), torch.float32, on cpu"):
             mixed_chunk_attention(*changed, chunk_size=4)
     with refused(name, "list", "a tensor of 4 dimensions"):
         mixed_chunk_attention(*inputs[:which], [1.0], *inputs[which + 1 :], chunk_size=4)

@@ -1,4 +1,4 @@
-"""Memory of the linear forms grows in proportion to the length, and nothing of size n x n is ever made."""
+"""Memory of the linear forms grows in proportion to the length, and no tensor of size n x n is created."""
 
 import os
 import subprocess
@@ -65,13 +65,13 @@ STEPS = {
 
 @pytest.mark.parametrize("op", STEPS)
 def test_a_training_step_of_twice_the_tokens_peaks_at_most_2_2_times_as_high(op):
-    """Of resident memory, over what importing and a short step need; the longer comes last, as peaks never fall.
+    """Resident memory above imports and a short step; the longer step runs last, as peaks never fall.
 
-    Linux's VmHWM, since a new process takes over the ru_maxrss of the one that started it.
+    Uses Linux's VmHWM, since a new process inherits the ru_maxrss of its parent.
     """
     heads, call, lengths = STEPS[op]
     code = PEAK.replace("{heads}", str(heads)).replace("{call}", call).replace("{lengths}", str(lengths))
-    # A fixed threshold makes the allocator return every large block at once: peaks then repeat to a percent.
+    # A fixed threshold makes the allocator return every large block at once, so that peaks repeat to within a percent.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     half, whole = map(int, done.stdout.split())

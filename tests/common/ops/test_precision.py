@@ -1,4 +1,4 @@
-"""Of Flow-Attention and of linear attention: long sums and extreme inputs."""
+"""Flow-Attention and linear attention with long sums and extreme inputs."""
 
 import pytest
 import torch
@@ -18,11 +18,11 @@ HALVES = [torch.bfloat16, torch.float16]
 @ops
 @causality
 def test_long_sums_of_float16_keep_their_precision(causal, op):
-    """16384 tokens: Σ k and q·Σ k pass the range of float16; bfloat16's few bits are in the contract tests."""
+    """With 16384 tokens, Σ k and q·Σ k exceed the range of float16; the contract tests cover bfloat16's few bits."""
     inputs = qkv(16384, batch=1, heads=1, d=32, e=8, dtype=torch.float16)
     exact = doubled(*inputs)
     out, expected = op(*inputs, causal=causal), op(*exact, causal=causal)
-    # Averages over so many values are small: only the last rounding to half precision may show.
+    # Averages over this many values are small: only the last rounding to half precision may be visible.
     assert_close("out", out, expected)
     assert_close("last tokens", out[:, :, -100:], expected[:, :, -100:])
     for name, actual, wanted in zip("qkv", gradients(out, inputs), gradients(expected, exact)):
@@ -60,6 +60,6 @@ def test_extreme_queries_and_keys_stay_finite(phi, size, dtype, causal, op):
             out = op(q, k, v, causal=causal, phi=phi, chunk_size=16, **options)
             assert torch.isfinite(out).all(), f"{signs} {options}"
             if dtype == torch.float16 and options.get("form") == "paper":
-                continue  # without the 1e-6, true gradients at flows near 0 pass 65504
+                continue  # without the 1e-6, true gradients at flows near 0 exceed 65504
             for name, gradient in zip("qkv", gradients(out, (q, k, v))):
                 assert torch.isfinite(gradient).all(), f"gradient of {name}, {signs} {options}"

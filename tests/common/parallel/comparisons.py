@@ -1,4 +1,4 @@
-"""Comparisons that each of several processes makes with the computation of one."""
+"""Comparisons of several processes with a single-process computation; each process runs them."""
 
 from typing import Any
 
@@ -16,25 +16,25 @@ from common.parallel import ContextGroup, context_parallel, own_part, part_lengt
 from tests.common.contract.mechanisms import CASES, DEFAULTS, at, both, is_linear, leaves, rows, tensors
 from tests.compare import assert_all_close, assert_close
 
-#: Of the sequences: no multiple of a chunk, of a window or of the processes.
+#: Sequence length: no multiple of a chunk, a window or the number of processes.
 TOKENS = 37
 
 
 def causal_cases():
-    """Every causal mechanism whose state has a constant size, and some with what may stand around them."""
+    """Every causal mechanism with a state of constant size, and some with wrappers."""
     return [case for case in DEFAULTS if case.causal and is_linear(case.build())]
 
 
 def masks() -> dict[str, Tensor | None]:
-    """Padding (2, TOKENS): none, on both sides and in between, and so much that whole parts are padding."""
-    some, much = (torch.zeros(2, TOKENS, dtype=torch.bool) for _ in range(2))
-    some[0, :7], some[0, 20:23], some[1, 31:] = True, True, True
-    much[0, :25], much[1, 6:] = True, True
-    return {"no": None, "some": some, "much": much}
+    """Padding (2, TOKENS): none, on both sides and in between, and enough to cover whole parts."""
+    sparse, dense = (torch.zeros(2, TOKENS, dtype=torch.bool) for _ in range(2))
+    sparse[0, :7], sparse[0, 20:23], sparse[1, 31:] = True, True, True
+    dense[0, :25], dense[1, 6:] = True, True
+    return {"no": None, "some": sparse, "much": dense}
 
 
 def every_mechanism(rank: int) -> None:
-    """Outputs and gradients of each mechanism in groups of two and of four."""
+    """Compare outputs and gradients of each mechanism in groups of two and of four."""
     four, mesh = ContextGroup(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
     two = ContextGroup(mesh["context"])
     for case in causal_cases():
@@ -65,7 +65,7 @@ def _padded(x: Any, length: int, dim: int) -> Any:
 def _compare(
     label: str, group: ContextGroup, out: Tensor, expected: Tensor, mask: Tensor | None, leaves: dict[str, Tensor]
 ) -> None:
-    """This process's part of the output, and the sums of the gradients of all."""
+    """Compare this process's part of the output, and the sums of the gradients over all processes."""
     length, generator = out.shape[-2], torch.Generator().manual_seed(0)
     weights = torch.randn(expected.shape, generator=generator, dtype=expected.dtype)
     if mask is not None:
@@ -82,7 +82,7 @@ def _compare(
 
 
 def training_under_data_parallelism(rank: int) -> None:
-    """Layers in torch's data parallelism, each checkpointed, which runs it twice."""
+    """Layers in torch's data parallelism, each with activation checkpointing, which runs it twice."""
     group = ContextGroup()
     torch.manual_seed(1)
     units = (GatedAttentionUnit(12, query_dim=6, causal=True, chunk_size=5) for _ in range(2))
@@ -101,12 +101,12 @@ def training_under_data_parallelism(rank: int) -> None:
     parallel = DistributedDataParallel(model)
     with context_parallel(parallel, group, (~mask).sum(1)):
         (parallel(x, mask) * weights).sum().backward()
-    sums = [x.grad * group.size for x in model.parameters()]  # it gives means
+    sums = [x.grad * group.size for x in model.parameters()]  # it averages gradients
     assert_all_close([name for name, _ in model.named_parameters()], sums, expected)
 
 
 class Checkpointed(nn.Sequential):
-    """Modules one after another, with activation checkpointing of both of torch's kinds in training."""
+    """Modules in sequence, with both kinds of torch's activation checkpointing in training."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """x (B, n, D), mask (B, n)."""
@@ -116,7 +116,7 @@ class Checkpointed(nn.Sequential):
 
 
 class Attending(nn.Module):
-    """A layer that ends with its attention."""
+    """A layer whose last operation is its attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Attending(nn.Module):
 
 
 def gradients_of_gradients_are_refused(rank: int) -> None:
-    """Each process refuses at once, whether sums are gathered or a state goes from one to the next."""
+    """Each process refuses at once, whether sums are gathered or a state is passed along."""
     group = ContextGroup()
     for case in causal_cases():
         if case.name in ("linear", "gla"):
@@ -140,14 +140,14 @@ def gradients_of_gradients_are_refused(rank: int) -> None:
 
 
 def many_rows(rank: int) -> None:
-    """More rows and heads than go one after another, so that groups of them are of two sizes."""
+    """More rows and heads than are sent in turn, so that groups of them have two sizes."""
     group, module = ContextGroup(), build_attention("local", causal=True, window=5).double()
     inputs = tensors(module, TOKENS, batch=7)
     _compare("many rows", group, _part(module, group, inputs, None), module(**inputs), None, leaves(inputs, module))
 
 
 def compiled_window(rank: int) -> None:
-    """Under torch.compile, processes send the state that others expect, though the window is not full."""
+    """Under torch.compile, processes send the state that others expect, even if the window is not full."""
     module, group = build_attention("local", True, window=64).double(), ContextGroup()
     torch.manual_seed(0)
     x = torch.randn(2, 2, 24, 4, dtype=torch.float64)
@@ -158,7 +158,7 @@ def compiled_window(rank: int) -> None:
 
 
 def flow_of_one_row(rank: int) -> None:
-    """Flow-Attention with each of its options where there are fewer heads than processes."""
+    """Flow-Attention with each of its options and fewer heads than processes."""
     group = ContextGroup()
     for case in (case for case in CASES if case.name == "flow" and case.causal and case.forget == "none"):
         for name in ("no", "much"):
@@ -171,7 +171,7 @@ def flow_of_one_row(rank: int) -> None:
 
 
 def gated_attention_units(rank: int) -> None:
-    """Parts that begin with a chunk, with and without padding, and parts that begin anywhere."""
+    """Parts that begin at a chunk boundary, with and without padding, and parts that begin anywhere."""
     group = ContextGroup()
     for options, padding in (
         ({"chunk_size": 5}, 0),
@@ -196,7 +196,7 @@ def gated_attention_units(rank: int) -> None:
 
 
 def random_draws(rank: int) -> None:
-    """Directions that training draws anew in each pass are those of one process, one pass after another."""
+    """Directions that training draws in each pass equal those of one process, pass after pass."""
     group = ContextGroup()
     for name, options in (("rfa", {}), ("favor", {"redraw": 1})):
         passes = []
@@ -206,14 +206,14 @@ def random_draws(rank: int) -> None:
             inputs = tensors(attention, TOKENS)
             torch.manual_seed(2)
             passes.append([_part(attention, group, inputs, None) if parallel else attention(**inputs) for _ in "ab"])
-        for one, part in zip(*passes):
-            real = own_part(one, rank, part.shape[2], 0.0, 2)
+        for expected, part in zip(*passes):
+            real = own_part(expected, rank, part.shape[2], 0.0, 2)
             assert_close(name, part[:, :, : TOKENS - rank * part.shape[2]], real[:, :, : TOKENS - rank * part.shape[2]])
         assert not torch.allclose(*passes[0])
 
 
 def counted_bytes(rank: int) -> None:
-    """What a training step sends does not grow with the tokens."""
+    """The bytes that a training step sends do not grow with the tokens."""
     group, sent = ContextGroup(), []
     attention = build_attention("flow", causal=True)
     for tokens in (8, 800):
@@ -223,7 +223,7 @@ def counted_bytes(rank: int) -> None:
             attention(q, q, q).sum().backward()
         sent.append((group.bytes_sent, group.messages_sent))
     assert sent[0] == sent[1] and sent[0][0] > 0
-    # Of each head d e + 4 d + 2 numbers, forward or back; and the count of each row, forward and to all.
+    # Each head sends d e + 4 d + 2 numbers, forward or back, and each row its count, forward and to all.
     numbers = 2 * 3 * (16 * 16 + 4 * 16 + 2) * 4
     ways = (rank < group.size - 1) + (rank > 0)
     assert numbers * ways <= sent[0][0] <= 1.1 * numbers * ways + 100

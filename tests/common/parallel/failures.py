@@ -1,4 +1,4 @@
-"""Trainings of several processes in which one of them does not go on."""
+"""Multi-process training in which one process fails."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ import torch.distributed as dist
 from common.attention import build_attention
 from common.parallel import ContextGroup, context_parallel
 
-#: Of three, the one that fails.
+#: Rank that fails, out of three.
 FAILING = 1
-#: Seconds that the others give it, and for which it sleeps.
+#: Timeout in seconds of the other processes, and how long the failing one sleeps.
 TIMEOUT, SLEEP = 3, 8
 
 
 def one_fails(rank: int, how: str) -> None:
-    """Steps without end; in the second, one process is killed, raises an error, or sleeps."""
+    """Train without end; in the second step, one process is killed, raises an error, or sleeps."""
     group = ContextGroup(dist.new_group([0, 1, 2], timeout=timedelta(seconds=TIMEOUT if how == "sleeps" else 100)))
     attention = build_attention("flow", causal=True)
     q = torch.randn(1, 2, 50, 8, requires_grad=True)

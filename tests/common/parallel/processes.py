@@ -1,4 +1,4 @@
-"""Several processes of torch.distributed for one test, over gloo and a file; no port is opened."""
+"""Several torch.distributed processes for one test, over gloo and a file; no port is opened."""
 
 import multiprocessing
 import os
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-#: Seconds without an answer from another process.
+#: Seconds to wait for another process.
 PATIENCE = 100
 
 
 class Processes:
-    """``work(rank, *arguments)`` in ``count`` new processes of one group, each of which prints into a file."""
+    """Run ``work(rank, *arguments)`` in ``count`` new processes of one group; each prints to a file."""
 
     def __init__(self, count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
         self._files = [Path(folder, f"{rank}.txt") for rank in range(count)]
-        # Forked from a process that has imported torch already: most of a start is that.
+        # Forked from a process that has already imported torch, which takes most of the start time.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.common.parallel.comparisons"])
         self._processes = [
@@ -30,7 +30,7 @@ class Processes:
             process.start()
 
     def wait(self, seconds: float = 3 * PATIENCE) -> Sequence[int | None]:
-        """Wait for their ends; the exit status of each, None of one that was stuck, which is ended."""
+        """Wait for all processes; the exit status of each, None for one that was stuck and was ended."""
         for process in self._processes:
             process.join(seconds)
         codes = [process.exitcode for process in self._processes]
@@ -40,12 +40,12 @@ class Processes:
         return codes
 
     def printed(self) -> list[str]:
-        """What each has printed."""
+        """The output of each process."""
         return [file.read_text(errors="replace") for file in self._files]
 
 
 def in_processes(count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
-    """``work(rank, *arguments)`` in ``count`` new processes of one group, which must succeed."""
+    """Run ``work(rank, *arguments)`` in ``count`` new processes of one group, which must succeed."""
     processes = Processes(count, folder, work, *arguments)
     codes = processes.wait()
     assert set(codes) == {0}, "\n".join(text[-2000:] for text in processes.printed())
@@ -59,5 +59,5 @@ def _begin(rank: int, count: int, folder: str, work: Callable[..., None], argume
     store = dist.FileStore(str(Path(folder, "store")), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE))
     work(rank, *arguments)
-    # The group ends with the process. Destroying it may wait forever with torch 2.6: for a thread of gloo that frees a
-    # tensor, which needs Python's lock.
+    # The group ends with the process. In torch 2.6, destroying it may wait forever: a thread of gloo that frees a
+    # tensor needs Python's lock.

@@ -1,4 +1,4 @@
-"""One process of several that hold a sequence ends: the others end too, with a message, within seconds."""
+"""If one process of a group that shares a sequence fails, the others end too, with a message, within seconds."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from tests.common.parallel.processes import Processes
 
 @pytest.mark.parametrize("how", ["is killed", "is killed after its step", "raises", "sleeps"])
 def test_where_one_fails_the_others_end(tmp_path, how):
-    """Of the one that sleeps nobody knows more than that it does not answer; that takes the timeout."""
+    """A sleeping process is only known not to answer, which takes the timeout."""
     begin = time.monotonic()
     processes = Processes(3, tmp_path, one_fails, how)
     codes = processes.wait(60)
@@ -19,7 +19,7 @@ def test_where_one_fails_the_others_end(tmp_path, how):
     assert 0 not in codes and None not in codes
     for rank, text in enumerate(processes.printed()):
         if rank != FAILING:
-            # Which one is known where one was waited for, and not where all were; and their ends are seen in a row.
+            # The rank is known if one process was waited for, but not if all were; processes are seen to end in a row.
             lost = r"process \d, rank \d of 3 that (hold one sequence|train together), has lost (process \d|one of)"
             assert re.search(lost, text), text
     if how == "is killed after its step":

@@ -1,4 +1,4 @@
-"""A mechanism from elsewhere that reads padding and the future: the mean of all values."""
+"""An external mechanism that wrongly reads padding and the future: the mean of all values."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from common.attention import InnerAttention, register_attention
 
 @register_attention("broken_stranger")
 class BrokenAttention(InnerAttention):
-    """The mean of all values, whatever masks say."""
+    """The mean of all values; masks are ignored."""
 
     supports = frozenset({"causal"})
 

@@ -1,4 +1,4 @@
-"""Checkpoints as tests need them: of small stock models, and files that are none."""
+"""Checkpoints for tests: of small stock models, and files that are not checkpoints."""
 
 import os
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
-#: The shape of the small stock transformers, and of ours that start from them.
+#: The shape of the small stock transformers, and of our models that start from them.
 STOCK = dict(img_size=64, embed_dim=48, depth=2)
 
 
 def randomise(model: nn.Module, seed: int = 5) -> nn.Module:
-    """Draw every parameter of ``model`` anew, so that none is zero, one, or what another model begins with."""
+    """Draw every parameter of ``model`` again, so that none is zero, one, or another model's initial value."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -31,19 +31,19 @@ def stock_state(name: str = "deit_tiny_patch16_224", **kwargs: Any) -> State:
 
 
 def copy_of(state: State) -> State:
-    """Tensors that loading cannot change."""
+    """Copy tensors, so that loading cannot change them."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def assert_same(actual: State, expected: State) -> None:
-    """Fail, naming the first that differs, unless both hold the same tensors, to the bit."""
+    """Check that both hold the same tensors, bit for bit; a failure names the first difference."""
     assert list(actual) == list(expected)
     for name, tensor in expected.items():
         assert torch.equal(actual[name], tensor), name
 
 
 class Hostile:
-    """What pickle would run: it leaves a file behind."""
+    """An object for pickle to execute: it leaves a file behind."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -53,7 +53,7 @@ class Hostile:
 
 
 def unusable_files(state: State, folder: Path) -> tuple[list[Path], Path]:
-    """Files that hold no checkpoint, and the path that appears if the last of them is run."""
+    """Files that hold no checkpoint, and the path that is created if the last of them is executed."""
     whole, trace = folder / "whole.pth", folder / "trace"
     torch.save({"state_dict": state}, whole)
     content = whole.read_bytes()

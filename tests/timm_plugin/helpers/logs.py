@@ -1,4 +1,4 @@
-"""Messages that are logged when a checkpoint is loaded."""
+"""Messages that are logged while a checkpoint is loaded."""
 
 import logging
 
@@ -6,6 +6,6 @@ import pytest
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Warnings of the logger ``timm_plugin`` alone: timm's own speak too."""
+    """Warnings of the logger ``timm_plugin`` only, since timm's loggers also write."""
     records = [record for record in caplog.records if record.name == "timm_plugin"]
     return [record.message for record in records if record.levelno >= logging.WARNING]

@@ -1,4 +1,4 @@
-"""Small models of every kind the plugin gives timm, and images for them."""
+"""Small models of every kind that the plugin adds to timm, and images for them."""
 
 import timm
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import timm_plugin
 from common.attention import DaftConvAttention
 
-#: Everything registered.
+#: Every registered model.
 REGISTERED = tuple(
     "cosformer_hier_s daft_conv_b_384 daft_conv_s daft_conv_s_h16 daft_conv_test daft_full_s favor_hier_s "
     "flash_quad_vit_s flash_vit_s flowformer_deit_s flowformer_deit_s_distilled flowformer_deit_ti "
@@ -49,14 +49,14 @@ HIERARCHICAL = ("hier", "hier_dynamic", "hier_12h", "digits", "hier_soft", "hier
 COLUMNAR = tuple(case for case in CASES if case not in HIERARCHICAL)
 #: Cases whose blocks are gated attention units.
 UNITS = ("flash", "flash_quad")
-#: Cases that torch.jit.script does not take; a ValueError says which it takes.
+#: Cases that torch.jit.script does not support; a ValueError says which are supported.
 NOT_SCRIPTABLE = ("hier_soft", "hier_cosformer", *UNITS)
-#: Cases of images of any size with the same weights.
+#: Cases that accept images of any size with the same weights.
 ANY_SIZE = ("daft_conv", "daft_gumbel", "daft_local")
 
 
 def build(case: str, **kwargs) -> nn.Module:
-    """The model of ``case`` with fixed weights, in evaluation mode; ``kwargs`` are create_model's."""
+    """Build the model of ``case`` with fixed weights, in evaluation mode; ``kwargs`` are passed to create_model."""
     name, small = CASES[case]
     torch.default_generator.manual_seed(0)
     arguments = {**small, **kwargs}
@@ -67,9 +67,9 @@ def build(case: str, **kwargs) -> nn.Module:
 
 
 def draw_filters(model: nn.Module) -> None:
-    """Filters of DAFT-conv drawn at random, since at first they are 0, where windows change nothing.
+    """Draw filters of DAFT-conv at random, since they start at 0, where windows change nothing.
 
-    While γ is 0 no gradient reaches r either.
+    While γ is 0, r receives no gradient either.
     """
     for module in model.modules():
         if isinstance(module, DaftConvAttention):
@@ -78,7 +78,7 @@ def draw_filters(model: nn.Module) -> None:
 
 
 def images(model: nn.Module, batch: int = 2, size: tuple = ()) -> Tensor:
-    """(batch, channels, H, W) of noise in the size the model was built for, or ``size``."""
+    """Random images (batch, channels, H, W) of the size that the model was built for, or of ``size``."""
     height, width = size or model.patch_embed.img_size
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, model.in_chans, height, width, generator=generator)
@@ -89,6 +89,6 @@ def filters_by_hand(attention: nn.Module) -> Tensor:
     if attention.gamma is None:
         return attention.r
     flat = attention.r.flatten(1)
-    variance = flat.var(1, keepdim=True, unbiased=False) + 1e-6  # which a window of one entry needs
+    variance = flat.var(1, keepdim=True, unbiased=False) + 1e-6  # needed for a window of one entry
     standardised = (flat - flat.mean(1, keepdim=True)) / variance.sqrt()
     return (attention.gamma * standardised + attention.beta).view_as(attention.r)

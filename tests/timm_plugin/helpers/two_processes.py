@@ -1,4 +1,4 @@
-"""Attention transfer of NaFlexViT on batches of patches, of which the second one has padding."""
+"""Attention transfer of NaFlexViT on batches of patches, the second of which has padding."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from timm_plugin.transfer import LOSSES, AttentionTransferTask
 
-#: The patches of the images of each batch.
+#: Number of patches of each image in each batch.
 BATCHES = ((9, 9), (9, 4))
 
 
 def gradients(number: int, loss: str, distributed: bool = False) -> dict[str, Tensor]:
-    """Gradients of one pass of batch ``number``, by name; with ``distributed`` the means over all processes."""
+    """Gradients of one pass of batch ``number``, by name; with ``distributed``, averaged over all processes."""
     torch.manual_seed(0)
     model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, num_heads=2, depth=2, num_classes=3)
     for block in model.blocks:
@@ -27,16 +27,16 @@ def gradients(number: int, loss: str, distributed: bool = False) -> dict[str, Te
 
 
 def save_gradients(rank: int, folder: str) -> None:
-    """In one of two processes: write the gradients of this process's batch, of each loss."""
+    """In one of two processes, write the gradients of this process's batch for each loss."""
     for loss in LOSSES:
         torch.save(gradients(rank, loss, distributed=True), Path(folder, f"{loss}.{rank}.pt"))
 
 
 def _batch(number: int) -> dict[str, Tensor]:
-    """Patches (2, 9, 768) of a grid of 3 x 3, their places, and which are real."""
+    """Patches (2, 9, 768) of a grid of 3 x 3, their coordinates, and a mask of the real ones."""
     generator = torch.Generator().manual_seed(number)
     valid = torch.arange(9) < torch.tensor(BATCHES[number])[:, None]
     grid = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij"), -1).flatten(0, 1)
     patches = torch.randn(2, 9, 768, generator=generator)
-    places = grid.expand(2, 9, 2).masked_fill(~valid[..., None], 0)
-    return {"patches": patches, "patch_coord": places, "patch_valid": valid}
+    coordinates = grid.expand(2, 9, 2).masked_fill(~valid[..., None], 0)
+    return {"patches": patches, "patch_coord": coordinates, "patch_valid": valid}

@@ -1,4 +1,4 @@
-"""Programs that read timm's Attention, or hook its parts, find the same in ours, or are told what there is instead."""
+"""Programs that read timm's Attention, or hook its parts, find the same in ours, or an error names alternatives."""
 
 import warnings
 
@@ -15,12 +15,12 @@ from timm_plugin import attention_layer, replace_attention
 from timm_plugin.layers.attention import SelfAttention
 
 VIT = dict(img_size=32, embed_dim=32, depth=2, num_heads=2, num_classes=3)
-#: What timm's Attention has beside what every module has.
+#: Attributes of timm's Attention that a plain module does not have.
 ATTRIBUTES = sorted({*vars(Attention(32, 2)), *dict(Attention(32, 2).named_children())} - set(vars(nn.Module())))
 
 
 def _layers(**options) -> list[tuple[SelfAttention, Attention]]:
-    """Pairs of a layer of ours, built with these arguments or put in the place of timm's, and timm's."""
+    """Pairs of our layer, built with these arguments or replacing timm's, and timm's layer."""
     stock = Attention(32, 2, **options)
     model = nn.Sequential(Attention(32, 2, **options))
     return [(attention_layer("flow")(32, 2, **options), stock), (replace_attention(model, "hedgehog")[0], stock)]
@@ -59,10 +59,10 @@ def test_a_hook_is_called_or_a_warning_says_that_it_is_not(name):
                 for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
             ]
         model(torch.randn(1, 3, 32, 32, requires_grad=True)).sum().backward()
-        said = ["never called" in str(warning.message) for warning in caught]
-        assert (said, len(set(calls))) in (([], 4), ([True] * 4, 0)), type(part).__name__
+        is_reported = ["never called" in str(warning.message) for warning in caught]
+        assert (is_reported, len(set(calls))) in (([], 4), ([True] * 4, 0)), type(part).__name__
         assert all(warning.filename == __file__ for warning in caught)
-        silent += [part] * bool(said)
+        silent += [part] * bool(is_reported)
         for handle in handles:
             handle.remove()
     assert layer.attn_drop in silent and layer.proj not in silent

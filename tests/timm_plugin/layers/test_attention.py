@@ -1,4 +1,4 @@
-"""The adapter between timm's attention seam and the mechanisms of ``common``."""
+"""The adapter between timm's attention interface and the mechanisms of ``common``."""
 
 import inspect
 import pickle
@@ -25,9 +25,9 @@ B, C, H = 2, 24, 3
 N, GRID = 9, (3, 3)
 
 
-#: Those that must know where tokens lie.
+#: Mechanisms that must know the positions of tokens.
 ON_GRID = ("daft_conv", "soft")
-#: Every mechanism that a stock vision transformer takes by its name, for tokens on GRID.
+#: Every mechanism that a stock vision transformer accepts by name, for tokens on GRID.
 LAYERS = {
     name: attention_layer(name, grid_size=GRID if name in ON_GRID else None)
     for name in usable_mechanisms()
@@ -50,10 +50,10 @@ def test_every_mechanism_for_images_is_in_timms_table():
 
 @pytest.mark.parametrize("name", [name for name in usable_mechanisms() if name not in LAYERS])
 def test_a_mechanism_that_must_know_the_number_of_tokens_says_who_finds_it(name):
-    made = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=5)
+    arguments = dict(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=5)
     with pytest.raises(ValueError, match=f"(?s)attn_layer is '{name}'.*allowed: timm_plugin.create_model"):
-        timm.create_model("vit_tiny_patch16_224", attn_layer=name, **made)
-    model = create_model("vit_tiny_patch16_224", attn_layer=name, **made)
+        timm.create_model("vit_tiny_patch16_224", attn_layer=name, **arguments)
+    model = create_model("vit_tiny_patch16_224", attn_layer=name, **arguments)
     assert model.blocks[0].attn.attention.shape.max_tokens == 17
     assert torch.isfinite(model(torch.randn(2, 3, 32, 32))).all()
 
@@ -126,7 +126,7 @@ def test_masks_of_anything_but_padding_are_refused(tokens, name):
 @pytest.mark.parametrize("kind", ["symmetric", "keys", "bool"])
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in ON_GRID])
 def test_masks_of_padding_are_honoured(tokens, name, kind):
-    """What stands in the padding changes nothing, and the real tokens are as without it."""
+    """Padding values change nothing, and the real tokens have the same output as without padding."""
     layer = LAYERS[name](C, H).eval()
     valid = torch.ones(B, N + 3, dtype=torch.bool)
     valid[:, N:] = False
@@ -138,7 +138,7 @@ def test_masks_of_padding_are_honoured(tokens, name, kind):
 
 @pytest.mark.parametrize("compiled, key_only", [(False, False), (False, True), (True, True)])
 def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
-    """Its dictionary of patches, of which the second image has fewer."""
+    """Uses its dictionary of patches, where the second image has fewer."""
     model = timm.create_model("naflexvit_base_patch16_gap", attn_layer="flow", embed_dim=48, num_heads=4, depth=2)
     model.use_key_only_attn_mask = key_only
     model.eval()
@@ -167,7 +167,7 @@ def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
         (
             lambda: attention_layer("rfa_gate"),
             "attention is 'rfa_gate'; allowed: .*'flow'",
-        ),  # sees earlier tokens alone
+        ),  # sees only earlier tokens
     ],
 )
 def test_bad_arguments(make, said):
@@ -196,7 +196,7 @@ def test_normalised_queries_under_autocast(tokens, name):
 
 
 def test_options_make_another_class_and_survive_copies(tokens):
-    """A pickle names no class: those with options are made when it is read."""
+    """Classes with options are created dynamically: a pickle stores no class name and recreates them when read."""
     assert attention_layer("flow", form="paper") is attention_layer("flow", form="paper")
     layer = attention_layer("flow", form="paper")(C, H)
     for copy in (deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -212,7 +212,7 @@ class OwnLayer(attention_layer("hedgehog", rows=8)):
 
 
 def test_a_model_that_was_built_with_a_class_can_be_pickled():
-    """timm keeps the arguments of a model in it."""
+    """timm stores the arguments of a model in it."""
     sizes = dict(img_size=32, patch_size=8, depth=2, embed_dim=24, num_heads=2)
     for layer in (attention_layer("hedgehog", rows=8), OwnLayer):
         model = timm.create_model("vit_tiny_patch16_224", attn_layer=layer, **sizes).eval()
@@ -222,7 +222,7 @@ def test_a_model_that_was_built_with_a_class_can_be_pickled():
 
 
 def test_daft_conv_on_a_grid_that_is_no_square(tokens):
-    """2 x 8 tokens are also a square number of them: the grid says how they lie."""
+    """2 x 8 tokens could also form a square: the grid gives their layout."""
     tokens = torch.randn(B, 16, C)
     square = attention_layer("daft_conv", window=3, grid_size=(4, 4))(C, H)
     torch.nn.init.normal_(square.attention.gamma)

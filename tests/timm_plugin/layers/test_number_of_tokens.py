@@ -1,4 +1,4 @@
-"""Another number of tokens than a stock vision transformer was built with: right, or refused, for every mechanism."""
+"""Using another number of tokens than a stock vision transformer was built with is right or refused, per mechanism."""
 
 import copy
 import pickle
@@ -16,14 +16,14 @@ from timm_plugin.layers.attention import usable_mechanisms
 
 MECHANISMS = usable_mechanisms()
 SMALL = dict(img_size=64, embed_dim=32, depth=1, num_heads=2, num_classes=3)
-#: Mechanisms that must know the rows and columns of the tokens, and models that they can have.
+#: Mechanisms that must know the rows and columns of the tokens, and models that support them.
 ON_GRID = {name: dict(class_token=False, global_pool="avg") for name in ("daft_conv", "soft")}
 #: Mechanisms that hold something for each position; of these, those that follow ``set_input_size``.
 WITH_POSITIONS = tuple(name for name in MECHANISMS if "max_tokens" in ATTENTIONS[name].needs)
 FOLLOWING = ("daft_full", "cosformer")
-#: Mechanisms to which tokens are a set, whatever their order and number.
+#: Mechanisms for which tokens are a set, whatever their order and number.
 OF_SETS = tuple(name for name in MECHANISMS if ATTENTIONS[name].permutation_equivariant)
-#: Mechanisms that see the sequence of an image's rows, whatever its length.
+#: Mechanisms that use the sequence of an image's rows, whatever its length.
 OF_ORDER = tuple(name for name in MECHANISMS if name not in (*OF_SETS, *ON_GRID, *WITH_POSITIONS))
 
 
@@ -38,7 +38,7 @@ def _images(height: int, width: int) -> Tensor:
 
 
 def _rebuilt(model: nn.Module, name: str, size: tuple[int, int]) -> nn.Module:
-    """A model of ``name`` that is built for ``size``, with the weights of ``model``."""
+    """A model of ``name`` built for ``size`` with the weights of ``model``."""
     other = _vit(name, img_size=size)
     other.load_state_dict(model.state_dict())
     return other
@@ -52,11 +52,11 @@ def test_the_kinds_are_all():
 @pytest.mark.parametrize("size", [(32, 32), (96, 64), (32, 128)])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_set_input_size(name, size):
-    """(32, 128) has as many tokens as before, elsewhere."""
+    """(32, 128) has as many tokens as before, at other positions."""
     model = _vit(name)
     model.set_input_size(size)
     if name in OF_SETS or name in OF_ORDER:
-        tell_grid(model)  # nothing to tell
+        tell_grid(model)  # no grid to set
     else:
         grid = rf"{size[0] // 16} x {size[1] // 16}"
         with pytest.raises(ValueError, match=rf"{grid} since set_input_size.*tell_grid"):
@@ -107,7 +107,7 @@ def test_images_of_several_sizes(name):
     model = randomise(replace_attention(stock, name))
     for size in ((32, 32), (96, 64), (32, 128)):
         other = copy.deepcopy(model)
-        other.set_input_size(size)  # timm resamples its positions for good, and what it does for each image is the same
+        other.set_input_size(size)  # timm's permanent resampling of positions and its resampling for each image agree
         assert_close("logits", model(_images(*size)), _rebuilt(other, name, size)(_images(*size)))
 
 
@@ -192,13 +192,13 @@ def test_copies_are_told_another_grid(name, made):
             each(_images(32, 96))
         tell_grid(each)
     assert_close("logits after", other(_images(32, 96)), model(_images(32, 96)))
-    if name == "cosformer":  # fewer tokens fall off over fewer positions
+    if name == "cosformer":  # with fewer tokens, weights fall off over fewer positions
         assert "max_tokens=13" in str(other.blocks[0].attn.attention)
 
 
 @pytest.mark.parametrize("name", ["daft_full", "soft"])
 def test_torchscript_and_tracing(name):
-    """The checks, of positions and of a grid, are part of what TorchScript, export and torch.compile see."""
+    """TorchScript, export and torch.compile include the checks of positions and of a grid."""
     model = _vit(name, patch_drop_rate=0.5)
     x = _images(64, 64)
     if "torchscript" in ATTENTIONS[name].supports:

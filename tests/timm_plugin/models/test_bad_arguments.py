@@ -1,4 +1,4 @@
-"""Values of arguments that a model does not allow: a ValueError says the argument, the value and what is allowed."""
+"""Invalid values of model arguments: a ValueError states the argument, the value and what is allowed."""
 
 import re
 
@@ -9,7 +9,7 @@ from torch import nn
 from tests.timm_plugin.helpers.models import build, images
 
 _PARTS = dict(attn_layer=["flow"], block_fn=[nn.Identity], embed_layer=[nn.Identity])
-#: Case -> values of each argument, none of which is allowed there.
+#: Case -> argument -> values that are not allowed.
 BAD = {
     "hier": dict(
         img_size=[2, 63, "64", (64, 64, 3)],

@@ -1,4 +1,4 @@
-"""Our models pass what timm's own test suite asks of every registered model (its tests/test_models.py)."""
+"""Our models pass the checks that timm's own test suite runs on every registered model (its tests/test_models.py)."""
 
 import math
 import warnings
@@ -43,7 +43,7 @@ def test_backward_reaches_every_parameter(case):
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_default_cfg_is_true(name):
-    """At the size that the configuration says, one block deep: nothing of it depends on the depth."""
+    """Checked at the configured size with one block, since nothing depends on the depth."""
     stages = 3 if name == "flowformer_hier_digits" else 4
     small = dict(depths=(1,) * stages) if "hier" in name else {"num_blocks" if "mixer" in name else "depth": 1}
     model = timm.create_model(name, device="meta", **small).eval()
@@ -70,7 +70,7 @@ def test_default_cfg_is_true(name):
     model.reset_classifier(0)
     assert model.num_classes == 0
     assert model(x).shape == before_logits.shape
-    if distilled:  # timm's has no other pooling than that of its two tokens
+    if distilled:  # timm's model only pools by its two tokens
         return
     model.reset_classifier(0, "")
     assert model(x).shape == features.shape
@@ -197,17 +197,17 @@ def test_prune_intermediate_layers(case):
     model = build(case)
     x = images(model)
     expected = model.forward_intermediates(x, indices=[0, 1], intermediates_only=True)
-    kept = model.prune_intermediate_layers([0, 1])
-    assert kept == [0, 1]
+    indices = model.prune_intermediate_layers([0, 1])
+    assert indices == [0, 1]
     assert len(model.stages if case in HIERARCHICAL else model.blocks) == 2
-    for i, feature in enumerate(model.forward_intermediates(x, indices=kept, intermediates_only=True)):
+    for i, feature in enumerate(model.forward_intermediates(x, indices=indices, intermediates_only=True)):
         assert_close(f"features {i}", feature, expected[i])
     assert model.num_classes == 0
     assert torch.isfinite(model(x)).all()
     bare = build(case)
     bare.prune_intermediate_layers([0, 1], prune_norm=True)
     assert bare.forward_features(x).dim() == (4 if case in HIERARCHICAL else 3)
-    if case in HIERARCHICAL:  # of fewer channels, with a new classifier
+    if case in HIERARCHICAL:  # with fewer channels and a new classifier
         model.reset_classifier(7, "avg")
         assert model.num_features == model.feature_info[1]["num_chs"] and model(x).shape == (2, 7)
 
@@ -238,7 +238,7 @@ def test_fx_forward_is_exact_and_backward_reaches_every_parameter(case):
 
 
 class Wrapped(nn.Module):
-    """What an adapter puts in place of a layer: it calls the layer, and has none of its attributes."""
+    """Stands for an adapter's wrapper of a layer: it calls the layer, and has none of its attributes."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""DAFT's layers and models in timm against the literal attention, built by hand from their weights."""
+"""DAFT's layers and models in timm against the literal attention, computed from their weights."""
 
 import pytest
 import timm
@@ -13,7 +13,7 @@ from tests.timm_plugin.helpers.models import build, draw_filters, filters_by_han
 from timm_plugin import attention_layer
 
 C, H = 12, 4
-#: Rows and columns of a map that is no square and, with a window of 5, smaller than the window one way.
+#: Rows and columns of a map that is not square and, for a window of 5, smaller than the window in one dimension.
 Y, X = 3, 7
 
 
@@ -67,7 +67,7 @@ def test_window_is_11_and_square_unless_given():
 
 @pytest.mark.parametrize("query", [True, False])
 def test_widths_of_the_projection(query):
-    """Keys of DAFT-conv are one number per head; DAFT-full has timm's width, so that stock weights fit."""
+    """Keys of DAFT-conv are one number per head; DAFT-full has timm's width, so that it can load stock weights."""
     queries = C if query else 0
     assert _layer("daft_conv", query=query).qkv.weight.shape == (queries + H + C, C)
     full = _layer("daft_full", max_tokens=4, query=query)
@@ -80,7 +80,7 @@ def test_widths_of_the_projection(query):
 
 
 def _forward_by_hand(model: nn.Module, x: Tensor) -> Tensor:
-    """``daft_conv_test``'s logits from its weights."""
+    """Compute ``daft_conv_test``'s logits from its weights."""
     maps = F.conv2d(x, model.patch_embed.proj.weight, model.patch_embed.proj.bias, stride=16)
     shape, tokens = maps.shape[2:], maps.flatten(2).transpose(1, 2)
     for block in model.blocks:
@@ -94,7 +94,7 @@ def _forward_by_hand(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 96), (48, 80), (32, 128), (16, 32), (16, 16)])
 def test_conv_model_at_any_size(size):
-    """The same weights at every size, the smallest of which are smaller than the window."""
+    """Weights work unchanged at every size; the smallest sizes are smaller than the window."""
     model = build("daft_conv").double()
     x = images(model, batch=1, size=size).double()
     assert_close("logits", model(x), _forward_by_hand(model, x))
@@ -154,7 +154,7 @@ def test_other_prefixes_of_the_full_model():
 
 
 def test_filters_are_drawn_again():
-    """What a model on the meta device is filled with: filters of 0 by γ and β of 0, biases of both factors."""
+    """Initialisation after the meta device: filters are 0 since γ and β are 0, biases have both factors."""
     for case, names in (("daft_conv", {"r", "gamma", "beta"}), ("daft_full", {"pe0", "pe1"})):
         model = build(case, device="meta").to_empty(device="cpu")
         for parameter in model.parameters():
@@ -173,9 +173,9 @@ def test_filters_are_drawn_again():
 
 def test_bad_arguments_of_layers():
     conv = attention_layer("daft_conv")
-    for make, said in (
+    for make, message in (
         (lambda: conv(C, H, qk_norm=True, norm_layer=nn.LayerNorm), "qk_norm is True; allowed .*'daft_conv'.*: False"),
         (lambda: attention_layer("daft_full")(C, H), "number of tokens.*allowed"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             make()

@@ -1,4 +1,4 @@
-"""The regulariser of DAFT-conv (Eq. 10) in whatever trains the model."""
+"""The regulariser of DAFT-conv (Eq. 10) applies in any training loop."""
 
 import pytest
 import timm
@@ -19,7 +19,7 @@ WEIGHT = 0.001
 
 
 def entropy_by_hand(model: nn.Module) -> Tensor:
-    """Σ over layers and heads of -Σ p log p, p the softmax of the filter."""
+    """Σ over layers and heads of -Σ p log p, where p is the softmax of the filter."""
     total = torch.zeros(())
     for block in model.blocks:
         for filter_ in filters_by_hand(block.attn.attention):
@@ -29,7 +29,7 @@ def entropy_by_hand(model: nn.Module) -> Tensor:
 
 
 def _model(**args) -> nn.Module:
-    """In float64, because β's gradients nearly cancel."""
+    """A model in float64, because β's gradients nearly cancel."""
     return build("daft_conv", num_classes=10, **{**dict(entropy_weight=WEIGHT, dtype=torch.float64), **args}).train()
 
 
@@ -42,19 +42,19 @@ def _criterion(output: Tensor, target: Tensor) -> Tensor:
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    """Of ``loss``, by the names of the parameters of ``model``; 0 where there is none."""
+    """Gradients of ``loss`` by the parameter names of ``model``; 0 if there is none."""
     computed = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
     return dict(zip([name for name, _ in model.named_parameters()], computed))
 
 
 def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-8) -> None:
     for name, tensor in expected.items():
-        # β, added to every entry of a filter, changes no softmax: its gradients may be mere rounding.
+        # β, added to every entry of a filter, does not change the softmax: its gradients may be only rounding errors.
         assert_close(f"gradient of {name}", actual[name] + 1e-3, tensor + 1e-3, tolerance)
 
 
 def assert_same_gradients(model: nn.Module, loss: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
-    """``loss``, computed by a trainer, has the gradients of ``expected``."""
+    """Check that ``loss``, computed by a trainer, has the gradients of ``expected``."""
     assert_equal(gradients(model, loss), gradients(model, expected), tolerance)
 
 
@@ -68,13 +68,13 @@ def test_any_loss_of_the_output_has_the_gradients_of_the_regularised_loss(args):
     for each in (model, plain):
         torch.manual_seed(3)  # for the draws of a selection
         outputs.append(each(x))
-    assert torch.equal(*outputs)  # the value of the loss is the classification's
+    assert torch.equal(*outputs)  # the value of the loss is the classification loss
     expected = gradients(plain, _criterion(outputs[1], LABELS) + 0.5 * entropy_by_hand(plain))
     assert_equal(gradients(model, _criterion(outputs[0], LABELS)), expected)
 
 
 def test_the_regulariser_alone():
-    """With a loss that is constant the filters are all that gets a gradient."""
+    """If the loss is constant, only the filters get a gradient."""
     model = _model(entropy_weight=0.5)
     alone = gradients(model, 0.0 * model(_images(model)).sum())
     expected = gradients(model, 0.5 * entropy_by_hand(model))
@@ -92,7 +92,7 @@ def test_the_value_for_logging():
 
 
 def test_tasks_of_timm():
-    """Classification, several labels, and distillation, where the student's alone counts."""
+    """Classification, multi-label classification, and distillation, which only counts the student's."""
     model, teacher = _model(entropy_weight=1.0), _model(entropy_weight=100.0)
     draw_filters(teacher)
     x, distillation = _images(model), [nn.CrossEntropyLoss()]
@@ -113,7 +113,7 @@ def test_tasks_of_timm():
 
 
 def test_features_between_the_blocks():
-    """A loss on feature maps, as a detector has it, is regularised as well."""
+    """A loss on feature maps, as in a detector, is regularised as well."""
     model, losses = _model(), []
     for model.entropy_weight in (0.5, 0.0):
         losses.append(model.forward_intermediates(_images(model), intermediates_only=True)[-1].square().sum())
@@ -138,7 +138,7 @@ def test_checkpointing_and_averaged_weights():
     task = ClassificationTask(model, _criterion)
     task.setup_ema(decay=0.5)
     task.update_ema(1)
-    again = task.train()(x, LABELS)["loss"]  # the averaged model is in training mode too, but is not what is trained
+    again = task.train()(x, LABELS)["loss"]  # the averaged model is in training mode too, but is not being trained
     assert_same_gradients(model, again, loss)
 
 

@@ -1,4 +1,4 @@
-"""DAFT-full at other image sizes: its position biases are resampled as timm resamples positions, and never silently."""
+"""DAFT-full at other image sizes: position biases are resampled as timm resamples positions, with a warning."""
 
 import pytest
 import timm
@@ -17,7 +17,7 @@ CASES = ("daft_full", "daft_full_free")
 
 
 def _resampled(bias: Tensor, old: tuple, new: tuple, prefix: int) -> Tensor:
-    """Positions (N, n) on the grid ``old`` to ``new``, those of the class token and registers as they are."""
+    """Positions (N, n) on the grid ``old`` resampled to ``new``; class token and registers are unchanged."""
     grid = bias[prefix:].T.reshape(1, -1, *old)  # (N, n) -> (1, n, Y, X)
     grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True)
     return torch.cat([bias[:prefix], grid[0].flatten(1).T])
@@ -33,7 +33,7 @@ def _biases(model: nn.Module) -> dict:
 
 
 def _check(model: nn.Module, before: dict, old: tuple, new: tuple, prefix: int) -> None:
-    """The biases of ``model`` are ``before`` resampled, and it runs at its size."""
+    """Check that the biases of ``model`` are ``before`` resampled, and that it runs at its size."""
     after = _biases(model)
     assert set(after) == set(before) and len(after) > 0
     for name, bias in before.items():
@@ -44,7 +44,7 @@ def _check(model: nn.Module, before: dict, old: tuple, new: tuple, prefix: int) 
 
 
 def _stock(case: str, **args) -> nn.Module:
-    """A stock vision transformer with the attention of ``case``, which is told its grid."""
+    """A stock vision transformer with the attention of ``case``, with its grid set."""
     small = dict(img_size=64, embed_dim=48, depth=2, num_heads=2)
     model = timm.create_model("vit_tiny_patch16_224", **small, **args)
     bias_dim = dict(daft_full=16, daft_full_free=0)[case]
@@ -55,16 +55,16 @@ def _stock(case: str, **args) -> nn.Module:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("make", [build, _stock])
 def test_set_input_size_resamples_biases(make, case, prefix):
-    """As timm resamples positions; ``tell_grid`` does it in a stock model, and once more changes nothing."""
+    """Biases are resampled like timm's positions; ``tell_grid`` does so in a stock model, once."""
     model = make(case, **{0: dict(class_token=False, global_pool="avg"), 1: {}, 3: dict(reg_tokens=2)}[prefix])
     old, before = (4, 4), _biases(model)
-    for new in ((6, 2), (2, 6)):  # as many tokens, elsewhere
+    for new in ((6, 2), (2, 6)):  # as many tokens, in another layout
         model.set_input_size((16 * new[0], 16 * new[1]))
         for _ in range(2):
             tell_grid(model)
             _check(model, before, old, new, prefix)
         old, before = new, _biases(model)
-    with pytest.raises((ValueError, AssertionError), match="64.*32"):  # ours says both sizes, timm's one side
+    with pytest.raises((ValueError, AssertionError), match="64.*32"):  # our message names both sizes, timm's one side
         model(images(model, size=(64, 64)))
 
 
@@ -105,7 +105,7 @@ def test_parametrised_biases_are_refused():
 
 
 def _saved(tmp_path, case: str = "daft_full", wrapper: str = "", **args) -> nn.Module:
-    """A model whose state dict is in ``tmp_path``, as "model" or "state_dict" if ``wrapper`` says so."""
+    """Save a model's state dict in ``tmp_path``, under the key ``wrapper`` ("model" or "state_dict") if given."""
     model = build(case, **args)
     state = model.state_dict()
     torch.save({wrapper: state} if wrapper else state, tmp_path / "full.pth")
@@ -140,13 +140,13 @@ def test_as_many_tokens_elsewhere(tmp_path):
     source = _saved(tmp_path, img_size=(32, 96))
     model = _loaded(tmp_path, input_size=(3, 32, 96), img_size=(48, 64))
     _check(model, _biases(source), (2, 6), (3, 4), 1)
-    # Nothing says that the checkpoint is of another grid than the model's, of as many tokens.
+    # The checkpoint has another grid with the same number of tokens, and nothing records it.
     same = _loaded(tmp_path, img_size=(32, 96))
     assert_close("logits", same(images(same)), source(images(same)))
 
 
 def test_checkpoint_of_another_patch(tmp_path):
-    """The grid of a source is its own size over its own patch."""
+    """The grid of a source is its own size divided by its own patch size."""
     source = _saved(tmp_path, img_size=(16, 48), patch_size=8)
     model = _loaded(tmp_path, input_size=(3, 16, 48), img_size=64)
     _check(model, _biases(source), (2, 6), (4, 4), 1)

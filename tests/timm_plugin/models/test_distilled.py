@@ -1,4 +1,4 @@
-"""DeiT-S with Flow-Attention and a distillation token: timm's own distilled model in all but the attention."""
+"""DeiT-S with Flow-Attention and a distillation token: timm's own distilled model with another attention."""
 
 import timm
 import torch
@@ -36,7 +36,7 @@ def test_both_classifiers_are_new_for_other_classes():
 
 
 def test_trains_by_timms_token_distillation():
-    """The task of train.py's ``--kd-distill-type token``: the second classifier learns from the teacher alone."""
+    """The task of train.py's ``--kd-distill-type token``: the second classifier learns only from the teacher."""
     torch.manual_seed(0)
     model = build("deit_distilled", num_classes=5).train()
     teacher = timm.create_model("flowformer_deit_ti", img_size=64, depth=1, num_classes=5)

@@ -1,6 +1,6 @@
 """torch.export and its ONNX, and torch.compile: outputs, gradients, any batch and any size.
 
-That every mechanism compiles into one graph is in ``tests/common/contract``; here is what is around them.
+``tests/common/contract`` checks that every mechanism compiles into one graph; these tests cover the models.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from tests.compare import assert_close, gradients
 from tests.timm_plugin.helpers.models import build, images
 from tests.torch_versions import needs_newer_than_2_6
 
-#: One of each kind of layer: exporting costs seconds.
+#: One of each kind of layer, since exporting takes seconds.
 SMALL = {
     "hier_12h": dict(embed_dims=(12, 24), depths=(1, 1)),
     "daft_full": dict(depth=1),
@@ -54,7 +54,7 @@ def test_export_and_onnx_of_any_batch(case):
     batches = [(batch, model(batch)) for batch in (x, images(model, batch=3))]
     for batch, expected in batches:
         assert_close("exported", exported.module()(batch), expected)
-    # Afterwards, since torch 2.6 writes the sizes of its example into the program that it turns to ONNX.
+    # Runs afterwards, since torch 2.6 writes the sizes of its example into the program that it converts to ONNX.
     program = torch.onnx.export(exported, dynamo=True, verbose=False)
     session = ReferenceEvaluator(program.model_proto)
     for batch, expected in batches:
@@ -63,7 +63,7 @@ def test_export_and_onnx_of_any_batch(case):
 
 
 def assert_same(compiled: nn.Module, model: nn.Module, x: Tensor) -> None:
-    """Logits and the gradients of every parameter."""
+    """Compare logits and the gradients of every parameter."""
     out, expected = compiled(x), model(x)
     assert_close("logits", out, expected)
     parameters = dict(model.named_parameters())
@@ -72,7 +72,7 @@ def assert_same(compiled: nn.Module, model: nn.Module, x: Tensor) -> None:
         assert_close(f"gradient of {name}", gradient, expected_gradient, 5e-5)
 
 
-#: Two stages of a hierarchical model, and one block of ours and of timm's.
+#: Two stages of a hierarchical model, and one of our blocks and one of timm's.
 COMPILED = {
     "hier": dict(embed_dims=(16, 24), depths=(1, 1)),
     "hier_soft": dict(embed_dims=(16, 24), depths=(1, 1)),
@@ -88,13 +88,13 @@ def test_any_batch(case):
     # SOFT's iterations, whose backward pass the contract compiles, would take most of the time.
     backend = "eager" if case == "hier_soft" else "aot_eager"
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
-    assert_same(compiled, model, images(model, batch=4))  # 3 would be the size of something else too
+    assert_same(compiled, model, images(model, batch=4))  # 3 would also be the size of another dimension
     with torch.compiler.set_stance("fail_on_recompile"):
         assert_same(compiled, model, images(model, batch=7))
 
 
 def test_any_batch_and_size():
-    """With ``dynamic_img_pad``: without it timm's own check of an image's size is part of the graph."""
+    """With ``dynamic_img_pad``: otherwise timm's own check of an image's size is part of the graph."""
     model = build("daft_gumbel", dynamic_img_pad=True, depth=1)
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
     assert_same(compiled, model, images(model, batch=4, size=(101, 75)))

@@ -1,4 +1,4 @@
-"""Checkpoints of every image model that were written once, and keep loading and giving the same logits."""
+"""Stored checkpoints of every image model keep loading and giving the same logits."""
 
 import pytest
 import timm
@@ -38,12 +38,12 @@ def test_loads_and_gives_the_logits(file):
 
 @pytest.mark.parametrize("file", GOLDEN)
 def test_every_tensor_matters(file):
-    """The logits are of all that is stored: a tensor that is left as it was drawn would be noticed."""
+    """The logits depend on every stored tensor: a tensor left at its random initialisation would be noticed."""
     name, arguments, images, logits = stored(file)
     model = timm.create_model(name, **arguments).eval()
     state = load_file(weights(file))
     for tensor_name, tensor in state.items():
-        if is_record(tensor_name):  # says what the others mean, and changes nothing
+        if is_record(tensor_name):  # records what the others mean, and changes nothing
             continue
         model.load_state_dict({**state, tensor_name: tensor + torch.randn_like(tensor)})
         assert (model(images) - logits).abs().max() > 1e-4, tensor_name

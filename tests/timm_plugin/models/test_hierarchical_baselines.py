@@ -13,7 +13,7 @@ from timm_plugin.layers.attention import SelfAttention, attention_layer
 
 ROWS = ("softmax", "linear", "reformer", "longformer", "favor", "nystrom", "yoso", "soft", "cosformer")
 SMALL = dict(embed_dims=(16, 24, 32, 48), depths=(1, 1, 2, 1), num_heads=4)
-#: Counted here; Table 5 prints 41, 38 for Longformer and 37 for Reformer and SOFT, which have no projection to keys.
+#: Counted here; Table 5 prints 41, 38 for Longformer and 37 for Reformer and SOFT, which have no key projection.
 MILLIONS = dict.fromkeys(ROWS, 43.3) | {"reformer": 39.9, "soft": 39.9}
 
 
@@ -58,7 +58,7 @@ def test_ratio_is_one_value_or_one_per_stage(ratio, ratios):
 
 
 def test_soft_sees_each_stages_own_grid():
-    """As each block alone on a map of that size: a wide image is no square one of as many tokens."""
+    """Like each block alone on a map of that size: a wide image differs from a square one with as many tokens."""
     torch.manual_seed(0)
     model = timm.create_model("soft_hier_s", img_size=(32, 128), **SMALL).eval()
     x = images(model)

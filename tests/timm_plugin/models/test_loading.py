@@ -1,4 +1,4 @@
-"""Checkpoints of ours and of the authors by every way timm loads them, and all that cannot be loaded."""
+"""Our checkpoints and the authors' in every way that timm loads them, and all that cannot be loaded."""
 
 import argparse
 import json
@@ -42,13 +42,13 @@ def released():
 
 @pytest.fixture
 def released_file(released, tmp_path):
-    """As the authors publish it."""
+    """The file in the authors' format."""
     torch.save({"model": released, "epoch": 299}, tmp_path / "released.pth")
     return str(tmp_path / "released.pth")
 
 
 def start_released(path, classes, **kwargs):
-    """The authors' model from ``path``, a file that is said to have ``classes``."""
+    """The authors' model started from ``path``, with the file's number of ``classes``."""
     overlay = dict(file=path, num_classes=classes)
     arguments = {**RELEASED, **kwargs}
     return timm.create_model("flowformer_hier_s_12h", True, pretrained_cfg_overlay=overlay, **arguments).eval()
@@ -59,13 +59,13 @@ def test_released_outputs(released, released_file, caplog):
     model = start_released(released_file, 7)
     x = images(model)
     assert_close("logits", model(x), released_forward(x, released, DEPTHS), 1e-5)
-    assert warnings_of(caplog) == []  # nothing is left out or new
+    assert warnings_of(caplog) == []  # no tensor is left out or new
     assert_same(released, before)
     sizes = {name: value for name, value in RELEASED.items() if name != "num_classes"}
     converted = convert("flowformer_hier_s_12h", Path(released_file), sizes).eval()
-    assert torch.equal(converted(x), model(x))  # the classes are those of the file
+    assert torch.equal(converted(x), model(x))  # the classifier is the file's
     other = start_released(released_file, 7, form="paper")(x)
-    assert (other - model(x)).norm() > 1e-2 * other.norm()  # the comparison can tell the forms apart
+    assert (other - model(x)).norm() > 1e-2 * other.norm()  # the comparison can distinguish the forms
     x = x.double()
     expected = released_forward(x, {name: tensor.double() for name, tensor in released.items()}, DEPTHS)
     assert_close("logits in float64", model.double()(x), expected)
@@ -95,7 +95,7 @@ def test_released_state_dict_into_a_model_that_timm_did_not_make(released):
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-@pytest.mark.parametrize("classes", [7, -1])  # -1 is what train.py's --pretrained-path says
+@pytest.mark.parametrize("classes", [7, -1])  # -1 is what train.py's --pretrained-path passes
 def test_released_with_other_channels_classes_and_size(classes, channels, released, released_file, caplog):
     torch.manual_seed(7)
     changed = dict(num_classes=5, in_chans=channels, img_size=(64, 96))
@@ -152,9 +152,9 @@ for model, target in zip(sys.argv[2::2], sys.argv[3::2]):
 
 
 def test_folders_load_in_a_new_process_whatever_another_version_stored(tmp_path):
-    """Without an option that has its default, and with one that no version here knows.
+    """Options that have their default may be missing, and options that no version here knows may be present.
 
-    Folders as they are written are in ``test_stored.py``. Python logs as it does by itself: warnings reach the console.
+    ``test_stored.py`` tests folders as written. Python's default logging is used: warnings reach the console.
     """
     models = {case: randomise(build(case)) for case in CLASSES}
     x = images(models["hier"], size=(64, 64))
@@ -200,7 +200,7 @@ def test_a_folder_for_other_classes_and_channels(case, tmp_path):
 
 @pytest.mark.parametrize("case", CLASSES)
 def test_files_of_train_safetensors_and_prefixes_of_wrappers(case, tmp_path):
-    """Of train.py averaged weights are loaded, its arguments are a Namespace; resuming takes the others."""
+    """train.py's files load averaged weights, with arguments in a Namespace; resuming loads the others."""
     model, fresh = randomise(build(case)), build(case)
     averaged = ModelEmaV3(model)
     randomise(averaged.module, seed=6)
@@ -222,7 +222,7 @@ def test_files_of_train_safetensors_and_prefixes_of_wrappers(case, tmp_path):
 
 
 def _faulty(state):
-    """What is wrong with a state dict -> one such."""
+    """Description of a fault -> a state dict with it."""
     first, last = list(state)[1], list(state)[-1]
     wider = torch.cat([state[last], state[last]])
     return {
@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_refused(case):
 
 @pytest.mark.parametrize("case", CLASSES)
 def test_not_strict_and_assigned(case):
-    """What has no place is named, what is missing stays; assigned tensors are the model's."""
+    """Unexpected tensors are named, missing ones stay unchanged; assigned tensors become the model's."""
     model, state = build(case), randomise(build(case)).state_dict()
     own, last = copy_of(model.state_dict()), list(state)[-1]
     part = {**_faulty(state)["missing"], "other.weight": torch.zeros(1)}
@@ -260,11 +260,11 @@ def test_not_strict_and_assigned(case):
 @pytest.mark.parametrize("classes", [1000, 5])
 @pytest.mark.parametrize("case", CLASSES)
 def test_another_architecture_is_refused_whatever_the_classes(case, classes):
-    """With other classes timm loads without ``strict``, so that nothing at all could be taken without a word."""
+    """With other classes timm loads without ``strict``, so it could load nothing at all without a message."""
     names = {"hier": "flowformer_hier_test", "deit": "flowformer_deit_ti", "daft_full": "daft_full_s"}
     for other in {*CLASSES, "resnet"} - {case}:
         if (case, other) == ("daft_full", "deit"):
-            continue  # a vision transformer, which starts DAFT-full; it is of another width
+            continue  # a vision transformer, which can start DAFT-full; but it has another width
         stranger = timm.create_model("resnet18") if other == "resnet" else build(other)
         with pytest.raises(ValueError, match="does not fit"):
             overlay = dict(state_dict=stranger.state_dict())
@@ -273,7 +273,7 @@ def test_another_architecture_is_refused_whatever_the_classes(case, classes):
 
 
 def test_unusable_files(tmp_path):
-    """timm reads the file itself, and says itself what is wrong with it: nothing is run and nothing is loaded."""
+    """timm reads the file and reports the error itself: nothing is executed and nothing is loaded."""
     model = build("daft_conv")
     before = copy_of(model.state_dict())
     files, trace = unusable_files(before, tmp_path)
@@ -289,7 +289,7 @@ def test_unusable_files(tmp_path):
     assert "weights_only=True blocked loading" in str(raised.value) and "posix.system" in str(raised.value)
     assert not trace.exists()
     torch.load(files[-1], weights_only=False)
-    assert trace.exists()  # it would have run
+    assert trace.exists()  # it would have been executed
 
 
 def test_an_option_that_changes_what_stored_weights_mean_is_a_warning(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""The meaning of weights survives every path that timm has for them: other options warn, the same are silent."""
+"""The record of options survives every path that timm has for weights: other options warn, the same are silent."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ def _build(**options: Any) -> nn.Module:
 
 
 def _saved(model: nn.Module, folder: Path) -> Path:
-    """As train.py saves a model."""
+    """Save a model as train.py does."""
     torch.save({"state_dict": model.state_dict(), "epoch": 1, "arch": NAME}, folder / "c.pth.tar")
     return folder / "c.pth.tar"
 
@@ -64,7 +64,7 @@ def _by_moving_average(model: nn.Module, folder: Path, options: dict) -> None:
 
 
 def _from_state(change: Callable[[nn.Module], dict]) -> Callable[[nn.Module, Path, dict], None]:
-    """By ``load_state_dict`` of what ``change`` makes of a model."""
+    """``load_state_dict`` of the result of ``change`` on a model's state dict."""
     return lambda model, _, options: _build(**options).load_state_dict(change(model))
 
 
@@ -77,7 +77,7 @@ WAYS: dict[str, Callable[[nn.Module, Path, dict], None]] = {
     "local_dir": _by_local_dir,
     "convert": _by_convert,
     "moving_average": _by_moving_average,
-    # As clean_checkpoint.py and a model in DistributedDataParallel or torch.compile do.
+    # As clean_checkpoint.py does, and a model in DistributedDataParallel or torch.compile.
     "cleaning": _from_state(
         lambda model: clean_state_dict({f"module._orig_mod.{name}": x for name, x in model.state_dict().items()})
     ),
@@ -92,14 +92,14 @@ WAYS: dict[str, Callable[[nn.Module, Path, dict], None]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way(way: str, tmp_path: Path) -> None:
-    """The same options are silent; another form, a clamp, another mechanism and other heads are warned of, by name."""
+    """Equal options are silent; another form, clamp, mechanism or number of heads causes a warning that names it."""
     model = _build(form="paper")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         WAYS[way](model, tmp_path, {"form": "paper"})
     for name, value in {"form": "released", "clamp": 3.0, "num_heads": 8}.items():
         if way == "local_dir" and name != "form":
-            continue  # its stored arguments are those of the whole model
+            continue  # its stored arguments are those of the complete model
         (tmp_path / name).mkdir()
         with pytest.warns(UserWarning, match=f"{name}="):
             WAYS[way](model, tmp_path / name, {"form": "paper", name: value})
@@ -109,7 +109,7 @@ def test_every_way(way: str, tmp_path: Path) -> None:
 
 
 def test_twelve_heads_of_the_authors(tmp_path: Path) -> None:
-    """Their weights have the shapes of those with sixteen."""
+    """Their weights have the same shapes as those with sixteen."""
     model = timm.create_model("flowformer_hier_s_12h", img_size=32, embed_dims=(48, 48), depths=(1, 1))
     with pytest.warns(UserWarning, match="num_heads=12.*num_heads=16"):
         other = timm.create_model(
@@ -119,7 +119,7 @@ def test_twelve_heads_of_the_authors(tmp_path: Path) -> None:
 
 
 def test_a_stock_transformer_with_another_attention() -> None:
-    """Stock weights say nothing, once; a stock model refuses ours, as strict loading does."""
+    """Stock weights warn once; a stock model refuses ours, as strict loading does."""
     stock = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
     flow = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, attn_layer="flow")
     with pytest.warns(UserWarning, match="do not say.*attention='flow'") as caught:

@@ -1,4 +1,4 @@
-"""Everything else a user may do with a registered model: sizes, heads, options, dtypes, layer-wise learning rates."""
+"""Other uses of a registered model: sizes, heads, options, dtypes, layer-wise learning rates."""
 
 import pytest
 import timm
@@ -128,7 +128,7 @@ def test_padding_to_whole_patches(dynamic):
 
 
 def test_odd_maps_are_padded_not_cut():
-    """A token in the last row or column of an odd map still reaches the output."""
+    """A token in the last row or column of an odd map still affects the output."""
     model = build("hier", img_size=(36, 36))
     x = images(model)
     changed = x.clone()
@@ -235,7 +235,7 @@ def test_precisions(case):
         assert_close(f"{dtype}", build(case).to(dtype)(x.to(dtype)), expected, tolerance)
     model = build(case, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    if case in HIERARCHICAL:  # an older timm's own models do not keep it
+    if case in HIERARCHICAL:  # older versions of timm do not keep it in their own models
         model.reset_classifier(5)
         assert model.get_classifier().weight.dtype == torch.bfloat16
     out = model.train()(x.bfloat16())
@@ -272,7 +272,7 @@ def test_checkpointing_recomputes_every_block(case):
     for attention in attentions:
         attention.register_forward_hook(lambda *_: calls.append(1))
     parameters = dict(model.named_parameters())
-    torch.manual_seed(1)  # of the samples that a selection draws
+    torch.manual_seed(1)  # from the samples that a selection draws
     expected = gradients(model(x), parameters.values())
     assert len(calls) == len(attentions)
     calls.clear()
@@ -297,7 +297,7 @@ def test_weight_and_layer_decay(case):
         assert wanted == {"pos_embed.weight"} <= set(names)
     else:
         stock = {"pos_embed", "cls_token", "dist_token"} & set(names)
-        # timm's own model knows nothing of what is inside of a layer.
+        # timm's own model does not know the parts of a layer.
         filters = {name for name in names if ".attn.attention." in name and case != "daft_conv_vit"}
         units = {name for name in names if case in UNITS and name.endswith((".gamma", ".beta", ".bias.weight"))}
         assert wanted & set(names) == stock | filters | units

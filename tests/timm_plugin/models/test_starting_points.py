@@ -1,4 +1,4 @@
-"""Stock vision transformers as a start: every tensor, taken, in part, left out or new, and the line that says so."""
+"""Stock vision transformers as a start: each tensor is taken, taken in part, left out or new, and reported so."""
 
 import pytest
 import timm
@@ -12,7 +12,7 @@ from tests.timm_plugin.helpers.models import draw_filters, images
 from timm_plugin.convert import convert, save
 from timm_plugin.models._weights import fit_vision_transformer
 
-#: Our model -> arguments that give it the shape of the small stock ones.
+#: Our model -> arguments that give it the shape of the small stock models.
 MODELS = {
     "flowformer_deit_s": dict(num_heads=4),
     "flowformer_deit_ti": dict(num_heads=4),
@@ -23,12 +23,12 @@ MODELS = {
 }
 FLOW, FULL, CONV = [[name for name in MODELS if kind in name] for kind in ("flow", "full", "conv")]
 DIM = STOCK["embed_dim"]
-#: Ways in which timm fits sizes, channels and classes.
+#: Ways in which timm adapts sizes, channels and classes.
 PRETRAINED = ("pretrained", "pretrained-path")
 
 
 def create(name, state, way, folder, **kwargs):
-    """``name`` started from ``state`` in one of timm's ways or through the command, and the same model without."""
+    """``name`` started from ``state`` in one of timm's ways or through the command, and the same model unstarted."""
     path = folder / "stock.pth"
     torch.save(state, path)
     small = {**STOCK, **MODELS[name], **kwargs}
@@ -39,7 +39,7 @@ def create(name, state, way, folder, **kwargs):
         model = timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path), num_classes=1000), **small
         )
-    elif way == "pretrained-path":  # what train.py's --pretrained-path makes of it
+    elif way == "pretrained-path":  # what train.py's --pretrained-path results in
         model = timm.create_model(
             name, pretrained=True, pretrained_cfg_overlay=dict(file=str(path), num_classes=-1), **small
         )
@@ -52,10 +52,10 @@ def create(name, state, way, folder, **kwargs):
 
 
 def expected_start(name, stock, own):
-    """What the model must hold, tensor by tensor, and the names that are taken whole, in part, left out and new."""
+    """The model's expected tensors, and the names that are taken whole, taken in part, left out and new."""
     if name in FLOW:
         return dict(stock), list(stock), [], [], []
-    expected, taken, in_part, new = {}, [], [], []
+    expected, whole, in_part, new = {}, [], [], []
     for key, tensor in own.items():
         if ".attn.attention." in key:
             expected[key] = tensor
@@ -65,14 +65,14 @@ def expected_start(name, stock, own):
             in_part.append(key)
         else:
             expected[key] = stock[key]
-            taken.append(key)
+            whole.append(key)
     left_out = ["cls_token", "pos_embed"] if name in CONV else []
-    assert {*taken, *in_part, *left_out} == set(stock)
-    return expected, taken, in_part, left_out, new
+    assert {*whole, *in_part, *left_out} == set(stock)
+    return expected, whole, in_part, left_out, new
 
 
 def grouped(kind, names, depth=2):
-    """How a warning lists ``names``: those of every block once, with their count."""
+    """How a warning lists ``names``: a name that every block has is listed once, with the count."""
     return f"{kind}: " + ", ".join(f"blocks.*.{name} ({depth})" for name in names)
 
 
@@ -82,7 +82,7 @@ def test_every_tensor(name, way, tmp_path, caplog):
     stock = stock_state()
     before = copy_of(stock)
     model, own = create(name, stock, way, tmp_path)
-    expected, taken, in_part, left_out, new = expected_start(name, stock, own)
+    expected, whole, in_part, left_out, new = expected_start(name, stock, own)
     state = weights(model.state_dict())
     assert set(state) == set(expected)
     for key, tensor in expected.items():
@@ -92,7 +92,7 @@ def test_every_tensor(name, way, tmp_path, caplog):
         assert warnings_of(caplog) == []
     else:
         (line,) = warnings_of(caplog)
-        assert line.startswith(f"{type(model).__name__}: {len(taken)} tensors of the checkpoint are taken; ")
+        assert line.startswith(f"{type(model).__name__}: {len(whole)} tensors of the checkpoint are taken; ")
         assert grouped("new, as first drawn", [key[9:] for key in new if key.startswith("blocks.0.")]) in line
         assert ("left out" in line) == bool(left_out) and all(key in line for key in left_out)
         if name in CONV:
@@ -102,7 +102,7 @@ def test_every_tensor(name, way, tmp_path, caplog):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
-    """A stock vision transformer is no ``daft_conv_s``: ``load_state_dict`` says so, and names what would adapt it."""
+    """A stock vision transformer is no ``daft_conv_s``: ``load_state_dict`` says so, and names how to adapt it."""
     small = dict(STOCK, **MODELS[name])
     model, path = timm.create_model(name, **small), str(tmp_path / "stock.pth")
     ways = (
@@ -116,7 +116,7 @@ def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
             with pytest.raises(RuntimeError, match=r"(head.weight|attn.attention)(.|\n)*pretrained=True(.|\n)*convert"):
                 way()
     stock = stock_state()
-    if name in FLOW:  # whose tensors are those of a stock vision transformer
+    if name in FLOW:  # its tensors are those of a stock vision transformer
         torch.save(stock, path)
         assert_same(weights(ways[2]().state_dict()), stock)
     else:
@@ -147,7 +147,7 @@ def test_other_channels_classes_size_and_patch(name, way, channels, tmp_path, ca
         expected = resample_abs_pos_embed(stock["pos_embed"], [8, 12], [4, 4])
         assert_close("positions", started["pos_embed"], expected)
     (line,) = warnings_of(caplog)
-    assert line.count("head.weight, head.bias") == 2  # those of the file are left out, and new ones drawn
+    assert line.count("head.weight, head.bias") == 2  # the file's are left out, and new ones are drawn
     assert model(images(model)).shape == (2, 5)
 
 

@@ -25,7 +25,7 @@ from tests.timm_plugin.helpers.models import draw_filters
 
 #: A quarter of the work of the registered model.
 SMALL = dict(embed_dims=(24, 48, 96))
-#: What makes a model of vision transformers' shape one for 32 x 32 images of ten classes.
+#: Arguments that adapt a model of vision transformers' shape to 32 x 32 images of ten classes.
 DAFT = dict(img_size=32, patch_size=8, depth=2, num_classes=10, pretrained_cfg_overlay=dict(input_size=(3, 32, 32)))
 
 
@@ -69,7 +69,7 @@ def _accuracy(model, loader) -> float:
 
 
 def _train(model, loader, epochs: int, layer_decay=None, amp: bool = False, loss=None):
-    """Train with timm's parts; the optimizer, the averaged weights and the mean loss of every epoch.
+    """Train with timm's parts; returns the optimizer, the averaged weights and the mean loss of every epoch.
 
     ``loss`` is one of timm's tasks, None for the cross entropy alone.
     """
@@ -126,7 +126,7 @@ def test_digits_with_amp_checkpointing_and_layer_decay(digits, name, args, epoch
 
 
 def test_digits_with_daft_at_two_sizes(digits):
-    """Filters leave 0, their entropy that of a uniform one, and the same weights read larger images."""
+    """Filters move away from 0, whose entropy is the uniform one, and the same weights work on larger images."""
     torch.manual_seed(0)
     model = timm.create_model("daft_conv_test", window=3, num_heads=48, entropy_weight=0.001, **DAFT)
     task = ClassificationTask(model, LabelSmoothingCrossEntropy(0.0))
@@ -167,7 +167,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
-    """Of the second update, with the launcher under torchrun; the regulariser of DAFT-conv counts once."""
+    """Compares the second update, with the launcher under torchrun; the regulariser of DAFT-conv counts once."""
     cases = [("flowformer_hier_test", {"num_classes": 10})]
     cases.append(("daft_conv_test", {"num_classes": 10, "depth": 2, "entropy_weight": 0.5}))
     models = [timm.create_model(name, **arguments) for name, arguments in cases]
@@ -190,6 +190,6 @@ def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
             optimizer.step()
         for name, parameter in model.named_parameters():
             for rank, gradients in enumerate(processes):
-                # β of a filter changes no softmax: its gradients may be mere rounding.
+                # β of a filter does not change the softmax: its gradients may be only rounding errors.
                 actual, expected = gradients[i][name] + 1e-3, parameter.grad + 1e-3
                 assert_close(f"gradient of {name} in process {rank}", actual, expected, 1e-8)

@@ -1,6 +1,6 @@
-"""Each kind of model of ours takes what torch and timm do with a stock vision transformer, or refuses it in words.
+"""Each kind of our models supports what torch and timm do with a stock vision transformer, or refuses with a message.
 
-The table of timm_plugin/README.md has the same rows and columns, and says "yes" where a row works here.
+The table in timm_plugin/README.md has the same rows and columns, and says "yes" if an operation works here.
 """
 
 import copy
@@ -42,7 +42,7 @@ COLUMNS = {
     '`attn_layer="flow"`': [lambda: create_model(STOCK, attn_layer="flow", **VIT)],
     '`replace_attention(vit, "hedgehog")`': [lambda: replace_attention(timm.create_model(STOCK, **VIT), "hedgehog")],
 }
-#: Where the answer is another than "yes": what the refusal says.
+#: If the answer is not "yes": the text of the refusal.
 REFUSED = {
     ("torch.jit.script", "`flash_*`"): "gated attention units; allowed .*torch.compile and torch.export",
     (
@@ -102,7 +102,7 @@ def _quantised(model: nn.Module) -> None:
 
 
 class _Int8(nn.Module):
-    """A linear layer with weights of eight bits, as libraries of weight-only quantisation put in."""
+    """A linear layer with 8-bit weights, as in libraries for weight-only quantisation."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def _of_eight_bits(model: nn.Module) -> None:
 def _hooked(model: nn.Module) -> None:
     called: list[str] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of hooks that are never called
+        warnings.simplefilter("ignore")  # warns about hooks that are never called
         for name, module in model.named_modules():
             module.register_forward_hook(lambda *args, name=name: called.append(name))
             module.register_full_backward_hook(lambda *args, name=name: called.append(f"back {name}"))
@@ -152,7 +152,7 @@ def _per_sample(model: nn.Module) -> None:
     model.zero_grad()
     model(x).square().sum().backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    # All in one: where a window sees every token, the gradient of DAFT-conv's β is 0 but for rounding.
+    # All gradients in one tensor: where a window sees every token, the gradient of DAFT-conv's β is only rounding.
     sums = torch.cat([per_image[name].sum(0).flatten() for name in expected])
     assert_close("gradients", sums, torch.cat([gradient.flatten() for gradient in expected.values()]), 1e-4)
 
@@ -236,7 +236,7 @@ def test_the_readme_has_the_same_table():
 
 
 def test_softmax_has_second_derivatives_where_torch_has_them():
-    """As in a stock model, which is differentiated once through torch's fused kernel."""
+    """Like a stock model, differentiated once through torch's fused kernel."""
     model = _built(lambda: replace_attention(timm.create_model(STOCK, **VIT), "softmax"))
     with sdpa_kernel(SDPBackend.MATH):
         _differentiated_twice(model)

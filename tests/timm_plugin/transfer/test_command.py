@@ -1,4 +1,4 @@
-"""``python -m timm_plugin.transfer``: from a checkpoint to a checkpoint, with interruptions, and what it refuses."""
+"""``python -m timm_plugin.transfer``: from a checkpoint to a checkpoint, with interruptions and refused arguments."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(made, tmp_path, monkeypat
 
 
 def test_mixed_precision(made, tmp_path):
-    """Near to the same, and not the same."""
+    """The result is close to full precision, but not equal."""
     files = [tmp_path / "exact.safetensors", tmp_path / "mixed.safetensors"]
     for file, options in zip(files, ([], ["--amp"])):
         run(made, file, "--lr", "1e-3", *options)
@@ -98,7 +98,7 @@ def test_mixed_precision(made, tmp_path):
 
 
 def test_unfinished_work_is_that_of_one_teacher(made, tmp_path, monkeypatch):
-    """Of its weights, whatever file they are in."""
+    """The teacher is identified by its weights, whatever file they are in."""
     output, weights = tmp_path / "student.pth", tmp_path / "teacher.pth"
     checkpoint = ("--teacher-checkpoint", str(weights))
     weights.write_bytes((made / "teacher.pth").read_bytes())
@@ -112,7 +112,7 @@ def test_unfinished_work_is_that_of_one_teacher(made, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="its teacher has other weights"):
         run(made, output, *checkpoint)
     weights.write_bytes((made / "teacher.pth").read_bytes())
-    run(made, output, *checkpoint)  # nothing is left to learn
+    run(made, output, *checkpoint)  # no parameter is left to learn
     assert output.exists()
 
 
@@ -174,7 +174,7 @@ def test_refusals(made, tmp_path, options, attn, said):
 
 
 def test_several_processes_are_refused(made, tmp_path, monkeypatch):
-    """Each would do all of the work, and write the same file."""
+    """Each process would do all of the work, and write the same file."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="torchrun started 2 processes.*; allowed: .*prepare_distributed"):
         run(made, tmp_path / "student.pth")

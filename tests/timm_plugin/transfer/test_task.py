@@ -1,4 +1,4 @@
-"""Attention transfer: what learns, from what, and what is refused."""
+"""Attention transfer: the parameters that learn, their targets, and refused arguments."""
 
 import copy
 
@@ -79,7 +79,7 @@ def test_a_window_of_all_tokens_is_softmax(teacher, x):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_padding_does_not_count(loss):
-    """The loss of a batch is the mean over the real tokens of its images, as NaFlexViT pads and masks them."""
+    """The loss of a batch is the mean over the real tokens of its images, in NaFlexViT's padding and masks."""
     imitation = AttentionImitation(*layers_of("hedgehog"), loss)
     tokens, real = torch.randn(2, 9, 24), torch.arange(9) < torch.tensor([[9], [4]])
     imitation(tokens, create_attention_mask(real))
@@ -94,9 +94,9 @@ def test_padding_does_not_count(loss):
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", ["hedgehog", "linear"])
 def test_the_losses_and_their_gradients_are_those_of_the_formulas(teacher, x, kind, loss):
-    """1000 times the mean squared error of the heads' outputs, and the KL divergence of weights, of all layers.
+    """1000 times the mean squared error of the heads' outputs, and the KL divergence of weights, over all layers.
 
-    The weights of a student are what its reference gives for the identity as values. Gradients scale with the loss.
+    The student's weights are its reference's output for identity values. Gradients scale with the loss.
     """
     x, task = x[:1], AttentionTransferTask(teacher, kind, loss=loss, learn_projections=kind == "linear")
     learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
@@ -132,7 +132,7 @@ def test_the_losses_and_their_gradients_are_those_of_the_formulas(teacher, x, ki
     + [(kind, "outputs") for kind in ("flow", "linear", "cosformer")],
 )
 def test_what_is_asked_learns_and_the_loss_falls(teacher, x, kind, loss):
-    """New parameters, or of a mechanism without any the projections; the teacher stays, and all else is its own."""
+    """New parameters learn, or the projections if a mechanism has none; the teacher and all else are unchanged."""
     options, before = {"window": 2} if kind == "lolcats" else {}, copied(teacher)
     has_parameters = kind in ("hedgehog", "t2r", "lolcats")
     if not has_parameters:
@@ -166,7 +166,7 @@ def test_a_layer_that_is_called_twice_has_the_mean_of_both_calls():
 
 
 def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
-    """Whatever students below do, the loss of a layer is that of the same layer alone; and the output the teacher's."""
+    """A layer's loss does not depend on the students below it, and the output is the teacher's."""
     task = AttentionTransferTask(teacher, "hedgehog")
     before = task(x)["layer_losses"]
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
     assert alone.layer_names == ("blocks.2.attn",)
     assert_close("the loss of one layer", alone(x)["layer_losses"][0], before[2])
     assert_close("output", after["output"], teacher.eval()(x))
-    task.train()  # a loop of training does it before each epoch; there is no dropout and no stochastic depth
+    task.train()  # training loops do so before each epoch; there is no dropout and no stochastic depth
     task.get_trainable_module().train()
     assert torch.equal(task(x)["layer_losses"], after["layer_losses"])
 
@@ -205,13 +205,13 @@ def test_the_student_has_the_teachers_memory(teacher):
 
 
 def test_no_layer_keeps_its_pass(teacher, x):
-    """What waits for the backward pass is one gradient for each parameter that learns."""
+    """Only one gradient per learning parameter waits for the backward pass."""
     task = AttentionTransferTask(teacher, "hedgehog")
-    loss = task(x)["loss"]  # torch 2.6 frees what a loss keeps that nobody holds
-    kept = loss.grad_fn.saved_tensors
+    loss = task(x)["loss"]  # torch 2.6 frees tensors that a loss saves if nothing else refers to them
+    saved = loss.grad_fn.saved_tensors
     learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
-    assert [tensor.shape for tensor in kept] == [parameter.shape for parameter in learning]
-    assert all(tensor.grad_fn is None for tensor in kept)
+    assert [tensor.shape for tensor in saved] == [parameter.shape for parameter in learning]
+    assert all(tensor.grad_fn is None for tensor in saved)
     with torch.no_grad():
         without = task(x)["loss"]
     assert not without.requires_grad
@@ -230,7 +230,7 @@ def test_accumulation(teacher, x):
 
 
 def test_an_average_is_that_of_the_student(teacher, x):
-    """timm's own would be of the teacher with both attentions in it, which nobody can validate or load."""
+    """timm's own would average the teacher with both attentions in it, which nobody can validate or load."""
     task = AttentionTransferTask(teacher, "hedgehog")
     task.setup_ema(decay=0.75)
     before = copied(task.get_eval_model())
@@ -244,7 +244,7 @@ def test_an_average_is_that_of_the_student(teacher, x):
 
 
 def test_two_processes_one_of_which_has_padding(tmp_path):
-    """Each gets the mean of the gradients of both batches; to start them takes the seconds."""
+    """Each process gets the mean gradient of both batches; starting them takes seconds."""
     in_processes(2, tmp_path, two_processes.save_gradients, str(tmp_path))
     for loss in LOSSES:
         alone = [two_processes.gradients(number, loss) for number in range(2)]
@@ -266,7 +266,7 @@ def test_attention_of_maps_and_of_stages(x):
 def test_refusals(teacher):
     flow = replace_attention(copy.deepcopy(teacher), "flow")
     on_grid = timm.create_model(NAME, class_token=False, global_pool="avg", **SMALL)
-    for model, attention, arguments, said in (
+    for model, attention, arguments, message in (
         (teacher, "softmax", {}, "attention is 'softmax', which the teacher has"),
         (teacher, {"blocks.1": "softmax"}, {}, "at least one other than softmax"),
         (teacher, "hedgehog*2,flow", {}, "'flow' has no parameters of its own"),
@@ -285,7 +285,7 @@ def test_refusals(teacher):
         (timm.create_model("resnet18"), "hedgehog", {}, "ResNet whose attention cannot be replaced"),
         (NAME, "hedgehog", {}, "teacher is 'vit_tiny"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             AttentionTransferTask(model, attention, **arguments)
     softmax, student = layers_of("hedgehog")
     with pytest.raises(ValueError, match="the teacher's attention is 'hedgehog'"):

@@ -1,4 +1,4 @@
-"""The loop of an attention transfer: its options do something, and random numbers differ from epoch to epoch."""
+"""The loop of an attention transfer: its options have an effect, and random numbers differ between epochs."""
 
 import pytest
 import timm
@@ -12,7 +12,7 @@ SMALL = dict(img_size=32, patch_size=8, depth=2, embed_dim=24, num_heads=2, num_
 
 
 class Images(list):
-    """Batches of images that are drawn anew in each epoch."""
+    """Batches of images that are drawn again in each epoch."""
 
     def __iter__(self):
         for size in super().__iter__():
@@ -28,7 +28,7 @@ def make_task() -> AttentionTransferTask:
 
 
 def learned(**settings) -> list[Tensor]:
-    """What a task's parameters are after two updates by ``settings``."""
+    """Parameters of a task after two updates with ``settings``."""
     task = make_task()
     train(task, Images([2, 2]), Settings(epochs=1, **{"opt": "sgd", "lr": 1e-3, **settings}))
     return list(task.own_state().values())
@@ -44,7 +44,7 @@ def test_a_setting_does_something(setting: dict):
 
 
 def test_a_warm_up_begins_lower():
-    """Of two epochs, the first reaches less than without."""
+    """The first of two epochs changes less than without it."""
     start = list(make_task().own_state().values())
     moved = []
     for warmup in (0, 1):
@@ -55,7 +55,7 @@ def test_a_warm_up_begins_lower():
 
 
 def test_the_learning_rate_falls():
-    """Steps of clipped gradients are as long as it says."""
+    """Steps with clipped gradients have the length of the learning rate."""
     task, seen = make_task(), []
 
     class Watched(Images):
@@ -70,7 +70,7 @@ def test_the_learning_rate_falls():
 
 
 def test_each_epoch_has_random_numbers_of_its_own(monkeypatch):
-    """So that augmentations differ, and each epoch can be begun again."""
+    """Augmentations then differ, and each epoch can be repeated."""
     seen, forward = [], AttentionTransferTask.forward
 
     def record(self, images, target=None):

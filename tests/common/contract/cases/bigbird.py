@@ -1,5 +1,5 @@
-"""BigBird: options that matter together."""
+"""BigBird: options that only matter together."""
 
-#: With as many random chunks as a chunk has tokens, nearly all tokens would be seen.
+#: If a chunk had as many random chunks as tokens, nearly all tokens would be seen.
 SMALL = {"random_chunks": 2}
 LONG = {"random_chunks": 2}

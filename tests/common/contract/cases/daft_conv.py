@@ -1,4 +1,4 @@
-"""DAFT-conv: options that matter together."""
+"""DAFT-conv: options that only matter together."""
 
 VARIANTS = {
     "ungated, local": {"query": False, "local_only": True},

@@ -1,4 +1,4 @@
-"""Flow-Attention: options that matter together."""
+"""Flow-Attention: options that only matter together."""
 
 #: Promises that it cannot keep.
 WITHOUT = {"one_mask": "every query takes a part of the flow of every key"}

@@ -1,4 +1,4 @@
-"""The gated delta rule: options that matter together."""
+"""The gated delta rule: options that only matter together."""
 
 _BARE = {"output_norm": "none", "output_gate": "none"}
 VARIANTS = {

@@ -3,6 +3,6 @@
 #: Promises that it cannot keep.
 WITHOUT = {"query_padding": "the queries of real keys are these keys"}
 
-#: Every pair of rounds is compared.
+#: Every pair of hash rounds is compared.
 SMALL = {"rounds": 3}
 LONG = {"rounds": 2}

@@ -1,4 +1,4 @@
-"""Retention: options that matter together."""
+"""Retention: options that only matter together."""
 
 VARIANTS = {
     "bare": {"output_norm": "none", "output_gate": "none"},

@@ -1,4 +1,4 @@
-"""BigBird: who sees whom, the random chunks, and transformers' module beside it."""
+"""BigBird: which tokens see each other, the random chunks, and comparison with transformers' module."""
 
 import copy
 
@@ -47,8 +47,8 @@ def test_random_chunks_are_different_real_and_not_seen_anyway():
     for row, end in enumerate(last.flatten().tolist()):
         for chunk in range(end + 1):
             left = set(range(1, end)) - {chunk - 1, chunk, chunk + 1}
-            found = chosen[row, chunk][valid[row, chunk]].tolist()
-            assert len(found) == len(set(found)) == min(3, len(left)) and set(found) <= left
+            indices = chosen[row, chunk][valid[row, chunk]].tolist()
+            assert len(indices) == len(set(indices)) == min(3, len(left)) and set(indices) <= left
 
 
 def test_random_chunks_are_as_likely_as_each_other():
@@ -76,7 +76,7 @@ def test_each_module_has_random_chunks_of_its_own_and_keeps_them():
 
 
 def test_files_of_version_0_2_held_the_numbers():
-    """They are taken, and kept."""
+    """Loading accepts and keeps these numbers."""
     sizes = {"chunk_size": 2, "random_chunks": 2}
     first, inputs = build_attention("bigbird", **sizes), qkv(40)
     with pytest.warns(UserWarning, match="do not say"):
@@ -98,7 +98,7 @@ def test_memory_is_that_of_the_chunks_that_are_seen():
 
 
 def test_it_is_transformers_big_bird_with_the_same_random_chunks():
-    """Which in evaluation takes the first chunk for each random one, and so counts its keys once more each."""
+    """In evaluation, transformers uses the first chunk for each random one, and so counts its keys repeatedly."""
     transformers = pytest.importorskip("transformers")
     modeling = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
     heads, channels, n, size = 2, 4, 48, 4

@@ -24,8 +24,10 @@ def combiner_inputs(n, **sizes):
 
 def assert_same(out, expected, inputs) -> None:
     assert_close("out", out, expected)
-    found, wanted = (gradients(x + 0 * sum(leaf.sum() for leaf in inputs), inputs) for x in (out, expected))
-    for name, actual, other in zip(NAMES, found, wanted):
+    actual_gradients, expected_gradients = (
+        gradients(x + 0 * sum(leaf.sum() for leaf in inputs), inputs) for x in (out, expected)
+    )
+    for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
         assert_close(f"gradient of {name}", actual, other)
 
 
@@ -74,7 +76,7 @@ def test_one_row_is_causal_softmax_attention():
 
 @needs_newer_than_2_6
 def test_a_compiled_row_that_is_not_full_agrees():
-    """For any length; inductor itself, which read a number of rows of 1 wrongly where it was not known to be 1."""
+    """For any length; inductor itself once misread a number of rows that was 1 but not known to be 1."""
     compiled = torch.compile(combiner_attention, fullgraph=True)
     inputs = [x.detach() for x in combiner_inputs(10, s=16, e=16, dtype=torch.float32)]
     for x in inputs:

@@ -1,4 +1,4 @@
-"""DAFT with every weight written out, and tensors for its tests."""
+"""DAFT with every weight computed explicitly, and tensors for its tests."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from tests.compare import assert_close, gradients
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal numbers, a leaf."""
+    """Normal random numbers, as a leaf."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
@@ -23,14 +23,16 @@ def daft_inputs(
 
 
 def assert_agrees(actual: Tensor, expected: Tensor, leaves: Sequence[Tensor], tolerance: float = 1e-8) -> None:
-    """Outputs and the gradients of ``leaves``."""
+    """Compare outputs and the gradients of ``leaves``."""
     assert_close("out", actual, expected)
-    for leaf, mine, theirs in zip(range(len(leaves)), gradients(actual, leaves), gradients(expected, leaves)):
-        assert_close(f"gradient of leaf {leaf}", mine, theirs, tolerance=tolerance)
+    for leaf, actual_grad, expected_grad in zip(
+        range(len(leaves)), gradients(actual, leaves), gradients(expected, leaves)
+    ):
+        assert_close(f"gradient of leaf {leaf}", actual_grad, expected_grad, tolerance=tolerance)
 
 
 def one_hot_filter(index: Tensor, bias: Tensor, window: Sequence[int]) -> Tensor:
-    """The filter (h, *window) that is ``bias`` at ``index`` of the flattened window and 0 elsewhere."""
+    """The filter (h, *window) with ``bias`` at ``index`` of the flattened window and 0 elsewhere."""
     flat = torch.zeros(len(index), int(torch.tensor(window).prod()), dtype=bias.dtype)
     return flat.scatter(1, index[:, None], bias[:, None]).unflatten(1, tuple(window))
 
@@ -40,12 +42,12 @@ def filter_bias(
 ) -> Tensor:
     """w (h, T, T) of the filter r (h, window) or (h, kh, kw): row t is added to the keys that token t sees."""
     r = r if r.dim() == 3 else r.unsqueeze(1)
-    place = torch.arange(tokens)
-    places = (torch.zeros_like(place), place) if shape is None else (place // shape[1], place % shape[1])
+    indices = torch.arange(tokens)
+    axes = (torch.zeros_like(indices), indices) if shape is None else (indices // shape[1], indices % shape[1])
     centres = (0 if shape is None else r.shape[1] // 2, r.shape[2] - 1 if causal else r.shape[2] // 2)
-    at = [x - x[:, None] + centre for x, centre in zip(places, centres)]  # (T, T) each
-    inside = torch.stack([(i >= 0) & (i < size) for i, size in zip(at, r.shape[1:])]).all(0)
-    down, across = (i.clamp(0, size - 1) for i, size in zip(at, r.shape[1:]))
+    offsets = [x - x[:, None] + centre for x, centre in zip(axes, centres)]  # (T, T) each
+    inside = torch.stack([(i >= 0) & (i < size) for i, size in zip(offsets, r.shape[1:])]).all(0)
+    down, across = (i.clamp(0, size - 1) for i, size in zip(offsets, r.shape[1:]))
     return r[:, down, across].masked_fill(~inside, outside)
 
 
@@ -65,7 +67,7 @@ def written_out(q: Tensor | None, k: Tensor, v: Tensor, w: Tensor, causal: bool)
 
 
 def assert_every_row_is_right(op: Callable[..., Tensor], exact: Callable[..., Tensor], k: Tensor, v: Tensor) -> None:
-    """Each row of ``op(k, v)`` alone is that of ``exact`` in float64, to 1e-3 and the rounding of the dtype."""
+    """Each row of ``op(k, v)`` alone matches ``exact`` in float64, to 1e-3 and the rounding of the dtype."""
     actual, expected = op(k, v).double(), exact(k.double(), v.double())
     error = (actual - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))
     assert error.max() <= {torch.float32: 1e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}[v.dtype]

@@ -1,6 +1,6 @@
-"""DAFT's functions say which argument is wrong, what was given and what is allowed.
+"""DAFT's functions report which argument is wrong, what was given and what is allowed.
 
-The contract has tensors, masks and states of daft_full and daft_conv, which their modules pass on as they are.
+The contract tests tensors, masks and states of daft_full and daft_conv, which their modules pass on unchanged.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.common.refusals import refused
 
 
 def tensors(k_channels=4, **changes):
-    """q, v (2, 9, 4) and k (2, 9, k_channels), but for the tensors given."""
+    """q, v (2, 9, 4) and k (2, 9, k_channels), replaced by ``given`` tensors."""
     return {"q": torch.randn(2, 9, 4), "k": torch.randn(2, 9, k_channels), "v": torch.randn(2, 9, 4), **changes}
 
 
@@ -24,12 +24,12 @@ def conv(r=None, **changes):
 
 
 def select(**changes):
-    given = {"k_channels": 2, "index": torch.tensor([1, 4]), "bias": torch.zeros(2), "window": 5}
-    return daft_select(**tensors(**{**given, **changes}))
+    arguments = {"k_channels": 2, "index": torch.tensor([1, 4]), "bias": torch.zeros(2), "window": 5}
+    return daft_select(**tensors(**{**arguments, **changes}))
 
 
 IMAGE = {"spatial_shape": (3, 3)}
-#: By name: a function, changes of its arguments, the argument, what the message says it is, what is allowed.
+#: Name -> (function, changed arguments, wrong argument, given value in the message, allowed value).
 WRONG = {
     "q of four dimensions": (select, {"q": torch.randn(2, 1, 9, 4)}, "q", "(2, 1, 9, 4)", "(B, tokens, channels)"),
     "q of fewer tokens": (conv, {"q": torch.randn(2, 8, 4)}, "q", "(2, 8, 4)", "(2, 9, 4)"),
@@ -67,8 +67,8 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit(case):
-    call, change, argument, given, allowed = WRONG[case]
-    with refused(argument, given, allowed):
+    call, change, argument, shown, allowed = WRONG[case]
+    with refused(argument, shown, allowed):
         call(**change)
 
 

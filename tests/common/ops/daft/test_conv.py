@@ -21,8 +21,8 @@ from tests.common.ops.daft.formulas import (
 from tests.compare import assert_close, gradients
 
 locality = pytest.mark.parametrize("local_only", [False, True], ids=["global", "local"])
-#: Whether it is causal, and how that is computed: convolved at once or, where more than the window is seen and the
-#: window times the channels of a head is above 256, in blocks.
+#: Whether it is causal, and how that is computed: convolved at once or, if a token sees more than the window and the
+#: window times the channels of a head exceeds 256, in blocks.
 MODES = ("full", "convolved", "blocked")
 modes = pytest.mark.parametrize("mode", MODES)
 ways = pytest.mark.parametrize(
@@ -31,7 +31,7 @@ ways = pytest.mark.parametrize(
 
 
 def inputs_for(mode: str, tokens: int, heads: int, window: int, **options) -> list[torch.Tensor]:
-    """q, k and v with as many channels as the way of computing them needs."""
+    """q, k and v with the number of channels that selects the computation."""
     channels = heads * (256 // window + 1) if mode == "blocked" else 4
     return daft_inputs(tokens, heads, channels=channels, **options)
 
@@ -50,7 +50,7 @@ def test_forward_and_gradients(heads, window, side, mode, local_only):
 @pytest.mark.parametrize("window", [(3, 3), (5, 1), (1, 5), (3, 7), (11, 11)], ids=str)
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_images(side, window, local_only):
-    """Rasters that are not square, under filters smaller and larger than they are; padding keeps its place."""
+    """Images that are not square, with filters smaller and larger than they are; padding keeps its position."""
     for shape in ((3, 4), (6, 2), (1, 12)):
         inputs, r = daft_inputs(12, 2), normal(2, *window, seed=3)
         options = {"spatial_shape": shape, "key_padding_mask": padding(side, 2, 12), "local_only": local_only}
@@ -72,7 +72,7 @@ def test_a_sequence_is_an_image_of_one_row():
 )
 @hypothesis.settings(max_examples=120)
 def test_any_length_heads_and_window(tokens, window, heads, mode, side, local_only):
-    """Against every weight written out, row by row without the padding."""
+    """Compared with explicit weights, row by row without the padding."""
     causal = mode != "full"
     window += 0 if causal else 1 - window % 2
     inputs, r = inputs_for(mode, tokens, heads, window), normal(heads, window, seed=3)
@@ -106,16 +106,19 @@ def test_any_image_and_window(shape, window, heads, local_only):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("largest", "spread"), [(100.0, 1.0), (1.0, 50.0), (100.0, 50.0)])
 def test_large_keys_and_biases(largest, spread, dtype, mode, local_only):
-    """Each row is right, also where it sees small keys and large ones come later, or the largest have small biases."""
+    """Each row is right even if large keys follow its small ones, or the largest keys have small biases."""
     tokens, window, causal = 90, 35, mode != "full"
     uniform = torch.rand(tokens, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    place = torch.arange(tokens)
-    rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 45, place >= 45, place % 7 == 3, place == 40)]
-    rows.append((place == 40).float())
+    positions = torch.arange(tokens)
+    rows = [
+        torch.where(chosen, 1.0, -1.0)
+        for chosen in (positions < 45, positions >= 45, positions % 7 == 3, positions == 40)
+    ]
+    rows.append((positions == 40).float())
     v = inputs_for(mode, tokens, 4, window, batch=1, dtype=dtype)[2].detach()
     outside = -math.inf if local_only else 0.0
     low = torch.full((window,), -1.0)
-    filters = [low, low.index_fill(0, place[2:window:5], 1.0), low.index_fill(0, place[17:window], 1.0)]
+    filters = [low, low.index_fill(0, positions[2:window:5], 1.0), low.index_fill(0, positions[17:window], 1.0)]
     for keys in (uniform[None], *(x[None, :, None].expand(1, tokens, 4) for x in rows)):
         for bias in (uniform[:window].T, *(x.expand(4, -1) for x in filters)):
             k, r = (keys * largest).to(dtype), (bias * spread).to(dtype)
@@ -130,7 +133,7 @@ def test_large_keys_and_biases(largest, spread, dtype, mode, local_only):
 
 @modes
 def test_a_filter_may_blot_out_its_window(mode):
-    """-1000 for every place: what is left is the mean over the tokens outside, where there are any."""
+    """-1000 at every entry leaves the mean over the tokens outside, if there are any."""
     inputs, r = inputs_for(mode, 37, 2, 9), torch.full((2, 9), -1000.0, dtype=torch.float64)
     options = {"causal": mode != "full"}
     out = daft_conv(*inputs, r, **options)
@@ -140,7 +143,7 @@ def test_a_filter_may_blot_out_its_window(mode):
 
 @pytest.mark.parametrize("mode", ["full", "blocked"])
 def test_a_filter_of_one_number_over_all_cancels(mode):
-    """Nothing is outside of the window then, and nothing must not outweigh what is inside."""
+    """No token is outside of the window then, and the empty outside must not outweigh the inside."""
     inputs, r = inputs_for(mode, 13, 2, 27, dtype=torch.float32), torch.zeros(2, 27)
     options = {"causal": mode != "full"}
     expected = daft_conv(*inputs, r, **options)
@@ -151,7 +154,7 @@ def test_a_filter_of_one_number_over_all_cancels(mode):
 @ways
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_a_constant_added_to_all_keys_cancels(side, mode, local_only):
-    """Also beside padding, whose keys are none to be relative to."""
+    """Padding is included, since its keys must not serve as the reference."""
     (q, k, v), r = inputs_for(mode, 37, 2, 9), normal(2, 9, seed=3)
     options = {"causal": mode != "full", "local_only": local_only, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_conv(q, k, v, r, **options)
@@ -162,7 +165,7 @@ def test_a_constant_added_to_all_keys_cancels(side, mode, local_only):
 @locality
 @pytest.mark.parametrize("spread", [1.0, 50.0])
 def test_large_keys_and_biases_of_images(spread, local_only):
-    """One pixel far above all others, under filters that take most of it away."""
+    """One pixel far above all others, under filters that cancel most of it."""
     keys = torch.full((1, 42, 4), -100.0)
     keys[:, 17] = 100.0
     v, r = normal(1, 42, 4, dtype=torch.float32).detach(), torch.full((4, 3, 5), -spread)
@@ -179,16 +182,16 @@ def test_large_keys_and_biases_of_images(spread, local_only):
 @modes
 @pytest.mark.parametrize("below", [100.0, 105.0, 110.0])
 def test_gradients_where_all_outside_of_a_window_weighs_nearly_nothing(below, mode):
-    """One key so far above the others that their exponentials are at the end of float32, and large values."""
+    """One key is so far above the others that their exponentials reach the limits of float32, with large values."""
     (q, k, v), r = inputs_for(mode, 30, 2, 9), normal(2, 9, seed=3)
     high = (torch.arange(30) == 12).unsqueeze(1)  # (T, 1)
     k = torch.where(high, k, k - below)
-    found = []
+    results = []
     for dtype in (torch.float32, torch.float64):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, 1000.0 * v, r)]
-        found.append(gradients(daft_conv(*leaves, causal=mode != "full"), leaves))
-    assert all(torch.isfinite(gradient).all() for gradient in found[0])
-    assert_close("gradient of v", found[0][2], found[1][2].float())
+        results.append(gradients(daft_conv(*leaves, causal=mode != "full"), leaves))
+    assert all(torch.isfinite(gradient).all() for gradient in results[0])
+    assert_close("gradient of v", results[0][2], results[1][2].float())
 
 
 @ways

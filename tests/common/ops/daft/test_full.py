@@ -1,4 +1,4 @@
-"""DAFT-full equals equations 5 and 6, whatever the size of keys and biases, and makes no T x T x d tensor."""
+"""DAFT-full equals equations 5 and 6, whatever the size of keys and biases, and creates no T x T x d tensor."""
 
 import hypothesis
 import pytest
@@ -28,7 +28,7 @@ def daft_full_inputs(tokens, **options):
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 @pytest.mark.parametrize("tokens", [1, 8, 31])
 def test_forward_and_gradients(tokens, side, causal):
-    """w longer than the input, as a matrix and as its factors; with and without the gate."""
+    """w longer than the input, as a matrix and as factors; with and without the gate."""
     inputs, mask = daft_full_inputs(tokens), padding(side, 2, tokens)
     options = {"causal": causal, "key_padding_mask": mask}
     matrix, factors = normal(tokens + 2, tokens + 2, seed=3), (normal(tokens + 2, 3), normal(tokens + 2, 3, seed=4))
@@ -42,7 +42,7 @@ def test_forward_and_gradients(tokens, side, causal):
 @hypothesis.given(tokens=st.integers(1, 70), extra=st.integers(0, 3), causal=st.booleans(), side=st.sampled_from(SIDES))
 @hypothesis.settings(max_examples=40)
 def test_any_length(tokens, extra, causal, side):
-    """Against every weight written out, row by row without the padding."""
+    """Compared with explicit weights, row by row without the padding."""
     inputs, w, mask = daft_full_inputs(tokens), normal(tokens + extra, tokens + extra, seed=3), padding(side, 2, tokens)
     out = daft_full(*inputs, w, causal=causal, key_padding_mask=mask)
     for b in range(2):
@@ -57,7 +57,7 @@ def test_any_length(tokens, extra, causal, side):
 @causality
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_constants_added_to_all_keys_and_to_a_row_of_biases_cancel(side, causal):
-    """Also beside padding, whose keys are none to be relative to."""
+    """Padding is included, since its keys must not serve as the reference."""
     (q, k, v), w = daft_full_inputs(37), normal(37, 37, seed=3)
     options = {"causal": causal, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_full(q, k, v, w, **options)
@@ -94,7 +94,7 @@ RANGES = ("large key first", "both wide", "huge biases", "largest floats", "huge
 
 
 def wide_inputs(kind):
-    """q, k, v (1, T, d) and w (T, T) in float32; keys of at most 100 where not said otherwise."""
+    """q, k, v (1, T, d) and w (T, T) in float32; keys of at most 100 unless stated otherwise."""
     draw = torch.Generator().manual_seed(5)
 
     def normal(*shape):
@@ -111,13 +111,13 @@ def wide_inputs(kind):
         k, w = (100.0 * k).clamp(-100.0, 100.0), 1e6 * normal(TOKENS, TOKENS)
     elif kind == "largest floats":
         k, w = (100.0 * k).clamp(-100.0, 100.0), 3.4e38 * normal(TOKENS, TOKENS).sign()
-    else:  # a constant that float32 cannot add to a key without rounding it
+    else:  # a constant that float32 cannot add to a key without rounding the key
         w = torch.full((TOKENS, TOKENS), 1e8)
     return [x.requires_grad_() for x in (q, k, v, w)]
 
 
 def exact_inputs(inputs, kind):
-    """The same in float64, with biases that mean the same where that could not add a key to them either."""
+    """Copies in float64, with equivalent biases if float64 cannot add the given ones to a key either."""
     q, k, v, w = (x.detach().double() for x in inputs)
     w = 1e6 * w.sign() if kind == "largest floats" else w
     return [x.requires_grad_() for x in (q, k, v, w)]
@@ -127,7 +127,7 @@ def exact_inputs(inputs, kind):
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_any_range_of_keys_and_biases(causal, side, kind):
-    """The output and all gradients are finite, and those of float64."""
+    """The output and all gradients are finite and match float64."""
     inputs, mask = wide_inputs(kind), padding(side, 1, TOKENS)
     exact = exact_inputs(inputs, kind)
     out = daft_full(*inputs, causal=causal, key_padding_mask=mask)

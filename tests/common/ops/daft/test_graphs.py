@@ -1,6 +1,6 @@
-"""DAFT's functions under torch.export and torch.compile give the numbers they give without.
+"""DAFT's functions give the same results under torch.export and torch.compile as in eager mode.
 
-The contract has their modules, and TorchScript with every option.
+The contract tests their modules, and TorchScript with every option.
 """
 
 import pytest
@@ -26,7 +26,7 @@ images = pytest.mark.parametrize("name", IMAGES)
 
 
 class _Image(nn.Module):
-    """Of k (B, h, H, W) and v (B, d, H, W), whose size the traced graph must not fix."""
+    """Images k (B, h, H, W) and v (B, d, H, W), whose size must stay dynamic in the traced graph."""
 
     def __init__(self, function):
         super().__init__()
@@ -51,7 +51,7 @@ def test_export_with_dynamic_images(name):
 
 
 def test_causal_daft_full_has_few_graphs_for_many_lengths():
-    """One for lengths of 49 to 64, one for 33 to 48, one for 9 to 16, one up to 8."""
+    """One graph for lengths of 49 to 64, one for 33 to 48, one for 9 to 16, one up to 8."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
 
@@ -71,7 +71,7 @@ def test_causal_daft_full_has_few_graphs_for_many_lengths():
 
 
 def test_the_blocked_form_compiles_to_one_graph():
-    """64 channels per head and a window of 40, which is beyond what is convolved directly."""
+    """64 channels per head and a window of 40, too large for direct convolution."""
     torch._dynamo.reset()
     inputs, r = daft_inputs(70, 2, channels=128), normal(2, 40, seed=3)
 

@@ -1,4 +1,4 @@
-"""A selection is DAFT-conv under a filter of one entry per head, by indexing and without a convolution."""
+"""A selection equals DAFT-conv under a filter with one entry per head, by indexing and without a convolution."""
 
 import hypothesis
 import pytest
@@ -28,7 +28,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 @pytest.mark.parametrize("window", [1, 5, 61])
 def test_sequences(window, side, causal):
-    """Each place of the window in turn, the first and the last included; forward and gradients, that of bias too."""
+    """Each entry of the window in turn, including the first and last; forward and gradients, including the bias."""
     options = {"causal": causal, "key_padding_mask": padding(side, 2, 17)}
     for first in {0, window // 2, window - 1}:
         index, bias, inputs = torch.tensor([first, (first + 7) % window]), normal(2, seed=3), daft_inputs(17, 2)
@@ -39,7 +39,7 @@ def test_sequences(window, side, causal):
 @pytest.mark.parametrize("window", [(1, 1), (3, 5), (11, 11)], ids=str)
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_images(side, window):
-    """Each place of a small window, and of one larger than the image a few; without the gate too."""
+    """Each entry of a small window, and a few of one larger than the image; also without the gate."""
     entries = window[0] * window[1]
     for shape in ((3, 4), (6, 2)):
         options = {"spatial_shape": shape, "key_padding_mask": padding(side, 2, 12)}
@@ -74,10 +74,13 @@ def test_any_length_heads_and_window(tokens, window, heads, causal, side, seed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("bias", [50.0, -50.0])
 def test_large_keys_and_biases(bias, dtype, causal):
-    """The neighbour may be the largest key by far with a bias that takes it away, or the smallest and be raised."""
-    place = torch.arange(60)
-    rows = [torch.where(chosen, 1.0, -1.0) for chosen in (place < 30, place >= 30, place % 7 == 3, place == 20)]
-    rows.append((place == 20) * 0.4)  # less above the others than a bias of -50 takes away
+    """The neighbour may be by far the largest key with a bias that cancels it, or the smallest and be raised."""
+    positions = torch.arange(60)
+    rows = [
+        torch.where(chosen, 1.0, -1.0)
+        for chosen in (positions < 30, positions >= 30, positions % 7 == 3, positions == 20)
+    ]
+    rows.append((positions == 20) * 0.4)  # less above the others than a bias of -50 subtracts
     index, biases = torch.tensor([0, 3, 6, 8]), torch.full((4,), bias).to(dtype)
     w = filter_bias(one_hot_filter(index, biases.double(), (9,)), 60, causal)
     v = normal(1, 60, 4, dtype=dtype).detach()
@@ -93,7 +96,7 @@ def test_large_keys_and_biases(bias, dtype, causal):
 @causality
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_a_constant_added_to_all_keys_cancels(side, causal):
-    """Also beside padding, whose keys are none to be relative to."""
+    """Padding is included, since its keys must not serve as the reference."""
     (q, k, v), bias, index = daft_inputs(37, 2), normal(2, seed=3), torch.tensor([1, 4])
     options = {"window": 5, "causal": causal, "key_padding_mask": padding(side, 2, 37)}
     expected = daft_select(q, k, v, index, bias, **options)
@@ -110,7 +113,7 @@ def test_gradcheck(causal):
 
 
 class _Operators(TorchDispatchMode):
-    """The names of all operators that run inside of it."""
+    """Records the names of all operators that run inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,12 +132,12 @@ def test_it_indexes_instead_of_convolving():
         assert "aten::gather" in seen.names and "aten::convolution" not in seen.names
     with _Operators() as seen:
         daft_conv(*inputs, one_hot_filter(index, bias, (5,)))
-    assert "aten::convolution" in seen.names  # the watch sees one
+    assert "aten::convolution" in seen.names  # the recorder sees one
 
 
 @causality
 def test_memory_is_proportional_to_the_length(causal):
-    """h = 4, d = 32 and a window far wider than that: no tensor has an entry for each of its places."""
+    """h = 4, d = 32 and a far wider window: no tensor has an entry for each entry of the window."""
     bias, index = normal(4, seed=3, dtype=torch.float32), torch.tensor([0, 100, 128, 256])
     for tokens in (500, 2000):
         inputs = daft_inputs(tokens, 4, batch=1, channels=32, dtype=torch.float32)

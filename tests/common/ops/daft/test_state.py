@@ -1,4 +1,4 @@
-"""DAFT continued from its state equals DAFT of the whole sequence, in any cuts, with padding on any side."""
+"""DAFT continued from its state equals DAFT of the whole sequence, however it is cut, with padding on any side."""
 
 import functools
 
@@ -52,16 +52,16 @@ def test_any_pieces_give_the_whole_and_one_state(name, pieces, side, window, gat
     assert state.keys() == whole.keys()
     for entry, tensor in whole.items():
         if tensor.is_floating_point():
-            # The mean of nothing, whose weight is that of nothing, may be any number.
-            some = (whole["log_weight"] > -1e30).unsqueeze(-1) if entry == "mean" else torch.ones(())
-            assert_close(entry, state[entry] * some, tensor * some)
+            # A mean over no tokens has no weight, and may be any number.
+            factor = (whole["log_weight"] > -1e30).unsqueeze(-1) if entry == "mean" else torch.ones(())
+            assert_close(entry, state[entry] * factor, tensor * factor)
         else:
             assert torch.equal(state[entry], tensor)
 
 
 @pytest.mark.parametrize("cuts", [range(21), [0, 20], [0, 13, 20]], ids=["steps", "whole", "mixed"])
 def test_a_window_alone_remembers_nothing_before_it(cuts):
-    """The two sums stay those of no token, and what has left the window changes nothing that follows."""
+    """The two sums stay empty, and tokens that have left the window change no later output."""
     op, inputs, r = OPS["local"][0], [x.detach() for x in daft_inputs(20)], normal(4, 6).detach()
     _, state = in_pieces(op, inputs, r, None, list(cuts))
     _, empty = in_pieces(op, [x[:, :1] for x in inputs], r, None, [0, 1])
@@ -75,7 +75,7 @@ def test_a_window_alone_remembers_nothing_before_it(cuts):
 @names
 @pytest.mark.parametrize("mode", ["steps", "pieces"])
 def test_large_keys_and_biases(mode, name):
-    """In float32, keys of ±100 beside biases of ±50; small keys before large ones and after them."""
+    """In float32, keys of ±100 with biases of ±50; small keys before and after large ones."""
     op, tokens = OPS[name][0], 60
     signs = torch.where(torch.arange(tokens) // 7 % 2 == 0, 1.0, -1.0)
     v = normal(1, tokens, 4, dtype=torch.float32).detach()
@@ -93,7 +93,7 @@ def test_large_keys_and_biases(mode, name):
 
 
 def test_a_step_of_daft_full_forms_one_row_of_its_bias():
-    """Its matrix products grow with the tokens seen, not with their square."""
+    """Matrix products grow with the tokens seen, not with their square."""
     w, products = (normal(200, 6, seed=3), normal(200, 6, seed=4)), []
     for seen in (50, 100):
         _, state = daft_full(*daft_inputs(seen, 4), w, causal=True, return_state=True)

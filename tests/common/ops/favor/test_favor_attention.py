@@ -1,4 +1,4 @@
-"""FAVOR+ beyond the contract: what it estimates, its directions, extreme inputs, and performer-pytorch beside it."""
+"""FAVOR+ beyond the contract: its estimate, its directions, extreme inputs, and comparison with performer-pytorch."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def error(q, k, v, directions, causal: bool) -> float:
-    """How far attention with ``directions`` is from softmax attention, relative to that."""
+    """Relative error of attention with ``directions`` against softmax attention."""
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     out = favor_attention(q, k, v, directions.to(q.dtype), causal=causal)
     return ((out - expected).norm() / expected.norm()).item()
 
 
 def by_logarithms(q, k, v, directions):
-    """The paper's formula with logarithms of all weights, whose features may be too large for float64."""
+    """The paper's formula from logarithms of all weights, since its features may be too large for float64."""
     q, k = (x * x.shape[-1] ** -0.25 for x in (q, k))
     of_queries, of_keys = (x @ directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
     weights = (of_queries.unsqueeze(3) + of_keys.unsqueeze(2)).logsumexp(-1)  # (B, H, n, m)
@@ -35,7 +35,7 @@ def by_logarithms(q, k, v, directions):
 
 @causality
 def test_it_estimates_softmax_attention(causal):
-    """Sixteen times the directions, a quarter of the error."""
+    """Sixteen times as many directions give a quarter of the error."""
     with torch.no_grad():
         inputs = qkv(23, d=8, e=4, scale=0.4)
         few, many = (error(*inputs, draw_directions(r, 8, "gaussian", seeded()), causal) for r in (512, 8192))
@@ -43,7 +43,7 @@ def test_it_estimates_softmax_attention(causal):
 
 
 def test_orthogonal_directions_have_the_smaller_error():
-    """Theorem 2 of the paper, on the mean of many draws of eight directions each."""
+    """Theorem 2 of the paper, averaged over many draws of eight directions each."""
     with torch.no_grad():
         inputs, generator = qkv(9, d=8, e=4, scale=0.7), seeded(1)
         orthogonal = [error(*inputs, draw_directions(8, 8, "gaussian", generator), False) for _ in range(300)]
@@ -58,13 +58,13 @@ def test_directions_are_orthogonal_in_blocks(lengths):
         products = block @ block.T
         assert_close("products", products, torch.diag(products.diagonal()), 1e-6)
     squares = draw_directions(4000, 4, lengths, seeded()).square().sum(1)
-    # A squared length has mean d, and as a Gaussian vector's the variance 2d.
+    # A squared length has mean d and variance 2d, the variance for a Gaussian vector.
     assert abs(squares.mean() - 4.0) < 0.2 and abs(squares.var() - (8.0 if lengths == "gaussian" else 0.0)) < 1.0
 
 
 @causality
 def test_large_keys_and_queries_stay_finite_and_leave_the_past_alone(causal):
-    """Features of the authors' code would overflow here, or an earlier token lose its own to a later one."""
+    """The authors' features would overflow here, or an earlier token's own key would be lost to a later one."""
     directions = draw_directions(16, 8, "gaussian", seeded())
     q, k, v = (x.detach() for x in qkv(20, d=8, dtype=torch.float32, scale=1.0))
     before = favor_attention(q, k, v, directions, causal=causal)
@@ -79,7 +79,7 @@ def test_large_keys_and_queries_stay_finite_and_leave_the_past_alone(causal):
 @causality
 @pytest.mark.parametrize("scale", [10.0, 15.0, 20.0, 30.0, 60.0])
 def test_queries_far_from_all_keys_have_finite_gradients(causal, scale):
-    """The weights of all their keys are down to nothing beside the largest, and gradients divide by them."""
+    """The weights of all their keys are negligible relative to the largest, and gradients divide by them."""
     directions, generator = draw_directions(64, 16, "gaussian", seeded()), seeded(1)
     for _ in range(10):
         q, k, v = (torch.randn(1, 2, 9, 16, generator=generator) for _ in range(3))
@@ -93,7 +93,7 @@ def test_queries_far_from_all_keys_have_finite_gradients(causal, scale):
 
 
 def test_training_draws_directions_again_every_so_many_passes():
-    """Those of evaluation stay, so that averages of weights are of one set of directions."""
+    """Evaluation keeps its directions, so that averaged weights share one set of directions."""
     module = build_attention("favor", head_dim=4, features=6, redraw=3).train()
     inputs, before = qkv(5, d=4, dtype=torch.float32), module.directions.clone()
     trained = [module(*inputs) for _ in range(7)]
@@ -108,17 +108,17 @@ def test_training_draws_directions_again_every_so_many_passes():
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
-    """With new directions in every pass, gradients are those of the same passes without checkpointing."""
-    found = []
+    """With new directions in every pass, gradients equal those of the same passes without checkpointing."""
+    results = []
     for wrapped in (False, True):
         torch.manual_seed(2)
         module = build_attention("favor", head_dim=4, features=6, redraw=1).train()
         inputs = qkv(5, d=4, dtype=torch.float32)
         for _ in range(2):
             out = checkpoint(module, *inputs, use_reentrant=use_reentrant) if wrapped else module(*inputs)
-            out.square().sum().backward()  # reentrant checkpointing supports nothing else
-        found.append([x.grad for x in inputs])
-    for plain, repeated in zip(*found):
+            out.square().sum().backward()  # reentrant checkpointing supports only this
+        results.append([x.grad for x in inputs])
+    for plain, repeated in zip(*results):
         assert_close("gradient", repeated, plain)
 
 
@@ -144,7 +144,7 @@ def test_the_kernel_is_that_of_performer_pytorch_without_its_epsilon(performer):
 
 
 def test_causal_performer_pytorch_depends_on_the_future(performer):
-    """Its stabiliser of keys is a maximum over all positions, relative to which it adds its epsilon; ours has none."""
+    """performer-pytorch's key stabiliser is a maximum over all positions and scales its epsilon; ours has none."""
     q, k, v = (x.detach() for x in qkv(12, d=8, e=8, dtype=torch.float32))
     module = performer.FastAttention(8, nb_features=16, causal=True)
     later = k.clone()
@@ -159,5 +159,5 @@ def test_causal_performer_pytorch_depends_on_the_future(performer):
     def ours(keys):
         return favor_attention(q, keys, v, module.projection_matrix, causal=True)
 
-    leak, own = ((f(later) - f(k))[:, :, :6].norm() / f(k)[:, :, :6].norm() for f in (theirs, ours))
-    assert leak > 1e-3 and own < 1e-6
+    leak, our_leak = ((f(later) - f(k))[:, :, :6].norm() / f(k)[:, :, :6].norm() for f in (theirs, ours))
+    assert leak > 1e-3 and our_leak < 1e-6

@@ -1,4 +1,4 @@
-"""Causal Flow-Attention in blocks with a backward pass by hand, against the same chunks differentiated by torch."""
+"""Causal Flow-Attention in blocks with a manual backward pass, against autograd through the same chunks."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ OPTIONS = [
 STATE = ("sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming", "log_competition", "log_allocation", "sum_kv")
 
 
-#: A block of 2**17 numbers is four chunks of one row: for each row a block and a shorter rest.
+#: A block of 2**17 numbers is four chunks of one row, so each row has a block and a shorter remainder.
 CHUNK_SIZE = 64
 
 
@@ -38,10 +38,10 @@ def a_state(inputs, options):
 
 
 def check_output_state_and_all_gradients(inputs, mask, options, state):
-    """Of blocks, against one graph of all chunks."""
-    found, grads = outcome(causal_attention_in_blocks, inputs, mask, options, state)
+    """Compare blocks with one graph of all chunks."""
+    outputs, grads = outcome(causal_attention_in_blocks, inputs, mask, options, state)
     expected, wanted = outcome(attention_in_chunks, inputs, mask, options, state)
-    for actual, reference in zip(found, expected):
+    for actual, reference in zip(outputs, expected):
         assert_close("a result", actual.double(), reference.double())
     for name, actual, reference in zip(("q", "k", "v", *STATE), grads, wanted):
         reference = torch.zeros_like(actual) if reference is None else reference
@@ -52,10 +52,10 @@ def outcome(form, inputs, mask, options, state):
     """Output, new state, and the gradients of a loss of both with respect to the inputs and the old state."""
     out, after = form(CausalInputs(*inputs, mask, options, CHUNK_SIZE, state))
     used = [out, *(after[name] for name in STATE)]
-    given = [*inputs, *(() if state is None else (state[name] for name in STATE))]
+    leaves = [*inputs, *(() if state is None else (state[name] for name in STATE))]
     draw = torch.Generator().manual_seed(3)
     loss = sum((x * torch.randn(x.shape, generator=draw, dtype=x.dtype)).sum() for x in used)
-    return [*used, after["count"]], torch.autograd.grad(loss, given, allow_unused=True)
+    return [*used, after["count"]], torch.autograd.grad(loss, leaves, allow_unused=True)
 
 
 @pytest.mark.parametrize("side, options", list(zip(["none", "left", "right", "holes", "all"], OPTIONS)), ids=str)
@@ -86,37 +86,37 @@ def test_a_backward_pass_under_autocast_is_not_in_half_precision():
 
 @pytest.mark.parametrize("n, lengths", [(40, [40]), (300, [256, 44]), (449, [448, 1]), (600, [320, 256, 24])])
 def test_blocks_are_of_whole_chunks_and_none_is_short(n, lengths, monkeypatch):
-    """A short block takes almost as many calls as a long one."""
-    found, form = [], causal.causal_flow
+    """A short block needs almost as many calls as a long one."""
+    lengths_seen, form = [], causal.causal_flow
 
     def watched(features, *others):
-        found.append(features[0, 0, 0, ..., 0].numel())
+        lengths_seen.append(features[0, 0, 0, ..., 0].numel())
         return form(features, *others)
 
     monkeypatch.setattr(causal, "causal_flow", watched)
     flow_attention(*(x.detach() for x in several_blocks(n, batch=1)), causal=True)
-    assert found == lengths
+    assert lengths_seen == lengths
 
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (1, 8), (2, 8), (1, 12)])
 def test_beside_inputs_and_output_flows_and_a_matrix_for_256_tokens_are_kept(batch, heads):
-    """However many rows and heads there are; 14 numbers for each token and head, and vectors of 64 for each block."""
-    kept, n = [], 2048
+    """Independent of the number of rows and heads: 14 numbers per token and head, and 64-vectors per block."""
+    saved, n = [], 2048
     inputs = qkv(n, batch=batch, heads=heads, d=64, e=64, dtype=torch.float32)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         out = flow_attention(*inputs, causal=True)
-    known = {x.data_ptr() for x in (*inputs, out)}
-    assert known <= {x.data_ptr() for x in kept}
-    others = storage_bytes([x for x in kept if x.data_ptr() not in known])
+    addresses = {x.data_ptr() for x in (*inputs, out)}
+    assert addresses <= {x.data_ptr() for x in saved}
+    others = storage_bytes([x for x in saved if x.data_ptr() not in addresses])
     assert 0 < others <= 4 * batch * heads * (14 * n + n // 256 * 64 * (64 + 5))
 
 
 def test_nothing_is_kept_where_no_gradient_is_needed():
-    kept = []
+    saved = []
     inputs = [x.detach() for x in several_blocks()]
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         out = flow_attention(*inputs, causal=True)
-    assert not kept and out.grad_fn is None
+    assert not saved and out.grad_fn is None
 
 
 def test_the_backward_pass_does_not_form_flows_again(monkeypatch):
@@ -144,7 +144,7 @@ def test_what_was_changed_in_place_is_noticed(changed):
 
 @pytest.mark.parametrize(("length", "bound"), [(128, 3.5), (300, 3), (1000, 1.2)])
 def test_memory_of_both_passes_beyond_that_of_the_inputs(length, bound):
-    """And beyond output and gradients: that of a block, and some numbers for each token and head."""
+    """Beyond output and gradients, only the memory of a block and some numbers per token and head is used."""
     inputs = qkv(length, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.ones(1, 8, length, 64)
 
@@ -157,16 +157,16 @@ def test_memory_of_both_passes_beyond_that_of_the_inputs(length, bound):
 
 
 def test_another_number_of_threads_in_the_backward_pass():
-    """A block has so many numbers for each thread, and must be that of the forward pass."""
+    """The block size depends on the number of threads, and must be that of the forward pass."""
     inputs, threads = several_blocks(), torch.get_num_threads()
     out = flow_attention(*inputs, causal=True)
     expected = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
     torch.set_num_threads(threads + 1)
     try:
-        found = torch.autograd.grad(out.square().sum(), inputs)
+        actual_gradients = torch.autograd.grad(out.square().sum(), inputs)
     finally:
         torch.set_num_threads(threads)
-    for name, actual, wanted in zip("qkv", found, expected):
+    for name, actual, wanted in zip("qkv", actual_gradients, expected):
         assert_close(f"gradient of {name}", actual, wanted, 1e-12)
 
 
@@ -176,5 +176,5 @@ def test_batches_of_gradients():
     grads = torch.randn(3, *out.shape, dtype=out.dtype)
     batched = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, retain_graph=True)
     for i, grad in enumerate(grads):
-        for name, found, expected in zip("qkv", batched, torch.autograd.grad(out, inputs, grad, retain_graph=True)):
-            assert_close(f"gradient of {name}", found[i], expected)
+        for name, actual, expected in zip("qkv", batched, torch.autograd.grad(out, inputs, grad, retain_graph=True)):
+            assert_close(f"gradient of {name}", actual[i], expected)

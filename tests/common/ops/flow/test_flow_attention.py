@@ -1,4 +1,4 @@
-"""Every form of Flow-Attention against its literal reference, forward and in gradients, and its mathematics."""
+"""Every form of Flow-Attention against its literal reference, forward and in gradients, and its identities."""
 
 import math
 
@@ -25,11 +25,11 @@ def assert_agrees(inputs, tolerance=None, **options) -> None:
         assert_close("out", out, expected.to(out.dtype))
     else:
         assert_close("out", out, expected, tolerance)
-    found, wanted = gradients(out, inputs), gradients(expected, exact)
-    largest = max(reference.norm() for reference in wanted)
-    for name, actual, reference in zip("qkv", found, wanted):
+    actual_gradients, expected_gradients = gradients(out, inputs), gradients(expected, exact)
+    largest = max(reference.norm() for reference in expected_gradients)
+    for name, actual, reference in zip("qkv", actual_gradients, expected_gradients):
         if reference.norm() < 1e-12 * largest:
-            # A single token has weight sigmoid(1) whatever q and k are: what is left of their gradients is rounding.
+            # A single token has weight sigmoid(1) for any q and k, so their gradients are only rounding errors.
             assert actual.norm() < 1e-12 * largest, f"gradient of {name}"
         else:
             assert_close(f"gradient of {name}", actual, reference.to(out.dtype), tolerance)
@@ -45,7 +45,7 @@ def test_odd_channel_counts_agree(causal, d, e):
 
 
 def competitions(causal):
-    """Those that there are; over heads there is no causal one."""
+    """The supported competitions; competition over heads cannot be causal."""
     return [name for name in COMPETITIONS if not (causal and name == "softmax_heads")]
 
 
@@ -60,8 +60,8 @@ def test_any_shape_mask_and_option_agrees(data):
 
     def mask(tokens):
         rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
-        one = st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
-        return st.none() | one if causal else one if masked else st.none()
+        mask_rows = st.lists(rows, min_size=batch, max_size=batch).map(torch.tensor)
+        return st.none() | mask_rows if causal else mask_rows if masked else st.none()
 
     masked = data.draw(st.booleans(), "both masks")
 
@@ -85,7 +85,7 @@ def test_gradients_of_first_and_second_order_pass_gradcheck(causal):
     mask = torch.tensor([[True, False, False, False, True]])
 
     def attend(q, k, v):
-        # A clamp no flow reaches: finite differences across its kink are no derivative.
+        # A clamp that no flow reaches: finite differences across its kink are no derivative.
         masks = {"key_padding_mask": mask, "query_padding_mask": mask}
         return flow_attention(q, k, v, causal=causal, clamp=20.0, chunk_size=2, **masks)
 
@@ -101,7 +101,7 @@ def test_gradients_of_first_and_second_order_pass_gradcheck(causal):
 def test_every_option_changes_the_output(causal, options):
     inputs = qkv(20)
     difference = flow_attention(*inputs, causal=causal, **options) - flow_attention(*inputs, causal=causal)
-    # 1e-6 added to each flow is all that sets the vision form apart.
+    # Only the 1e-6 added to each flow distinguishes the vision form.
     assert difference.abs().max() > (1e-9 if options == {"form": "released_vision"} else 1e-4)
 
 
@@ -116,7 +116,7 @@ def test_clamp_is_ignored_by_the_paper_and_none_is_infinity(causal):
 
 @pytest.mark.parametrize("clamp", [25.0, 30.0, 31.0])
 def test_both_running_softmaxes_agree_where_they_meet(clamp):
-    """Up to a clamp of 30 exponentials are summed directly, above as logarithms; flows here stay far below either."""
+    """Up to a clamp of 30, exponentials are summed directly, above it as logarithms; flows here are far below both."""
     inputs = qkv(50)
     expected = flow_attention(*inputs, causal=True, clamp=None)
     assert_close("out", flow_attention(*inputs, causal=True, clamp=clamp), expected)
@@ -152,7 +152,7 @@ def test_every_source_gives_one_in_all():
 
 @pytest.mark.parametrize("n, m", [(13, 29), (29, 13), (8, 8)])
 def test_conserved_flows_sum_to_the_number_of_tokens(n, m):
-    """Σ_j Ô_j = n, as each of n sinks takes 1, and Σ_i Î_i = m; both read back from sigmoid weights."""
+    """Σ_j Ô_j = n, as each of n sinks takes 1, and Σ_i Î_i = m; both are recovered from sigmoid weights."""
     q, k, _ = qkv(n, m)
     competition, allocation = flow_attention_weights(q, k, form="paper", competition="sigmoid")
     assert_close("Σ Ô", competition.logit().sum(-1), torch.full((2, 2), float(n), dtype=torch.float64))
@@ -178,7 +178,7 @@ def test_the_map_times_the_values_is_the_output(causal, options):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_map_is_made_of_the_weights(form, causal):
-    """map = allocation_i · (q_i·k_j / I_i) · competition_j, the middle being the map without either weight."""
+    """map = allocation_i · (q_i·k_j / I_i) · competition_j; the middle factor is the map without either weight."""
     q, k, _ = qkv(11, 11 if causal else 17)
     competition, allocation = flow_attention_weights(q, k, causal=causal, form=form)
     assert competition.shape == k.shape[:3] and allocation.shape == q.shape[:3]
@@ -193,10 +193,10 @@ def test_weights_are_zero_at_padding_and_that_of_the_rest_alone_elsewhere(causal
     mask = padding("left", 2, 16)
     weights = flow_attention_weights(q, k, causal=causal, key_padding_mask=mask, query_padding_mask=mask)
     for b in range(2):
-        rest = ~mask[b]
-        alone = flow_attention_weights(q[b : b + 1, :, rest], k[b : b + 1, :, rest], causal=causal)
+        real = ~mask[b]
+        alone = flow_attention_weights(q[b : b + 1, :, real], k[b : b + 1, :, real], causal=causal)
         for name, actual, expected in zip(("competition", "allocation"), weights, alone):
-            assert_close(name, actual[b : b + 1, :, rest], expected)
+            assert_close(name, actual[b : b + 1, :, real], expected)
             assert (actual[b, :, mask[b]] == 0).all()
 
 

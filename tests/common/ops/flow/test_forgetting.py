@@ -1,4 +1,4 @@
-"""Flow-Attention whose sums forget, in every form: outputs and gradients of the literal form."""
+"""Flow-Attention with sums that forget, in every form: outputs and gradients match the literal form."""
 
 import pytest
 import torch

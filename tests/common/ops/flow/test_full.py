@@ -1,4 +1,4 @@
-"""Flow-Attention of all sinks with all sources, in blocks with a backward pass by hand."""
+"""Bidirectional Flow-Attention in blocks with a manual backward pass."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_few_and_many_channels(d, e):
 @pytest.mark.parametrize("n, batch, heads", [(2048, 2, 3), (1024, 2, 6), (256, 5, 6)])
 @pytest.mark.parametrize("options", [{}, {"competition": "softmax_heads"}], ids=str)
 def test_blocks_of_rows_and_heads_are_the_same_function(options, n, batch, heads):
-    """A block has 2**18 numbers: two heads of a row and one, four heads and two, two rows at once and a last one."""
+    """Blocks of 2**18 numbers: 2 heads of a row and then 1, 4 heads and then 2, 2 rows at once and a last row."""
     inputs, mask = qkv(n, batch=batch, heads=heads, d=64, e=60), padding("left", batch, n)
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}
     out = flow_attention(*inputs, **masks, **options)
@@ -43,7 +43,7 @@ def test_blocks_of_rows_and_heads_are_the_same_function(options, n, batch, heads
 
 @pytest.mark.parametrize("head_dim", [5, 20])
 def test_heads_in_the_order_of_one_projection(head_dim):
-    """As hosts cut them from a linear layer's output: no copy to join them again, and the same numbers."""
+    """Heads cut from a linear layer's output, as in hosts: joining them again needs no copy, with the same result."""
     projected = torch.randn(2, 9, 3, 4, head_dim, dtype=torch.float64, requires_grad=True)
     inputs = [x.transpose(1, 2) for x in projected.unbind(2)]  # (B, H, n, d)
     out = flow_attention(*inputs)
@@ -78,9 +78,11 @@ def test_batches_of_gradients():
     inputs = qkv(6)
     out = flow_attention(*inputs)
     batch = torch.randn(3, *out.shape, dtype=out.dtype)
-    found = torch.autograd.grad(out, inputs, batch, is_grads_batched=True, retain_graph=True)
+    actual_gradients = torch.autograd.grad(out, inputs, batch, is_grads_batched=True, retain_graph=True)
     for i in range(3):
-        for name, actual, wanted in zip("qkv", found, torch.autograd.grad(out, inputs, batch[i], retain_graph=True)):
+        for name, actual, wanted in zip(
+            "qkv", actual_gradients, torch.autograd.grad(out, inputs, batch[i], retain_graph=True)
+        ):
             assert_close(f"gradient of {name}", actual[i], wanted, 1e-11)
 
 
@@ -99,13 +101,13 @@ def test_a_backward_pass_under_autocast_is_as_precise():
     out = flow_attention(*inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (out @ out.transpose(-2, -1)).dtype == torch.bfloat16  # autocast is on
-        found = gradients(out, inputs)
-    for name, actual, wanted in zip("qkv", found, expected):
+        actual_gradients = gradients(out, inputs)
+    for name, actual, wanted in zip("qkv", actual_gradients, expected):
         assert_close(f"gradient of {name}", actual, wanted, 1e-6)
 
 
 def test_memory_of_a_training_step():
-    """Beyond inputs, output and gradients: not much more than q, of which a graph would keep more than four times."""
+    """Beyond inputs, output and gradients: not much more than q, whereas a graph would keep over four times as much."""
     inputs = qkv(4096, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
     weights = torch.randn_like(inputs[0])
 
@@ -124,14 +126,14 @@ def test_gradient_of_a_feature_map(phi):
         features = real_features(x, phi, mask)
         weights = torch.randn_like(features)
         (wanted,) = torch.autograd.grad(features, x, weights)
-        found = torch.empty_like(x)
-        feature_map_gradient(weights, features.detach(), phi, out=found)
-        assert_close("gradient", found, wanted)
+        actual = torch.empty_like(x)
+        feature_map_gradient(weights, features.detach(), phi, out=actual)
+        assert_close("gradient", actual, wanted)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_second_derivatives_where_one_tensor_is_query_key_and_value(causal):
-    """Each use of the tensor counts once."""
+    """Each use of the tensor contributes once."""
     (x, _, _) = qkv(9)
 
     def second(attend):

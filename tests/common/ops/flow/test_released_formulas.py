@@ -1,4 +1,4 @@
-"""The released forms are the authors' released modules."""
+"""The released forms equal the modules that the authors released."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from recipes.bench.peers import released_attention
 from tests.common.inputs import qkv
 from tests.compare import assert_close, gradients
 
-#: Their function -> our options.
+#: The authors' function -> our options.
 PAIRS = [
     (released_attention.full, {}),
     (released_attention.image_model, {"form": "released_vision"}),
@@ -29,9 +29,9 @@ def test_double_precision_equals_theirs(theirs, options, n, more_sources, scale)
     assert_close("reference", flow_attention_reference(*inputs, **options), expected, 1e-12)
     out = flow_attention(*inputs, **options)
     assert_close("out", out, expected, 1e-12)
-    found, wanted = gradients(out, inputs), gradients(expected, inputs)
-    for name, actual, gradient in zip("qkv", found, wanted):
-        # With one token the weights are constant: nothing but rounding is left for q and k.
+    actual_gradients, expected_gradients = gradients(out, inputs), gradients(expected, inputs)
+    for name, actual, gradient in zip("qkv", actual_gradients, expected_gradients):
+        # With one token the weights are constant, so gradients of q and k are only rounding errors.
         if n > 1:
             assert_close(f"gradient of {name}", actual, gradient)
 
@@ -43,8 +43,8 @@ def test_single_precision_equals_theirs(theirs, options):
 
 
 def test_each_pair_of_theirs_differs_where_ours_does():
-    """Guards the comparison itself: no two of their modules agree to the tolerance used above."""
+    """Guards the comparison itself: no two of the authors' modules agree to the tolerance used above."""
     inputs = qkv(50, d=16, e=16, scale=4.0)
-    for ours, (theirs, _) in zip(PAIRS, PAIRS[1:] + PAIRS[:1]):
-        difference = (flow_attention(*inputs, **ours[1]) - theirs(*inputs)).norm() / theirs(*inputs).norm()
+    for options, (next_module, _) in zip(PAIRS, PAIRS[1:] + PAIRS[:1]):
+        difference = (flow_attention(*inputs, **options[1]) - next_module(*inputs)).norm() / next_module(*inputs).norm()
         assert difference > 1e-9

@@ -1,4 +1,4 @@
-"""The state of causal Flow-Attention: prompts in pieces, one-token steps, beams, padding in between."""
+"""The state of causal Flow-Attention: prompts in pieces, one-token steps, beams, padding between tokens."""
 
 import hypothesis
 import pytest
@@ -14,7 +14,7 @@ CAUSAL_COMPETITIONS = [name for name in COMPETITIONS if name != "softmax_heads"]
 
 
 def in_pieces(inputs, pieces, mask=None, state=None, **options):
-    """Output and last state of ``inputs`` given as consecutive ``pieces`` of these lengths, each padded by ``mask``."""
+    """Output and last state of ``inputs`` given in consecutive ``pieces`` of these lengths, each padded by ``mask``."""
     outputs, start = [], 0
     for length in pieces:
         part = slice(start, start + length)
@@ -35,7 +35,7 @@ def assert_states_agree(actual, expected) -> None:
 
 
 def test_tensors_of_a_state_share_no_memory():
-    """A beam search that reorders one of them in place must not touch another."""
+    """A beam search that reorders one of them in place must not change another."""
     _, whole = flow_attention(*qkv(20), causal=True, chunk_size=8, return_state=True)
     _, step = flow_attention(*qkv(1), causal=True, initial_state=whole, return_state=True)
     for state in (whole, step):
@@ -69,8 +69,8 @@ def test_the_gradient_to_the_initial_state_passes_gradcheck():
     names = [name for name in state if name != "count"]
 
     def attend(*values):
-        given = {"count": state["count"], **dict(zip(names, values))}
-        options = {"clamp": None, "allocation": "softmax", "initial_state": given, "return_state": True}
+        entries = {"count": state["count"], **dict(zip(names, values))}
+        options = {"clamp": None, "allocation": "softmax", "initial_state": entries, "return_state": True}
         out, last = flow_attention(*inputs, causal=True, **options)
         return (out, *(last[name] for name in names))
 
@@ -78,7 +78,7 @@ def test_the_gradient_to_the_initial_state_passes_gradcheck():
 
 
 def test_steps_in_half_precision_do_not_drift():
-    """The state stays float32, so 500 steps are as good as one call."""
+    """The state stays in float32, so 500 steps are as accurate as one call."""
     inputs = qkv(500, dtype=torch.bfloat16)
     with torch.no_grad():
         out, _ = in_pieces(inputs, [1] * 500)
@@ -89,11 +89,11 @@ def test_steps_in_half_precision_do_not_drift():
 def test_the_weights_after_a_state_are_those_of_the_whole_sequence(side):
     q, k, v = qkv(11)
     mask = padding(side, 2, 11)
-    first, rest = ((None, None) if mask is None else (mask[:, :7], mask[:, 7:]))[:2]
+    first, second = ((None, None) if mask is None else (mask[:, :7], mask[:, 7:]))[:2]
     whole = flow_attention_weights(q, k, causal=True, key_padding_mask=mask)
     _, state = flow_attention(*(x[:, :, :7] for x in (q, k, v)), causal=True, key_padding_mask=first, return_state=True)
     inputs = q[:, :, 7:], k[:, :, 7:]
-    weights = flow_attention_weights(*inputs, causal=True, key_padding_mask=rest, initial_state=state)
+    weights = flow_attention_weights(*inputs, causal=True, key_padding_mask=second, initial_state=state)
     for name, part, all_of_them in zip(("competition", "allocation"), weights, whole):
         assert_close(name, part, all_of_them[:, :, 7:], 1e-12)
     for wrong in ({}, {**state, "sum_k": state["sum_k"][:1]}, {**state, "sum_q": state["sum_q"].half()}):

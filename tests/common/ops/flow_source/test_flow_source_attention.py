@@ -1,4 +1,4 @@
-"""Flow-Attention to a source beyond the contract: what it has in common with Flow-Attention, and what it leaves out."""
+"""Flow-Attention to a source beyond the contract: similarities to and differences from Flow-Attention."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_of_the_source_itself_it_is_flow_attention(options, side):
 
 
 def test_flow_attention_of_targets_depends_on_later_ones_and_this_does_not():
-    """The reason why there is this one; and its queries of the source are no ornament."""
+    """This is why the mechanism exists; its output also depends on ``source_q``."""
     q, k, v = qkv(6, 11)
     source_q = qkv(11, seed=1)[0]
     later = q.detach().clone()

@@ -15,12 +15,12 @@ H, D, RANK, WIDTH = 2, 5, 3, 8
 
 
 def gate(scale: float = 1.0, dtype: torch.dtype = torch.float64, bias: float = 0.0) -> dict[str, Tensor]:
-    """The gate's weights, leaves."""
+    """The gate's weights, as leaves."""
     generator = torch.Generator().manual_seed(4)
     shapes = {"gate_down": (RANK, WIDTH), "gate_up": (H * D, RANK), "gate_bias": (H * D,)}
-    made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
-    made["gate_bias"] = made["gate_bias"] + bias
-    return {name: (scale * x).to(dtype).requires_grad_() for name, x in made.items()}
+    tensors = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    tensors["gate_bias"] = tensors["gate_bias"] + bias
+    return {name: (scale * x).to(dtype).requires_grad_() for name, x in tensors.items()}
 
 
 def tokens(n: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -44,7 +44,7 @@ def test_the_gate_is_the_recurrence(chunk_size, temperature, side):
 
 @pytest.mark.parametrize("bias", [-2000.0, 2000.0], ids=["closed", "open"])
 def test_gates_at_their_ends(bias):
-    """At a bias of -2,000 each token leaves exp(-125) of the sum; at 2,000 nothing is forgotten."""
+    """With a bias of -2,000 each token keeps exp(-125) of the sum; with 2,000 nothing is forgotten."""
     inputs = [*qkv(70, d=D, dtype=torch.float32), tokens(70, dtype=torch.float32)]
     weights = gate(dtype=torch.float32, bias=bias)
     out = gla_attention(*inputs, **weights, chunk_size=16)
@@ -70,7 +70,7 @@ def test_queries_and_keys_have_half_the_channels_of_values():
 
 
 def test_reset_parameters_are_those_of_a_new_module():
-    """Norms as they were, and everything else drawn once more."""
+    """Norms are reset, and all other parameters are drawn again."""
     module = build_attention("gla", True, num_heads=2, head_dim=6)
     before = {name: x.detach().clone() for name, x in module.named_parameters()}
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_reset_parameters_are_those_of_a_new_module():
 
 
 def test_half_precision_does_not_overflow_before_the_norm():
-    """Sums of 4,000 equal keys and values of 8 pass float16's largest number, 65,504."""
+    """Sums of 4,000 equal keys and values of 8 exceed float16's largest number, 65,504."""
     module = build_attention("gla", True, num_heads=1, head_dim=4, output_norm="rms", output_gate="none")
     with torch.no_grad():
         module.gate_up_proj.bias.fill_(200.0)
@@ -93,7 +93,7 @@ def test_half_precision_does_not_overflow_before_the_norm():
 
 
 def test_it_is_flash_linear_attention_s():
-    """Its naive form, where that package is installed; (B, n, H, channels) there."""
+    """Compares with its naive form, if that package is installed; its layout is (B, n, H, channels)."""
     naive = pytest.importorskip("fla.ops.gla.naive")
     inputs = [*qkv(37, d=D, dtype=torch.float32), tokens(37, dtype=torch.float32)]
     weights = gate(dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Hedgehog beyond the contract: what its features are, how its maps begin, and what does not fit."""
+"""Hedgehog beyond the contract: its features, the initial values of its maps, and refused arguments."""
 
 import torch
 
@@ -19,13 +19,13 @@ def test_at_first_features_are_softmaxes_of_the_channels_and_of_their_negatives(
 
 
 def test_wide_maps_make_weights_as_spiky_as_those_of_softmax():
-    """A large map turns features into the largest channel, which a key of the same largest channel answers alone."""
+    """A large map concentrates features on the largest channel, matching only keys with the same largest channel."""
     x = 30.0 * torch.eye(D, dtype=torch.float64).expand(1, H, D, D)
     weight, bias = torch.eye(D, dtype=torch.float64).expand(H, D, D), torch.zeros(H, D, dtype=torch.float64)
     v = torch.randn(1, H, D, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     out = hedgehog_attention(x, x, v, 30.0 * weight, bias, 30.0 * weight, bias)
     others = (v.sum(2, keepdim=True) - v) / (D - 1)
-    share = 1 / (D - 1)  # of the negatives: all channels but the largest, in which two tokens agree in D - 2
+    share = 1 / (D - 1)  # negative features: all channels except the largest, of which two tokens share D - 2
     weights = torch.tensor([1 + share, (D - 2) * share**2], dtype=torch.float64)
     expected = (weights[0] * v + (D - 1) * weights[1] * others) / (weights[0] + (D - 1) * weights[1])
     assert_close("out", out, expected, 1e-5)

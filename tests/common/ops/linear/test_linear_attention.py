@@ -1,4 +1,4 @@
-"""Linear attention beyond the contract: what its rows are, and its feature maps."""
+"""Linear attention beyond the contract: the weights of its rows, and its feature maps."""
 
 import torch
 

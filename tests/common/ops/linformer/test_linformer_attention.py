@@ -1,4 +1,4 @@
-"""Linformer beyond the contract: what it is a form of, its longest length, and the package linformer beside it."""
+"""Linformer beyond the contract: its relation to softmax, its longest length, and the package linformer."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from tests.compare import assert_close, weights
 
 def test_with_a_sum_for_each_key_it_is_softmax_attention():
     q, k, v = qkv(5, 7)
-    one = torch.eye(7, dtype=q.dtype)
-    assert_close("out", linformer_attention(q, k, v, one, one), F.scaled_dot_product_attention(q, k, v))
+    identity = torch.eye(7, dtype=q.dtype)
+    assert_close("out", linformer_attention(q, k, v, identity, identity), F.scaled_dot_product_attention(q, k, v))
 
 
 def test_a_shared_matrix_is_one_parameter():
@@ -24,17 +24,17 @@ def test_a_shared_matrix_is_one_parameter():
 
 
 def test_it_is_the_package_linformer_on_whole_sequences():
-    """Which knows no mask: what stands in padding is summed as all else."""
+    """The package has no masks: it sums padding like any other token."""
     package = pytest.importorskip("linformer")
-    theirs = package.LinformerSelfAttention(8, seq_len=12, k=3, heads=2).double()
-    theirs.to_out = torch.nn.Identity()
+    module = package.LinformerSelfAttention(8, seq_len=12, k=3, heads=2).double()
+    module.to_out = torch.nn.Identity()
     x = torch.randn(2, 10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    projected = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (theirs.to_q, theirs.to_k, theirs.to_v))
+    projected = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (module.to_q, module.to_k, module.to_v))
     q, k, v = (y.detach() for y in projected)
-    rows = theirs.proj_k.detach(), theirs.proj_v.detach()
-    assert_close("out", linformer_attention(q, k, v, *rows).transpose(1, 2).flatten(2), theirs(x))
+    rows = module.proj_k.detach(), module.proj_v.detach()
+    assert_close("out", linformer_attention(q, k, v, *rows).transpose(1, 2).flatten(2), module(x))
     mask = padding("left", 2, 10)
     out = linformer_attention(q, k, v, *rows, key_padding_mask=mask, query_padding_mask=mask)
     real = ~mask[1]
-    alone = theirs(x[1:, real])
+    alone = module(x[1:, real])
     assert_close("without its padding", out[1, :, real].transpose(0, 1).flatten(1), alone[0])

@@ -1,4 +1,4 @@
-"""Local attention: its limits, its cost, and local-attention beside it."""
+"""Local attention: its limits, its cost, and comparison with the package local-attention."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ def test_chunks_are_sequences_of_their_own(causal):
     ],
 )
 def test_token_20_sees(options, seen):
-    """The window is w tokens, the query among them; an even one that is not causal reaches one further back."""
+    """The window is w tokens including the query; an even window that is not causal extends one further back."""
     q, k, v = qkv(70)
     reached = gradients(local_attention(q, k, v, **options)[:, :, 20], [v])[0].abs().sum((0, 1, 3)).nonzero()
     assert reached.flatten().tolist() == list(seen)
@@ -50,27 +50,27 @@ def test_token_20_sees(options, seen):
 @causality
 @torch.no_grad()
 def test_work_and_memory_grow_with_the_window_and_not_with_more(causal):
-    """Beyond a block of the smallest size; the largest tensor are the scores, half as many again as are needed."""
+    """Beyond the smallest block size; the largest tensor holds the scores, half as many again as needed."""
     q, k, v = (x.detach() for x in qkv(2048, batch=1))
-    found = []
+    results = []
     for window in (128, 256):
         call = partial(local_attention, q, k, v, window=window, causal=causal)
         with Elements() as counted:
             call()
-        found.append(counted.total)
+        results.append(counted.total)
         assert largest_tensor(call) < 1.6 * q.shape[1] * 2048 * window
-    assert 1.5 < found[1] / found[0] < 2.1
+    assert 1.5 < results[1] / results[0] < 2.1
 
 
 @pytest.fixture
 def peer():
-    """The layer of the package local-attention, of the extra ``bench``."""
+    """The layer of the package local-attention, from the extra ``bench``."""
     return pytest.importorskip("local_attention").LocalAttention
 
 
 @causality
 def test_the_windows_are_those_of_the_package_local_attention(peer, causal):
-    """Of which a window of 8 is one of 9 when causal, and of 17 when not."""
+    """A window of 8 in the package corresponds to 9 in ours if causal, and to 17 if not."""
     layer = peer(8, causal=causal, exact_windowsize=True)
     q, k, v = qkv(40, d=4, e=4)
     mask = torch.arange(40) >= torch.tensor([[40], [29]])
@@ -84,7 +84,10 @@ def test_in_the_package_local_attention_padding_on_the_left_moves_the_buckets(pe
     layer = peer(8, causal=causal, autopad=True)
     q, k, v = (x.detach() for x in qkv(27, d=4, e=4))
     padded, mask = [F.pad(x, (0, 0, 5, 0)) for x in (q, k, v)], (torch.arange(32) < 5).expand(2, -1)
-    theirs, alone = layer(*padded, mask=~mask)[:, :, 5:], layer(q, k, v, mask=torch.ones(2, 27, dtype=torch.bool))
-    assert (theirs - alone).abs().max() > 0.1
+    padded_out, unpadded_out = (
+        layer(*padded, mask=~mask)[:, :, 5:],
+        layer(q, k, v, mask=torch.ones(2, 27, dtype=torch.bool)),
+    )
+    assert (padded_out - unpadded_out).abs().max() > 0.1
     out = local_attention(*padded, window=9, causal=causal, key_padding_mask=mask)[:, :, 5:]
     assert_close("out", out, local_attention(q, k, v, window=9, causal=causal))

@@ -1,4 +1,4 @@
-"""LoLCATs beyond the contract: its limits are softmax, local and linear attention; its window moves while decoding."""
+"""LoLCATs beyond the contract: its limits are softmax, local and linear attention; its window moves during decoding."""
 
 import pytest
 import torch
@@ -33,25 +33,25 @@ def test_a_window_over_all_tokens_is_softmax_attention(causal):
 
 
 def test_with_a_closed_gate_far_tokens_alone_are_seen():
-    """Of the last token they are all but the last w; its own far sum is linear attention to them."""
+    """For the last token, the far tokens are all but the last w; its far sum is linear attention to them."""
     q, k, v = (x.detach() for x in qkv(17, d=D))
-    window, given = 4, maps()
-    out = lolcats_attention(q, k, v, **given, window_gate=gate(-80.0), window=window, causal=True)
+    window, map_tensors = 4, maps()
+    out = lolcats_attention(q, k, v, **map_tensors, window_gate=gate(-80.0), window=window, causal=True)
     nothing = torch.zeros(H, 3, dtype=torch.float64)
     biases = {"query_bias": nothing, "key_bias": nothing}
-    far = hedgehog_attention(q[:, :, -1:], k[:, :, :-window], v[:, :, :-window], **given, **biases)
+    far = hedgehog_attention(q[:, :, -1:], k[:, :, :-window], v[:, :, :-window], **map_tensors, **biases)
     assert_close("out", out[:, :, -1:], far, 1e-4)  # up to the 1e-6 in Hedgehog's normaliser
 
 
 def test_the_largest_score_of_the_window_belongs_to_the_formula():
-    """Far weights are not divided by it: scores that all grow alike leave the window's share as it is."""
+    """Far weights are not divided by it: adding a constant to all scores leaves the window's share unchanged."""
     q, k, v = (x.detach() for x in qkv(17, d=D))
-    given = {**maps(), "window_gate": gate(0.0), "window": 4, "causal": True}
+    arguments = {**maps(), "window_gate": gate(0.0), "window": 4, "causal": True}
     ones, shift = torch.ones_like(q[..., :1]), 50.0 * torch.ones_like(q[..., :1])
-    wide = {name: torch.nn.functional.pad(x, (0, 1)) for name, x in maps().items()}  # the further channel is not mapped
-    q, k = (x * ((D + 1) / D) ** 0.25 for x in (q, k))  # so that scores stay as they are beside one more channel
-    near = lolcats_attention(torch.cat([q, 0 * ones], -1), torch.cat([k, ones], -1), v, **{**given, **wide})
-    far = lolcats_attention(torch.cat([q, shift], -1), torch.cat([k, ones], -1), v, **{**given, **wide})
+    wide = {name: torch.nn.functional.pad(x, (0, 1)) for name, x in maps().items()}  # not mapped
+    q, k = (x * ((D + 1) / D) ** 0.25 for x in (q, k))  # so that scores stay unchanged with one more channel
+    near = lolcats_attention(torch.cat([q, 0 * ones], -1), torch.cat([k, ones], -1), v, **{**arguments, **wide})
+    far = lolcats_attention(torch.cat([q, shift], -1), torch.cat([k, ones], -1), v, **{**arguments, **wide})
     assert_close("out", far, near)
 
 
@@ -59,7 +59,7 @@ def test_the_largest_score_of_the_window_belongs_to_the_formula():
 @pytest.mark.parametrize("part", ["window", "linear"])
 @pytest.mark.parametrize("feature_map", ["softmax", "relu"])
 def test_a_part_alone_is_the_literal_one(part, feature_map, causal):
-    """With padding on both sides, gradients included; afterwards the whole is there again."""
+    """With padding on both sides, including gradients; afterwards the whole attention is restored."""
     module = build_attention("lolcats", causal, num_heads=H, head_dim=D, window=4, feature_map=feature_map).double()
     inputs, mask = qkv(17, d=D), torch.zeros(2, 17, dtype=torch.bool)
     mask[0, :3] = mask[1, 14:] = True
@@ -98,7 +98,7 @@ def test_parts_that_cannot_be():
 
 
 def test_the_window_weighs_at_first_what_its_option_says():
-    """0.1 in the authors' code; the option is not part of what weights mean, since the weight is learned."""
+    """The authors use 0.1; the option is not recorded with the weights, since the window's weight is learned."""
     module = build_attention("lolcats", num_heads=H, head_dim=D)
     assert_close("weight", module.window_gate.sigmoid(), torch.full((H,), 0.1))
     equal = build_attention("lolcats", num_heads=H, head_dim=D, window_weight=0.5)

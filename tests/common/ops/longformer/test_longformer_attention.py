@@ -1,4 +1,4 @@
-"""Longformer: who sees whom, what decoding keeps, and transformers' module beside it."""
+"""Longformer: which tokens see each other, what decoding keeps, and comparison with transformers' module."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_global_tokens_are_the_first_real_ones():
 
 
 def test_without_later_global_tokens_it_is_local_attention():
-    """Causal, tokens whose window has the global ones see nothing else."""
+    """Causal tokens whose window contains the global ones see nothing else."""
     q, k, v = qkv(40)
     out = longformer_attention(q, k, v, window=30, global_tokens=3, causal=True)
     assert_close("out", out[:, :, :30], local_attention(q, k, v, window=30, causal=True)[:, :, :30])
@@ -51,7 +51,7 @@ def test_a_state_holds_the_window_and_the_global_tokens():
 
 
 def test_it_is_transformers_longformer_with_shared_projections():
-    """Whose window of 8 is one of 9, and whose softmax is float32 in any case."""
+    """A window of 8 in transformers corresponds to 9 in ours, and its softmax is always float32."""
     transformers = pytest.importorskip("transformers")
     modeling = pytest.importorskip("transformers.models.longformer.modeling_longformer")
     heads, channels, n, first = 2, 4, 48, 3

@@ -1,4 +1,4 @@
-"""Causal mixed chunk attention in blocks with a backward pass by hand, against plain PyTorch and under transforms."""
+"""Causal mixed chunk attention in blocks with a manual backward pass, against plain PyTorch and under transforms."""
 
 import io
 import math
@@ -27,7 +27,7 @@ def several_blocks() -> list[torch.Tensor]:
 
 
 def assert_same(out, expected, leaves) -> None:
-    """Outputs and gradients agree."""
+    """Compare outputs and gradients."""
     assert_close("out", out, expected)
     assert_all_close(NAMES[: len(leaves)], gradients(out, leaves), gradients(expected, leaves))
 
@@ -36,7 +36,7 @@ def assert_same(out, expected, leaves) -> None:
 @pytest.mark.parametrize("side", ["none", "holes"])
 @pytest.mark.parametrize("length, chunk_size, batch, heads", [(2500, 256, 2, 1), (2100, 90, 1, 2), (40, 256, 60, 2)])
 def test_blocks_agree_with_plain_pytorch(length, chunk_size, batch, heads, side, dtype):
-    """Which is what functorch sees: blocks of one row, and of some, with a shorter one at the end."""
+    """functorch uses plain PyTorch; blocks cover one row or several, with a shorter block at the end."""
     inputs, mask = (
         mixed_chunk_inputs(length, batch=batch, heads=heads, s=16, e=24, dtype=dtype),
         padding(side, batch, length),
@@ -59,7 +59,7 @@ def test_gradients_of_some_inputs_alone():
 
 
 def test_gradients_of_gradients_where_one_tensor_is_queries_and_keys_at_once():
-    """As in attention without scales and offsets."""
+    """This happens in attention without scales and offsets."""
     q, k, _, _, v = mixed_chunk_inputs(13, batch=1)
     leaves = [q, k, v, bias_like("vectors", 4)]
 
@@ -77,9 +77,11 @@ def test_a_batch_of_gradients():
     leaves = [*mixed_chunk_inputs(9, batch=1), bias_like("vectors", 4)]
     out = attend(*leaves)
     weights = torch.randn(3, *out.shape, dtype=out.dtype)
-    found = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, retain_graph=True)
+    actual_gradients = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, retain_graph=True)
     for i, weight in enumerate(weights):
-        for name, actual, wanted in zip(NAMES, found, torch.autograd.grad(out, leaves, weight, retain_graph=True)):
+        for name, actual, wanted in zip(
+            NAMES, actual_gradients, torch.autograd.grad(out, leaves, weight, retain_graph=True)
+        ):
             assert_close(f"gradient {i} of {name}", actual[i], wanted)
 
 
@@ -89,7 +91,7 @@ def test_functorch_and_forward_mode():
     (expected,) = torch.autograd.grad(attend(*leaves, None).square().sum(), leaves[:1])
 
     def loss(*x):
-        return attend(*(one[None] for one in x), None).square().sum()
+        return attend(*(tensor[None] for tensor in x), None).square().sum()
 
     assert_close("gradient of q_quad", torch.func.vmap(torch.func.grad(loss))(*inputs), expected)
     tangents = [torch.randn_like(x) for x in inputs]
@@ -108,7 +110,7 @@ def test_forward_mode_in_the_bias_alone():
         assert_close("tangent", forward_ad.unpack_dual(dual).tangent, wanted)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of shapes that are read, which a trace keeps
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # reads shapes, which makes a trace fix them
 def test_compiled_without_graph_breaks_and_traced():
     torch._dynamo.reset()
     leaves = [*mixed_chunk_inputs(22, dtype=torch.float32), bias_like("vectors", 4, dtype=torch.float32)]
@@ -139,13 +141,13 @@ def test_a_backward_pass_under_autocast_stays_precise():
     expected = gradients(attend(*leaves), leaves)
     out = attend(*leaves)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gradients(out, leaves)
-    assert all(torch.equal(actual, wanted) for actual, wanted in zip(found, expected))
+        actual_gradients = gradients(out, leaves)
+    assert all(torch.equal(actual, wanted) for actual, wanted in zip(actual_gradients, expected))
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_keys_that_follow_in_the_chunk_are_never_seen(poison):
-    """They stand in the same band, in later ones, and in later chunks."""
+    """Later keys in the same band, in later bands, and in later chunks."""
     inputs = [x.detach() for x in mixed_chunk_inputs(400)]
     expected = attend(*inputs, None, chunk_size=150)
     inputs[1][:, :, 170:] = poison

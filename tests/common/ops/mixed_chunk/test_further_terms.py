@@ -1,4 +1,4 @@
-"""Chunks that overlap and attention to summaries of chunks against their literal reference; their state."""
+"""Overlapping chunks and attention to chunk summaries against their literal reference; their state."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def options_of(term, **options):
 
 
 def assert_agrees(inputs, bias, **options):
-    """Outputs and gradients of the function and of the reference."""
+    """Compare outputs and gradients of the function and of the reference."""
     leaves = dict(zip(NAMES, inputs)) if bias is None else {**dict(zip(NAMES, inputs)), "bias": bias}
     out = mixed_chunk_attention(*inputs, bias=bias, **options)
     expected = mixed_chunk_attention_reference(*inputs, bias=bias, **options)
@@ -54,7 +54,7 @@ def test_every_kernel_and_term(kernel, others, causal):
 
 
 def test_two_chunks_that_overlap_are_quadratic_attention():
-    """Of n = 2C tokens all is seen: FLASH-Quad with the divisor 2C."""
+    """With n = 2C, every token is seen: FLASH-Quad with the divisor 2C."""
     q, k, *_, v = inputs = mixed_chunk_inputs(8)
     bias = bias_like("vector", 8)
     out = mixed_chunk_attention(*inputs, bias=bias, chunk_size=4, causal=True, linear=False, overlap=True)
@@ -70,9 +70,9 @@ def test_in_pieces_it_is_the_whole(term, pieces):
     mask = padding("left", 3, 13)
     outputs, state, start = [], None, 0
     for n in pieces:
-        part, these = slice(start, start + n), {**options, "key_padding_mask": mask[:, start : start + n]}
+        part, part_options = slice(start, start + n), {**options, "key_padding_mask": mask[:, start : start + n]}
         out, state = mixed_chunk_attention(
-            *(x[:, :, part] for x in inputs), initial_state=state, return_state=True, **these
+            *(x[:, :, part] for x in inputs), initial_state=state, return_state=True, **part_options
         )
         outputs, start = [*outputs, out], start + n
     whole = mixed_chunk_attention(*inputs, key_padding_mask=mask, **options)

@@ -25,10 +25,10 @@ terms = pytest.mark.parametrize("term", TERMS)
 
 
 def assert_same(out, expected, leaves) -> None:
-    """Outputs and gradients agree; a leaf that has no part in either has none in both."""
+    """Compare outputs and gradients; a leaf that does not affect one output must not affect the other."""
     assert_close("out", out, expected)
-    found, wanted = (_gradients(x, leaves) for x in (out, expected))
-    for name, actual, other in zip(NAMES, found, wanted):
+    actual_gradients, expected_gradients = (_gradients(x, leaves) for x in (out, expected))
+    for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
         assert_close(f"gradient of {name}", actual, other)
 
 
@@ -127,7 +127,7 @@ def test_equation_7_with_chunks_written_out():
 @kernels
 @pytest.mark.parametrize("chunk_size", [13, 40])
 def test_one_causal_chunk_is_flash_quad(chunk_size, kernel):
-    """Nothing is across chunks; the scores are divided by C, however few the tokens are."""
+    """There is no term across chunks; scores are divided by C, however few tokens there are."""
     inputs, mask = mixed_chunk_inputs(13), padding("left", 2, 13)
     bias = bias_like("vectors", chunk_size)
     out = mixed_chunk_attention(
@@ -177,7 +177,7 @@ def test_the_first_token_attends_to_its_chunk_as_torchs_softmax_does():
     assert torch.equal(out[:, :, 1:], plain[:, :, 1:])
 
 
-#: Of units that are fine-tuned; the contract has the rest.
+#: Options for fine-tuned units; the contract tests the others.
 first = pytest.mark.parametrize("form", [{"first_softmax": True}, {"first_to_all": True}], ids=str)
 
 

@@ -1,4 +1,4 @@
-"""The state of causal mixed chunk attention: pieces across chunk boundaries, rows in different phases, beams."""
+"""The state of causal mixed chunk attention: pieces across chunk boundaries, rows at different offsets, beams."""
 
 import hypothesis
 import pytest
@@ -14,7 +14,7 @@ NAMES = ("q_quad", "k_quad", "q_lin", "k_lin", "v", "bias")
 
 
 def in_pieces(inputs, pieces, mask=None, state=None, **options):
-    """Output and last state of ``inputs`` given as consecutive ``pieces`` of these lengths, each padded by ``mask``."""
+    """Output and last state of ``inputs`` given in consecutive ``pieces`` of these lengths, each padded by ``mask``."""
     outputs, start = [], 0
     for length in pieces:
         part = slice(start, start + length)
@@ -65,7 +65,7 @@ def test_any_cut_mask_and_option_gives_the_whole(data):
 @pytest.mark.parametrize("bias", ["no bias", "matrices"])
 @pytest.mark.parametrize("terms", [{}, {"local": False}, {"linear": False}], ids=["both", "linear", "local"])
 def test_steps_of_rows_that_are_at_different_places(terms, bias, chunk_size, apart):
-    """Without a mask: the rows' prompts had different lengths. Over three chunks, so that blocks of slots change."""
+    """No mask: the rows' prompts had different lengths. Decoding spans three chunks, so that blocks of slots change."""
     tokens, prompt = 2 * chunk_size + 40, 9
     inputs = mixed_chunk_inputs(tokens, heads=2)
     options = {"chunk_size": chunk_size, "bias": bias_like(bias, chunk_size, 2), **terms}
@@ -73,6 +73,6 @@ def test_steps_of_rows_that_are_at_different_places(terms, bias, chunk_size, apa
     mask[0, :apart] = True
     whole = mixed_chunk_attention(*inputs, causal=True, key_padding_mask=mask, **options)
     out, state = in_pieces([x[:, :, :prompt] for x in inputs], [prompt], mask[:, :prompt], **options)
-    rest, state = in_pieces([x[:, :, prompt:] for x in inputs], [1] * (tokens - prompt), state=state, **options)
-    assert_close("out", torch.cat([out, rest], dim=2), whole)
+    steps, state = in_pieces([x[:, :, prompt:] for x in inputs], [1] * (tokens - prompt), state=state, **options)
+    assert_close("out", torch.cat([out, steps], dim=2), whole)
     assert_states_agree(state, in_pieces(inputs, [tokens], mask, **options)[1])

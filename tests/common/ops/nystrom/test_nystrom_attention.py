@@ -1,4 +1,4 @@
-"""Nyström attention beyond the contract: what it estimates, its landmarks, and nystrom-attention beside it."""
+"""Nyström attention beyond the contract: its estimate, its landmarks, and comparison with nystrom-attention."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.compare import assert_close
 
 
 def test_it_is_softmax_attention_where_landmarks_stand_for_their_tokens():
-    """Each token three times, side by side: its landmark is itself, and enough steps find the inverse."""
+    """Each token occurs three times in a row: its landmark is the token, and enough steps find the inverse."""
     q, k, v = (x.detach() for x in qkv(4, d=8, scale=2.0))
     q, k, v = (x.repeat_interleave(3, dim=2) for x in (q, k, v))
     expected = F.scaled_dot_product_attention(q, k, v)
@@ -28,7 +28,7 @@ def test_landmarks_that_no_token_falls_to_are_as_if_they_were_not_there(n):
 
 
 def test_the_convolution_is_over_real_tokens():
-    """A filter that takes the token before: that is the real one before, however much padding is in between."""
+    """A filter that reads the previous token reads the previous real one, however much padding is in between."""
     q, k, v = (x.detach() for x in qkv(6, batch=1))
     mask = torch.tensor([[False, True, True, False, False, True]])
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}
@@ -54,15 +54,15 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_it_is_nystrom_attention_of_one_head_and_one_sequence():
-    """Of more, that package starts every inverse from the largest norms of all, and so it depends on neighbours."""
+    """With more, that package starts every inverse from the largest norm of all, and so depends on neighbours."""
     package = pytest.importorskip("nystrom_attention")
-    theirs = package.NystromAttention(8, dim_head=8, heads=1, num_landmarks=4, residual_conv_kernel=5).double()
-    theirs.to_out = torch.nn.Identity()
-    ours = build_attention("nystrom", num_heads=1, landmarks=4, conv_kernel=5).double()
-    ours.conv.load_state_dict(theirs.res_conv.state_dict())
+    layer = package.NystromAttention(8, dim_head=8, heads=1, num_landmarks=4, residual_conv_kernel=5).double()
+    layer.to_out = torch.nn.Identity()
+    module = build_attention("nystrom", num_heads=1, landmarks=4, conv_kernel=5).double()
+    module.conv.load_state_dict(layer.res_conv.state_dict())
     x = torch.randn(2, 12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    q, k, v = theirs.to_qkv(x).unsqueeze(1).chunk(3, dim=-1)
-    assert_close("a sequence", ours(q, k, v)[:1, 0], theirs(x[:1]))
+    q, k, v = layer.to_qkv(x).unsqueeze(1).chunk(3, dim=-1)
+    assert_close("a sequence", module(q, k, v)[:1, 0], layer(x[:1]))
     x[1] *= 9.0
-    both = theirs(x)[:1]
-    assert (both - theirs(x[:1])).norm() > 1e-6 * both.norm(), "a neighbour changes theirs"
+    both = layer(x)[:1]
+    assert (both - layer(x[:1])).norm() > 1e-6 * both.norm(), "a neighbour changes theirs"

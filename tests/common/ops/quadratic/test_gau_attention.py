@@ -1,4 +1,4 @@
-"""The quadratic attention of the gated attention unit against its literal reference and against others' formulas."""
+"""The quadratic attention of the gated attention unit against its literal reference and other formulas."""
 
 import math
 from functools import partial
@@ -99,7 +99,7 @@ def test_it_is_the_formula_of_the_paper(tokens, causal):
     attention = attention.tril() if causal else attention
     expected = torch.einsum("bhij,bhje->bhie", attention, v)
     wanted = gradients(expected, [q, k, v, bias])
-    for divisor in [float(tokens)] if causal else [float(tokens), None]:  # None counts what a query sees
+    for divisor in [float(tokens)] if causal else [float(tokens), None]:  # None counts the tokens that a query sees
         out = gau_attention(q, k, v, bias=bias, causal=causal, divisor=divisor)
         assert_close("out", out, expected)
         for name, actual, other in zip(NAMES, gradients(out, [q, k, v, bias]), wanted):
@@ -144,15 +144,18 @@ def test_many_blocks_are_as_exact_in_half_precision_as_one(kernel):
             expected = gau_attention(*exact, bias=exact_bias, **options)
             assert out.dtype == dtype
             assert_close("out", out, expected)
-            found, wanted = gradients(out, [*inputs, bias]), gradients(expected, [*exact, exact_bias])
-            for name, actual, other in zip(NAMES, found, wanted):
+            actual_gradients, expected_gradients = (
+                gradients(out, [*inputs, bias]),
+                gradients(expected, [*exact, exact_bias]),
+            )
+            for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
                 assert_close(f"gradient of {name}", actual, other)
 
 
 @causality
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_8192_tokens_in_half_precision_are_as_exact_as_they_can_be(dtype, causal):
-    """Without a gradient; Σ over 8192 squares of scores that pass neither float16's range nor bfloat16's 8 bits."""
+    """No gradient; Σ over 8192 squared scores within float16's range but beyond bfloat16's 8 bits."""
     inputs = [x.detach() for x in qkv(8192, batch=1, heads=1, d=16, e=8, dtype=dtype)]
     out = gau_attention(*inputs, causal=causal, divisor=4.0)
     assert_close("out", out, gau_attention(*(x.float() for x in inputs), causal=causal, divisor=4.0))

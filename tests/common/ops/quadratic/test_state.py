@@ -1,4 +1,4 @@
-"""The state of causal gau_attention, every token so far: pieces, padding in between, beams, what is refused."""
+"""The state of causal gau_attention, every token so far: pieces, padding in between, beams, refused arguments."""
 
 import hypothesis
 import torch
@@ -11,7 +11,7 @@ from tests.compare import assert_close
 
 
 def in_pieces(inputs, pieces, mask=None, bias=None, **options):
-    """Output and last state of ``inputs`` in ``pieces`` of these lengths; ``bias(m)`` is that of m tokens."""
+    """Output and last state of ``inputs`` in ``pieces`` of these lengths; ``bias(m)`` is the bias for m tokens."""
     outputs, state, start = [], None, 0
     for length in pieces:
         part = slice(start, start + length)

@@ -1,4 +1,4 @@
-"""LSH attention beyond the contract: what it finds, its own token, its rotations, and transformers beside it."""
+"""LSH attention beyond the contract: the keys it finds, a token's own key, its rotations, and transformers' module."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def others(q, v, causal: bool):
-    """Softmax attention of unit keys to every token but the own one."""
+    """Softmax attention with unit keys to every token except the query's own."""
     n = q.shape[2]
     scores = q @ torch.nn.functional.normalize(q, dim=-1).transpose(-2, -1)
     hidden = torch.eye(n).bool() | (torch.ones(n, n).triu().bool() if causal else False)
@@ -29,14 +29,14 @@ def others(q, v, causal: bool):
 @causality
 def test_one_bucket_in_one_chunk_is_attention_to_all_others(causal):
     q, _, v = qkv(9)
-    q = q.abs()  # all on one side of a direction of ones
+    q = q.abs()  # all on the same side of a direction of ones
     out = reformer_attention(q, v, torch.ones(1, 5, 1), causal=causal, chunk_size=9)
     assert_close("out", out, others(q, v, causal))
 
 
 @causality
 def test_more_rounds_find_more_of_what_softmax_attention_weighs(causal):
-    """Sharp attention is within a bucket with some chance in each round."""
+    """In each round, a key with a large weight has a certain chance to be in the query's bucket."""
     with torch.no_grad():
         q, _, v = qkv(60, d=8, scale=3.0)
         expected = others(q, v, causal)
@@ -49,7 +49,7 @@ def test_more_rounds_find_more_of_what_softmax_attention_weighs(causal):
 
 @causality
 def test_a_token_attends_to_itself_only_where_it_finds_no_other(causal):
-    """Two directions in two buckets: the third token is of the first's, the second is alone."""
+    """Two directions in two buckets: the third token shares the first one's bucket, the second is alone."""
     q = torch.tensor([[1.0, 0.1], [0.1, -1.0], [2.0, 0.1]])[None, None]
     v = torch.tensor([[1.0], [2.0], [4.0]])[None, None]
     rotations = torch.eye(2).expand(3, 2, 2)
@@ -68,7 +68,7 @@ def test_extreme_queries_stay_finite(size, causal):
 
 
 def test_a_causal_token_finds_the_last_keys_of_its_bucket():
-    """Ten tokens of one bucket, with one of another in between: values tell which three are seen, and equally."""
+    """Ten tokens of one bucket, with one of another in between: values show which three are seen, equally weighted."""
     q = torch.ones(1, 1, 11, 1, dtype=torch.float64)
     q[:, :, 6] = -1.0
     v = torch.eye(11, dtype=torch.float64)[None, None]
@@ -104,15 +104,15 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_unit_keys_and_the_own_token_are_those_of_transformers():
-    """Two chunks that see each other, in the only bucket that has tokens: theirs does not ask for equal buckets."""
+    """Two chunks that see each other, in the only used bucket, since transformers does not compare buckets."""
     peer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
     sizes = {"attention_head_size": 8, "num_attention_heads": 2, "hidden_size": 16, "lsh_attn_chunk_length": 6}
     config = peer.ReformerConfig(**sizes, num_buckets=2, num_hashes=1, is_decoder=False)
-    theirs = peer.LSHSelfAttention(config, 0).eval()
+    layer = peer.LSHSelfAttention(config, 0).eval()
     x = torch.randn(2, 12, 16, generator=seeded())
-    q, v = (f(x).view(2, 12, 2, 8).transpose(1, 2) for f in (theirs.query_key, theirs.value))
-    expected = theirs(x).hidden_states.view(2, 12, 2, 8).transpose(1, 2)
+    q, v = (f(x).view(2, 12, 2, 8).transpose(1, 2) for f in (layer.query_key, layer.value))
+    expected = layer(x).hidden_states.view(2, 12, 2, 8).transpose(1, 2)
     out = others(q, v, False)
     assert_close("theirs", expected, out)
-    no_rotation = torch.zeros(1, 8, 1)  # every token is at a tie, and falls into the first bucket
+    no_rotation = torch.zeros(1, 8, 1)  # every token is at a tie, and is put into the first bucket
     assert_close("ours", reformer_attention(q, v, no_rotation, chunk_size=6), out)

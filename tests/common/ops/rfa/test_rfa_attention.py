@@ -48,7 +48,7 @@ def test_the_gate_is_the_recurrence(chunk_size, side):
 
 
 def test_many_chunks_carry_their_decay():
-    """More chunks than are joined in one product, twice over."""
+    """More than twice as many chunks as one matrix product joins."""
     inputs, log_gate = qkv(2100, d=D, batch=1), F.logsigmoid(torch.full((1, H, 2100), 7.0, dtype=torch.float64))
     options = {"log_gate": log_gate, "causal": True, "floor": 0.01}
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_many_chunks_carry_their_decay():
 
 
 def test_a_closed_gate_forgets_whatever_came_before():
-    """A decay of exp(-10,000) in one token leaves no trace, and takes no precision from those after it."""
+    """A decay of exp(-10,000) in one token leaves no trace, and does not reduce the precision of later tokens."""
     inputs = qkv(30, d=D, dtype=torch.float32)
     log_gate = torch.full((2, H, 30), -0.05)
     log_gate[:, :, 12] = -1e4
@@ -88,7 +88,7 @@ def test_training_draws_directions_and_evaluation_repeats():
 
 
 def test_the_state_of_a_source_is_for_evaluation_alone():
-    """In training the next call would have other directions."""
+    """In training, the next call would have other directions."""
     module, (q, k, v) = build_attention("rfa", num_heads=H, head_dim=D, features=6).double(), qkv(9, d=D)
     state = module.eval().source_state(k, v)
     module.train()

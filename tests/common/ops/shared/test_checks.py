@@ -1,4 +1,4 @@
-"""Errors whose names a host replaces by what its user typed."""
+"""Errors in which a host replaces argument names by what its user typed."""
 
 import pickle
 
@@ -8,7 +8,7 @@ from common.ops.shared.checks import ArgumentError, check_positive_int
 
 
 def test_names_are_bare_or_as_typed() -> None:
-    """Marked names alone are replaced, not the same words beside them."""
+    """Only marked names are replaced, not equal words next to them."""
     error = ArgumentError("`heads` is 3; allowed: as many heads as divide `dim`, 8, without `gate=False`")
     assert str(error) == "heads is 3; allowed: as many heads as divide dim, 8, without gate=False"
     names = {"heads": "--heads", "gate=False": "--no-gate"}
@@ -17,7 +17,7 @@ def test_names_are_bare_or_as_typed() -> None:
 
 
 def test_checks_mark_their_argument() -> None:
-    """So that every check of an option can be named by a host."""
+    """A host can therefore translate every check of an option."""
     with pytest.raises(ValueError, match="^chunk_size is 0; allowed: an integer of at least 1") as caught:
         check_positive_int("chunk_size", 0)
     assert caught.value.with_names({"chunk_size": "--chunk-size"}).startswith("--chunk-size is 0")

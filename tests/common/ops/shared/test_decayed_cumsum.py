@@ -1,4 +1,4 @@
-"""Running sums that forget: the literal recurrence, its gradients and theirs."""
+"""Running sums that forget: the literal recurrence, its gradients and second derivatives."""
 
 import warnings
 
@@ -50,5 +50,5 @@ def test_gradients_of_gradients_and_batches_of_them(own_gates):
     tensors = inputs(19, own_gates)
     assert torch.autograd.gradgradcheck(decayed_cumsum, tensors)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says which operations it does one by one
+        warnings.simplefilter("ignore")  # torch warns about operations that it performs one by one
         assert torch.autograd.gradcheck(decayed_cumsum, tensors, check_batched_grad=True)

@@ -1,4 +1,4 @@
-"""Causal sums that decay, for all features of a head together and for each by itself, beside a loop over the tokens."""
+"""Causal sums that decay, per head or per feature, against a loop over the tokens."""
 
 import pytest
 import torch
@@ -14,12 +14,14 @@ B, H, F, E = 2, 3, 5, 4
 def inputs(
     n: int, strength: float = 1.0, dtype: torch.dtype = torch.float64, batch: int = B, features: int = F
 ) -> dict[str, Tensor]:
-    """q, k, v and a ``log_decay`` of each feature, from 0 to about -2 ``strength``: leaves."""
+    """q, k, v and a ``log_decay`` of each feature, from 0 to about -2 ``strength``, as leaves."""
     generator = torch.Generator().manual_seed(n)
     shapes = {"q": features, "k": features, "v": E, "log_decay": features}
-    made = {x: torch.randn(batch, H, n, width, generator=generator, dtype=torch.float64) for x, width in shapes.items()}
-    made["log_decay"] = -strength * made["log_decay"].abs()
-    return {name: x.to(dtype).requires_grad_() for name, x in made.items()}
+    tensors = {
+        x: torch.randn(batch, H, n, width, generator=generator, dtype=torch.float64) for x, width in shapes.items()
+    }
+    tensors["log_decay"] = -strength * tensors["log_decay"].abs()
+    return {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
 
 
 def state(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -32,7 +34,7 @@ def state(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 
 
 def token_by_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: dict[str, Tensor] | None):
-    """``causal_sums`` as the recurrence says it."""
+    """``causal_sums`` by its recurrence."""
     sum_k = torch.zeros_like(k[:, :, 0]) if state is None else state["sum_k"]
     sum_kv = torch.zeros_like(k[:, :, 0, :, None] * v[:, :, 0, None]) if state is None else state["sum_kv"]
     values, weights = [], []
@@ -46,7 +48,7 @@ def token_by_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: di
 
 
 def flat(values: Tensor, weights: Tensor, state: dict[str, Tensor]) -> Tensor:
-    """All results of ``causal_sums`` in one row."""
+    """All results of ``causal_sums`` in one list."""
     return torch.cat([x.flatten() for x in (values, weights, state["sum_k"], state["sum_kv"])])
 
 
@@ -61,47 +63,47 @@ def agree(found, expected, leaves: dict[str, Tensor], tolerance: float | None = 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 16, 31])
 @pytest.mark.parametrize("chunk_size", [1, 3, 8, 64])
 def test_features_that_decay_are_the_recurrence(n, chunk_size, begun):
-    """Lengths within a chunk, at its border and over several; chunks that are no power of two."""
-    given, before = inputs(n), state() if begun else None
-    found = causal_sums(**given, chunk_size=chunk_size, state=before)
-    agree(found, token_by_token(**given, state=before), {**given, **(before or {})})
+    """Lengths within a chunk, at its border and over several; chunk sizes that are no power of two."""
+    arguments, before = inputs(n), state() if begun else None
+    actual = causal_sums(**arguments, chunk_size=chunk_size, state=before)
+    agree(actual, token_by_token(**arguments, state=before), {**arguments, **(before or {})})
 
 
 @pytest.mark.parametrize("n", [300, 700])
 def test_more_than_what_a_cpu_computes_at_once(n):
-    """At 300 tokens two rows of the batch and then the third, at 700 each row in two parts."""
-    given = inputs(n, 0.1, batch=3, features=64)
-    agree(causal_sums(**given, chunk_size=64, state=None), token_by_token(**given, state=None), given)
+    """With 300 tokens, two rows of the batch and then the third; with 700, each row in two parts."""
+    arguments = inputs(n, 0.1, batch=3, features=64)
+    agree(causal_sums(**arguments, chunk_size=64, state=None), token_by_token(**arguments, state=None), arguments)
 
 
 @pytest.mark.parametrize("strength", [0.0, 1e-6, 100.0])
 def test_decays_near_none_and_near_all(strength):
-    given, before = inputs(37, strength), state()
-    found = causal_sums(**given, chunk_size=8, state=before)
-    agree(found, token_by_token(**given, state=before), {**given, **before})
+    arguments, before = inputs(37, strength), state()
+    actual = causal_sums(**arguments, chunk_size=8, state=before)
+    agree(actual, token_by_token(**arguments, state=before), {**arguments, **before})
 
 
 def test_one_feature_may_forget_all_and_another_nothing():
-    """A decay of exp(-100) in each token, in float32, leaves its own token; a neighbour without decay sums all."""
-    given = inputs(70, dtype=torch.float32)
+    """A decay of exp(-100) per token, in float32, leaves only the token itself; a neighbour without decay sums all."""
+    arguments = inputs(70, dtype=torch.float32)
     log_decay = torch.zeros(B, H, 70, F)
     log_decay[..., ::2] = -100.0
-    given["log_decay"] = log_decay.requires_grad_()
-    found = causal_sums(**given, chunk_size=16, state=None)
-    double = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    arguments["log_decay"] = log_decay.requires_grad_()
+    actual = causal_sums(**arguments, chunk_size=16, state=None)
+    double = {name: x.detach().double().requires_grad_() for name, x in arguments.items()}
     expected = token_by_token(**double, state=None)
-    assert_close("sums", flat(*found), flat(*expected))
-    pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
-    assert_all_close(given, *pair)
+    assert_close("sums", flat(*actual), flat(*expected))
+    pair = gradients(flat(*actual), arguments.values()), gradients(flat(*expected), double.values())
+    assert_all_close(arguments, *pair)
     of_closed = pair[0][-1][..., ::2]
     assert of_closed.abs().max() < 1e-30, "no rounding errors of others"
 
 
 def test_a_closed_gate_takes_no_precision_from_tokens_after_it():
-    given = {name: x.detach() for name, x in inputs(30, 0.05, torch.float32).items()}
-    given["log_decay"][:, :, 13] = -1e4
-    values, weights, _ = causal_sums(**given, chunk_size=8, state=None)
-    later = {name: x[:, :, 13:] for name, x in given.items()}
+    arguments = {name: x.detach() for name, x in inputs(30, 0.05, torch.float32).items()}
+    arguments["log_decay"][:, :, 13] = -1e4
+    values, weights, _ = causal_sums(**arguments, chunk_size=8, state=None)
+    later = {name: x[:, :, 13:] for name, x in arguments.items()}
     alone_values, alone_weights, _ = causal_sums(**later, chunk_size=8, state=None)
     assert_close("values", values[:, :, 13:], alone_values)
     assert_close("weights", weights[:, :, 13:], alone_weights)
@@ -109,32 +111,32 @@ def test_a_closed_gate_takes_no_precision_from_tokens_after_it():
 
 @pytest.mark.parametrize("strength", [1e-3, 1.0, 50.0])
 def test_thousands_of_tokens_in_float32(strength):
-    """With decays whose product over the sequence is far below the least float, and with such as remember thousands."""
-    given = inputs(4096, strength, torch.float32, batch=1)
-    found = causal_sums(**given, chunk_size=64, state=None)
-    double = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    """Decays whose product over the sequence is far below the smallest float, and decays that remember thousands."""
+    arguments = inputs(4096, strength, torch.float32, batch=1)
+    actual = causal_sums(**arguments, chunk_size=64, state=None)
+    double = {name: x.detach().double().requires_grad_() for name, x in arguments.items()}
     expected = causal_sums(**double, chunk_size=16, state=None)
-    assert_close("sums", flat(*found), flat(*expected))
-    pair = gradients(flat(*found), given.values()), gradients(flat(*expected), double.values())
-    assert_all_close(given, *pair)
+    assert_close("sums", flat(*actual), flat(*expected))
+    pair = gradients(flat(*actual), arguments.values()), gradients(flat(*expected), double.values())
+    assert_all_close(arguments, *pair)
 
 
 def test_gradients_of_gradients():
-    given, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
+    arguments, before = inputs(11, batch=1), {name: x[:1].detach().requires_grad_() for name, x in state().items()}
 
     def sums(*tensors: Tensor) -> Tensor:
         q, k, v, log_decay, sum_k, sum_kv = tensors
-        # Squared, as a decay of 0 is at the end of what is allowed.
+        # Squared, as a decay of 0 is at the limit of what is allowed.
         return flat(*causal_sums(q, k, v, 4, {"sum_k": sum_k, "sum_kv": sum_kv}, -log_decay.square()))
 
-    tensors = (*given.values(), *before.values())
+    tensors = (*arguments.values(), *before.values())
     assert torch.autograd.gradcheck(sums, tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(sums, tensors, fast_mode=True)
 
 
 @pytest.fixture
 def nothing_compiled_before() -> None:
-    """No graph of another test is left."""
+    """Discard the graphs of other tests."""
     torch._dynamo.reset()
 
 
@@ -145,13 +147,13 @@ def test_sums_of_features_that_decay_by_themselves_are_compiled_for_any_length(b
         before, arguments = state() if begun else None, inputs(n)
         call = {"chunk_size": 8, "state": before, **arguments}
         with torch.compiler.set_stance("fail_on_recompile" if NEWER_THAN_2_6 and n != 19 else "default"):
-            found = compiled(**call)
-        agree(found, causal_sums(**call), {**arguments, **(before or {})})
+            actual = compiled(**call)
+        agree(actual, causal_sums(**call), {**arguments, **(before or {})})
 
 
 @pytest.mark.skipif(not NEWER_THAN_2_6, reason="torch 2.6 cannot tell torch.compile from torch.export")
 def test_their_graph_does_not_grow_with_the_chunk(nothing_compiled_before):
-    """In plain PyTorch each halving of a chunk is some dozens of operations, which take a compiler minutes."""
+    """In plain PyTorch, each halving of a chunk is some dozens of operations, which take minutes to compile."""
     sizes = []
 
     def count(graph: torch.fx.GraphModule, _: list) -> torch.fx.GraphModule:
@@ -165,7 +167,7 @@ def test_their_graph_does_not_grow_with_the_chunk(nothing_compiled_before):
 
 
 def test_the_weights_leave_the_length_of_a_compiled_graph_free():
-    """With inductor, and a backward pass that keeps the weights; a length that is marked and yet fixed is an error."""
+    """With inductor and a backward pass that keeps the weights; a length marked dynamic that gets fixed is an error."""
     inputs = [torch.rand(1, 2, 20, 8, requires_grad=True) for _ in range(3)]
     for x in inputs:
         torch._dynamo.mark_dynamic(x, 2)

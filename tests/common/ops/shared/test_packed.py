@@ -1,4 +1,4 @@
-"""Packed documents in the functions of ``common.ops``: what is refused, biases and tensors without heads."""
+"""Packed documents in the functions of ``common.ops``: refused arguments, biases and tensors without heads."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ SPANS = ((0, 0, 4), (0, 4, 11), (1, 0, 1), (1, 1, 11))
 
 
 def each(op, *tensors, **options):
-    """``op`` of each document of IDS alone, in its place."""
+    """Apply ``op`` to each document of IDS alone, and write the result to its position."""
     rows = [[], []]
     for row, begin, end in SPANS:
         rows[row].append(op(*(x[row : row + 1, ..., begin:end, :] for x in tensors), **options)[0])
@@ -55,7 +55,7 @@ def test_a_bias_for_all_tokens_is_cut_for_each_document(form, causal):
 
 @pytest.mark.parametrize("form", BIASES[1:])
 def test_a_bias_for_other_tokens_is_refused(form):
-    """A bias must not count the tokens of documents that have ended, which the state no longer has."""
+    """A bias must not cover tokens of documents that have ended, which the state no longer holds."""
     q, k, v = qkv(11)
     for tokens in (10, 12, 20):
         with pytest.raises(ValueError, match="^bias has shape.* = 11 and 2 heads"):
@@ -74,10 +74,10 @@ def test_a_bias_for_all_tokens_is_cut_where_documents_go_on():
     expected = gau_attention(q, k, v, bias=whole, segment_ids=IDS, **matrix)
     parts, state = [], None
     for begin, end in ((0, 3), (3, 6), (6, 11)):
-        some, seen = (x[:, :, begin:end] for x in (q, k, v)), 0 if state is None else state["k"].shape[2]
+        part, seen = (x[:, :, begin:end] for x in (q, k, v)), 0 if state is None else state["k"].shape[2]
         n = seen + end - begin
         out, state = gau_attention(
-            *some,
+            *part,
             bias=whole[..., 11 - n : 10 + n],
             segment_ids=IDS[:, begin:end],
             initial_state=state,

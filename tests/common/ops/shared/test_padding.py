@@ -1,4 +1,4 @@
-"""Real tokens to the front and back again, against Python lists."""
+"""Moving real tokens to the front and back again, against Python lists."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Biases over distances against the matrices they stand for."""
+"""Biases over distances against the matrices that they represent."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LIKE = torch.randn(2, 3, 5, 4)
 
 
 def written_out(bias, tokens: int):
-    """The matrix (..., n, n) whose entry (i, j) is the vector's i - j + n - 1; a matrix as it is."""
+    """The matrix (..., n, n) whose entry (i, j) is the vector's i - j + n - 1; a matrix is returned unchanged."""
     if bias.shape[-1] == tokens and tokens > 1:
         return bias
     rows = [torch.stack([bias[..., i - j + tokens - 1] for j in range(tokens)], -1) for i in range(tokens)]

@@ -1,4 +1,4 @@
-"""relu², softmax and the Laplace function on scores."""
+"""The functions applied to scores: relu², softmax and the Laplace function."""
 
 import math
 

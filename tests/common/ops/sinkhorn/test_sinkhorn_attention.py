@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention beyond the contract: what is sorted, how weights add up, and memory."""
+"""Sparse Sinkhorn attention beyond the contract: sorting of chunks, sums of weights, and memory."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.compare import assert_close, gradients
 
 
 def test_a_sure_sorting_puts_another_chunk_beside_the_own():
-    """Three chunks of four tokens, whose sums say which chunk they want: the next, and the last wants the first."""
+    """Three chunks of four tokens, whose sums select a chunk: each selects the next, and the last selects the first."""
     q, k, v = (x.detach() for x in qkv(12, batch=1, heads=1, d=3))
     k = k - k.unflatten(2, (3, 4)).mean(3).repeat_interleave(4, 2) + torch.eye(3).repeat_interleave(4, 0)
     wanted = torch.eye(3, dtype=torch.float64).roll(1, 1)[None] * 1e3  # chunk g, whose sum is 4 in channel g
@@ -23,20 +23,20 @@ def test_a_sure_sorting_puts_another_chunk_beside_the_own():
 
 @pytest.mark.parametrize("sort, columns", [("sinkhorn", True), ("softmax", False)])
 def test_weights_of_chunks_add_up(sort, columns):
-    """Queries of zeros weigh all keys alike, and values that name their chunk leave the weights of chunks."""
+    """Zero queries weight all keys equally, and values that identify their chunk show the weights of chunks."""
     _, k, _ = qkv(20, batch=1, heads=1, scale=0.3)
     names = torch.eye(4, dtype=torch.float64).repeat_interleave(5, 0)[None, None]
     options = {"max_tokens": 20, "chunk_size": 5, "sort": sort, "iterations": 60, "normaliser": "separate"}
     weight = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     out = sinkhorn_attention(torch.zeros_like(k), k, names, weight, **options)
-    weights = (out - names)[0, 0, ::5]  # without the mean of the own chunk
+    weights = (out - names)[0, 0, ::5]  # without the average over the own chunk
     ones = torch.ones(4, dtype=torch.float64)
     assert_close("rows", weights.sum(1), ones, 1e-6)
     assert ((weights.sum(0) - 1).abs().max() < 1e-6) == columns
 
 
 def test_a_single_chunk_is_softmax_attention():
-    """Sorted, it is itself: under one softmax each key counts twice, and so once."""
+    """The chunk is sorted to itself: under a joint softmax each key counts twice, which normalisation cancels."""
     q, k, v = qkv(7)
     weight = torch.randn(2, 5, 3, dtype=torch.float64)
     out = sinkhorn_attention(q, k, v, weight, max_tokens=24, chunk_size=8)

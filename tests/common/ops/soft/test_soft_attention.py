@@ -1,4 +1,4 @@
-"""SOFT beyond the contract: what it inverts, edges of an image, and what it is not for."""
+"""SOFT beyond the contract: its inverse, edges of an image, and refused uses."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.compare import assert_close
 
 
 def parameters(channels: int = 4, ratio: int = 2) -> dict:
-    """Weights that make landmarks which are far from each other."""
+    """Weights that produce landmarks far from each other."""
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(channels, channels, ratio, ratio, generator=generator, dtype=torch.float64)
     ones = torch.ones(channels, dtype=torch.float64)
@@ -21,11 +21,11 @@ def parameters(channels: int = 4, ratio: int = 2) -> dict:
 
 def test_it_is_the_kernel_through_the_inverse_of_its_landmarks():
     q, _, v = (x.detach() for x in qkv(16, d=4, heads=1, batch=1))
-    given = parameters()
-    out = soft_attention(q, v, spatial_shape=(4, 4), ridge=0.2, **given)
+    weights = parameters()
+    out = soft_attention(q, v, spatial_shape=(4, 4), ridge=0.2, **weights)
     x = q[0, 0] / 4**0.25
-    landmarks = F.conv2d(x.T.reshape(1, 4, 4, 4), given["landmark_weight"], stride=2)[0].flatten(1).T
-    landmarks = F.gelu(F.layer_norm(landmarks, (4,), given["norm_weight"], given["norm_bias"]))
+    landmarks = F.conv2d(x.T.reshape(1, 4, 4, 4), weights["landmark_weight"], stride=2)[0].flatten(1).T
+    landmarks = F.gelu(F.layer_norm(landmarks, (4,), weights["norm_weight"], weights["norm_bias"]))
     rows, few = ((-torch.cdist(a, landmarks).square() / 2).exp() for a in (x, landmarks))
     inverse = torch.linalg.inv(few + 0.2 * torch.eye(4, dtype=q.dtype))
     assert_close("out", out[0, 0], rows @ inverse @ rows.T @ v[0, 0], 1e-6)
@@ -59,10 +59,10 @@ def test_images_alone():
 
 def test_what_does_not_fit_is_refused():
     q, _, v = qkv(6, d=4)
-    given = {"q": q, "v": v, "spatial_shape": (2, 3), **parameters()}
+    arguments = {"q": q, "v": v, "spatial_shape": (2, 3), **parameters()}
     with refused("iterations", "21", "20"):
-        soft_attention(**given, iterations=21)
+        soft_attention(**arguments, iterations=21)
     with refused("q", "norm_bias is (5,)", ""):
-        soft_attention(**{**given, "norm_bias": torch.zeros(5)})
+        soft_attention(**{**arguments, "norm_bias": torch.zeros(5)})
     with refused("conv_kernel", "2", "odd"):
         build_attention("soft", spatial_dims=2, num_heads=2, head_dim=4, conv_kernel=2)

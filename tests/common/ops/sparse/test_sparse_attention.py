@@ -1,4 +1,4 @@
-"""Sparse Transformer: who sees whom, the strided pattern's promises, and cost."""
+"""Sparse Transformer: which tokens see each other, the strided pattern's promises, and cost."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ patterns = pytest.mark.parametrize("pattern", PATTERNS)
     ],
 )
 def test_token_12_of_23_sees(options, seen):
-    """The last chunk of five is filled by three, so that it has no columns yet."""
+    """The last chunk of five has only three tokens, so it has no columns yet."""
     q, k, v = qkv(23)
     reached = gradients(sparse_attention(q, k, v, **options)[:, :, 12], [v])[0].abs().sum((0, 1, 3)).nonzero()
     assert reached.flatten().tolist() == seen
@@ -50,7 +50,7 @@ def test_more_columns_than_a_chunk_has_are_all_tokens():
 @causality
 @torch.no_grad()
 def test_cost_is_that_of_the_root_of_the_length(causal, pattern):
-    """Four times the tokens with twice the stride are eight times the work, and no map of all pairs is made."""
+    """Four times the tokens with twice the stride need eight times the work, and no map of all pairs is created."""
     totals = []
     for n, stride in ((1024, 32), (4096, 64)):
         inputs = [x.detach() for x in qkv(n, batch=1, dtype=torch.float32)]
@@ -68,5 +68,5 @@ def test_a_long_prompt_behind_a_state_makes_no_map_of_all_pairs(pattern):
     options = {"pattern": pattern, "stride": 16, "causal": True, "return_state": True}
     q, k, v = (x.detach() for x in qkv(600, batch=1))
     _, state = sparse_attention(q[:, :, :10], k[:, :, :10], v[:, :, :10], **options)
-    rest = [x[:, :, 10:] for x in (q, k, v)]
-    assert largest_tensor(lambda: sparse_attention(*rest, initial_state=state, **options)) < 600 * 600 / 2
+    later = [x[:, :, 10:] for x in (q, k, v)]
+    assert largest_tensor(lambda: sparse_attention(*later, initial_state=state, **options)) < 600 * 600 / 2

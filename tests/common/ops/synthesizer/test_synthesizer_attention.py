@@ -1,4 +1,4 @@
-"""Synthesizer beyond the contract: what its forms have, its longest length, and what does not fit."""
+"""Synthesizer beyond the contract: its forms, its longest length, and refused arguments."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 
 
 def given(module, q, v):
-    """q, k and v as ``module`` takes them."""
+    """q, k and v as ``module`` expects them."""
     return (q if "q" in module.projections(4) else None), None, v
 
 

@@ -1,4 +1,4 @@
-"""T2R beyond the contract: its floor, its scale, its map at first, and what does not fit."""
+"""T2R beyond the contract: its floor, its scale, its initial map, and refused arguments."""
 
 import torch
 
@@ -17,7 +17,7 @@ def a_map(features: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_query_that_no_key_answers_gives_zero():
-    """relu may leave nothing; a small normaliser is raised to the floor."""
+    """relu may leave only zeros; a small normaliser is raised to the floor."""
     q, k, v = (x.detach() for x in qkv(6, d=D))
     weight, _ = a_map()
     out = t2r_attention(q, k, v, weight, torch.full((H, 5), -100.0, dtype=torch.float64))
@@ -39,6 +39,6 @@ def test_maps_begin_as_a_layer_of_torch_does():
     torch.manual_seed(0)
     module = build_attention("t2r", num_heads=3, head_dim=16, features=64)
     layer = torch.nn.Linear(16, 3 * 64)
-    for ours, theirs in ((module.map_weight, layer.weight), (module.map_bias, layer.bias)):
-        assert ours.numel() == theirs.numel() and ours.abs().max() <= 16**-0.5
-        assert_close("spread", ours.std(), theirs.std(), 0.1)
+    for parameter, source in ((module.map_weight, layer.weight), (module.map_bias, layer.bias)):
+        assert parameter.numel() == source.numel() and parameter.abs().max() <= 16**-0.5
+        assert_close("spread", parameter.std(), source.std(), 0.1)

@@ -1,4 +1,4 @@
-"""YOSO-E beyond the contract: its weights, gradients of parallel vectors, blocks, and transformers beside it."""
+"""YOSO-E beyond the contract: its weights, gradients of parallel vectors, blocks, and transformers' module."""
 
 import math
 
@@ -22,7 +22,7 @@ def directions(angles: list[float]) -> torch.Tensor:
 
 
 def test_weights_are_the_probability_of_equal_hashes():
-    """Of three random hyperplanes, all have a query and a key on the same side as often as the weights say."""
+    """A query and a key share the sides of three random hyperplanes with the probability given by the weight."""
     q, k = directions([0.3]), directions([0.5, 1.4, 2.9])
     out = yoso_attention(q, k, torch.eye(3, dtype=torch.float64)[None, None], tau=3)
     planes = torch.randn(100_000, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -34,7 +34,7 @@ def test_weights_are_the_probability_of_equal_hashes():
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_gradients_of_parallel_and_opposite_vectors_are_finite(dtype, gradient):
-    """A query, the same as a key, and its opposite: the cosine is 1 and -1, where arccos has no derivative."""
+    """A query, an equal key, and its opposite: the cosine is 1 and -1, where arccos has no derivative."""
     _, _, v = qkv(4, batch=1, heads=1, d=3, dtype=dtype)
     x = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [-1.0, -2.0, -3.0], [1.0, 2.0, 3.001]], dtype=dtype)[None, None]
     q, k = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -47,19 +47,19 @@ def test_gradients_of_parallel_and_opposite_vectors_are_finite(dtype, gradient):
 def test_the_exact_gradient_is_the_derivative_and_the_bound_is_half_tau_times_the_weights():
     inputs = qkv(6, batch=1, heads=1)
     assert torch.autograd.gradcheck(lambda q, k, v: yoso_attention(q, k, v, gradient="exact"), inputs)
-    # One key: the weight's direction alone is left, so look at what two keys at right angles add up to.
+    # With one key, only the weight's direction remains, so the test reads the sum of two keys at right angles.
     angle, tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True), 4
     q = torch.stack([angle.cos(), angle.sin()])[None, None, None]
     out = yoso_attention(q, directions([0.0, math.pi / 2]), torch.eye(2, dtype=torch.float64)[None, None], tau=tau)
-    found = torch.autograd.grad(out[0, 0, 0, 0] / out[0, 0, 0, 1], angle)[0].item()
-    one, two = (1 - 0.7 / math.pi) ** tau, (1 - (math.pi / 2 - 0.7) / math.pi) ** tau
-    change = [tau / 2 * one * -math.sin(0.7), tau / 2 * two * math.cos(0.7)]
-    assert abs(found - (change[0] / two - one * change[1] / two**2)) < 1e-9
+    slope = torch.autograd.grad(out[0, 0, 0, 0] / out[0, 0, 0, 1], angle)[0].item()
+    first, second = (1 - 0.7 / math.pi) ** tau, (1 - (math.pi / 2 - 0.7) / math.pi) ** tau
+    change = [tau / 2 * first * -math.sin(0.7), tau / 2 * second * math.cos(0.7)]
+    assert abs(slope - (change[0] / second - first * change[1] / second**2)) < 1e-9
 
 
 @causality
 def test_blocks_of_rows_change_nothing(causal):
-    """A block has 256 of them."""
+    """A block has 256 rows."""
     inputs, mask = qkv(300, batch=1, heads=1), (torch.arange(300) % 7 == 3)[None]
     masks = {"key_padding_mask": mask, "query_padding_mask": mask}
     out, expected = (attend(*inputs, causal=causal, **masks) for attend in (yoso_attention, yoso_attention_reference))
@@ -82,17 +82,17 @@ def test_nothing_larger_than_a_block_of_rows_is_made_or_kept(causal):
 
 
 def test_it_is_the_expectation_of_transformers_with_its_gradient():
-    """With a mask of 0 and -10000; the one that their own model passes, of 1 and 0, they ignore."""
+    """With a mask of 0 and -10000; transformers ignores the mask of 1 and 0 that its own model passes."""
     peer = pytest.importorskip("transformers.models.yoso.modeling_yoso")
     config = peer.YosoConfig(hidden_size=32, num_attention_heads=4, use_expectation=True, conv_window=None)
-    theirs, n = peer.YosoSelfAttention(config).eval(), 12
+    layer, n = peer.YosoSelfAttention(config).eval(), 12
     x = torch.randn(1, n, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     padding = (torch.arange(n) >= 8)[None]
 
     def attend(mask):
-        return theirs(x, mask)[0].view(1, n, 4, 8).transpose(1, 2)[:, :, :8]
+        return layer(x, mask)[0].view(1, n, 4, 8).transpose(1, 2)[:, :, :8]
 
-    q, k, v = (f(x).view(1, n, 4, 8).transpose(1, 2) for f in (theirs.query, theirs.key, theirs.value))
+    q, k, v = (f(x).view(1, n, 4, 8).transpose(1, 2) for f in (layer.query, layer.key, layer.value))
     out = yoso_attention(q, k, v, tau=config.hash_code_len, key_padding_mask=padding)[:, :, :8]
     expected = attend(-10000.0 * padding)
     assert_close("out", expected, out)

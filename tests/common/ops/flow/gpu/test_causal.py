@@ -14,7 +14,7 @@ from tests.common.ops.shared.gpu.device import on_cpu, on_device
 from tests.compare import TOLERANCES, assert_close, gradients
 
 SMALL = {"batch": 1, "heads": 1, "d": 5, "e": 3, "dtype": torch.float32}
-ROUNDING = 1e-6  # of a gradient beside the largest one, what is left of one that is truly 0
+ROUNDING = 1e-6  # relative to the largest gradient, the rounding error of one that is truly 0
 
 
 def attend(inputs, mask=None, **options):
@@ -43,16 +43,16 @@ def assert_same_gradients(found, wanted, tolerance=None, names="qkv") -> None:
 
 @pytest.mark.parametrize("options", FLOW_OPTIONS, ids=name_of)
 def test_every_option_agrees_with_the_reference(options):
-    # Unclamped relu flows reach 1e5, whose exponentials are summed as logarithms with 1e-7 of that lost.
+    # Unclamped relu flows reach 1e5; summing their exponentials as logarithms loses 1e-7 of that.
     loose = options.get("phi") == "relu"
     assert_agrees(qkv(40, **SMALL), tolerance=1e-4 if loose else None, **options)
 
 
 def test_constants_of_a_form_that_show_in_float32_agree(monkeypatch):
-    """1e-6 is beside a flow what rounding is; 0.3 in its place reaches every output and gradient."""
+    """1e-6 is as small as rounding relative to a flow; replacing it by 0.3 changes every output and gradient."""
     monkeypatch.setitem(FORMS, "coarse", FlowForm(eps=0.3, outer_eps=0.2, rescale=True))
     monkeypatch.setitem(CONSTANTS, "coarse", Constants(inner=0.3, outer=0.2, counts=True))
-    # Without a clamp, which would take most gradients away, and a last chunk that is not full.
+    # Without a clamp, which would zero most gradients, and with a partial last chunk.
     assert_agrees(qkv(50, **SMALL), padding("right", 1, 50), form="coarse", clamp=None)
 
 
@@ -143,7 +143,7 @@ def test_any_layout_agrees(layout):
 
 @pytest.mark.parametrize("side, options", [("none", {}), ("holes", FLOW_OPTIONS[-3]), ("left", FLOW_OPTIONS[-1])])
 def test_a_sequence_in_pieces_is_the_same_function(side, options):
-    """Outputs, and gradients through the states that join the pieces."""
+    """Outputs, and gradients through the states between pieces."""
     inputs, mask = on_device(qkv(40, **{**SMALL, "batch": 2})), padding(side, 2, 40)
     outputs, state = [], None
     for piece in (slice(0, 1), slice(1, 37), slice(37, 40)):
@@ -162,7 +162,7 @@ def test_a_sequence_in_pieces_is_the_same_function(side, options):
 
 @pytest.mark.parametrize("options", [{}, {"allocation": "softmax", "clamp": None}], ids=name_of)
 def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, with_pytorch):
-    """float64, as it is not for kernels, goes through the PyTorch form."""
+    """float64, which kernels do not support, uses the PyTorch form."""
     first, second = (qkv(40, **{**SMALL, "seed": seed}) for seed in (0, 1))
     results = []
     for convert in (on_device, lambda tensors: doubled(*tensors)):
@@ -173,11 +173,11 @@ def test_the_state_and_all_its_gradients_are_those_of_the_pytorch_form(options, 
         sums = [name for name in state if name != "count"]
         loss = out.cpu().square().sum() + sum((after[name].cpu() * 0.1).sum() for name in sums)
         leaves = [*inputs, *(state[name] for name in sums)]
-        found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        actual_gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         results.append({"count": after["count"].double(), **{name: after[name] for name in sums}})
-        results[-1].update({f"gradient of {name}": x for name, x in zip([*"qkv", *sums], found)})
+        results[-1].update({f"gradient of {name}": x for name, x in zip([*"qkv", *sums], actual_gradients)})
     for name, actual in results[0].items():
-        # Gradients of the sums cancel to a tenth of their parts.
+        # Gradients of the sums cancel to a tenth of their terms.
         tolerance = 5e-5 if name.startswith("gradient") else None
         assert_close(name, actual.detach().cpu(), results[1][name].detach().to(actual.dtype), tolerance)
 
@@ -207,12 +207,12 @@ def test_gradients_of_second_order_are_those_of_the_pytorch_form(with_pytorch):
         return torch.autograd.grad(sum(x.cpu().sin().sum() for x in first), inputs)
 
     inputs = qkv(40, **SMALL)
-    found, wanted = on_cpu(second_order(on_device(inputs))), second_order(doubled(*inputs))
-    assert_same_gradients(found, wanted, 1e-4)
+    actual, wanted = on_cpu(second_order(on_device(inputs))), second_order(doubled(*inputs))
+    assert_same_gradients(actual, wanted, 1e-4)
 
 
 class Broken:
-    """A kernel that no device takes."""
+    """A kernel that fails on every device."""
 
     def __getitem__(self, grid):
         raise RuntimeError("no configuration fits this device")
@@ -224,12 +224,12 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     monkeypatch.setattr(chunks_kernels, "values_backward", Broken())
     out = attend(inputs)
     with pytest.warns(UserWarning, match="flow_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
-        found = gradients(out.cpu(), inputs)
-    assert_same_gradients(found, wanted, TOLERANCES[torch.float32])
+        actual = gradients(out.cpu(), inputs)
+    assert_same_gradients(actual, wanted, TOLERANCES[torch.float32])
 
 
 def test_what_is_saved_for_the_backward_pass_is_inputs_output_and_little_more():
-    """Four flows of n numbers and, before each of 16 chunks and after the last, four sums of d: no features."""
+    """Four flows of n numbers and, before each of 16 chunks and after the last, four sums of d; no features."""
     inputs = on_device(qkv(512, **{**SMALL, "d": 16, "e": 16}))
     saved = {}
 

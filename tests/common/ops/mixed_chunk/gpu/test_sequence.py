@@ -1,6 +1,6 @@
 """Kernels of mixed chunk attention against the literal reference in float64, forward and in gradients.
 
-In the interpreter tiles are of 16 tokens: chunks of 20 take two, the second of them not full.
+In the interpreter, tiles have 16 tokens: chunks of 20 need two, the second only partly full.
 """
 
 import math
@@ -22,7 +22,7 @@ causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causa
 
 
 def of_all(out, leaves):
-    """Gradients of every leaf, zero of one that has no part in ``out``."""
+    """Gradients of every leaf, zero for a leaf that ``out`` does not depend on."""
     return gradients(out + 0 * sum(leaf.cpu().sum() for leaf in leaves), leaves)
 
 
@@ -32,8 +32,8 @@ def assert_agrees(inputs, bias=None, mask=None, **options) -> None:
     (mask_there,) = on_device([mask])
     there = {"bias": None if bias is None else leaves[5], "key_padding_mask": mask_there}
     out = mixed_chunk_attention(*leaves[:5], **there, **options)
-    here = {"bias": None if bias is None else exact[5], "key_padding_mask": mask}
-    expected = mixed_chunk_attention_reference(*exact[:5], **here, **options)
+    arguments = {"bias": None if bias is None else exact[5], "key_padding_mask": mask}
+    expected = mixed_chunk_attention_reference(*exact[:5], **arguments, **options)
     assert out.dtype == inputs[4].dtype
     assert_close("out", out.cpu(), expected.to(out.dtype))
     for name, actual, wanted in zip(NAMES, on_cpu(of_all(out.cpu(), leaves)), of_all(expected, exact)):
@@ -55,7 +55,7 @@ def test_biases_of_heads_agree(form, causal):
 
 
 def test_a_matrix_of_one_number_serves_all_heads():
-    """With chunks of one token it is a matrix and a vector at once."""
+    """With chunks of one token, the bias is a matrix and a vector at once."""
     bias = bias_like("matrix", 1, dtype=torch.float32)
     assert_agrees(mixed_chunk_inputs(3, **{**SMALL, "heads": 2}), bias, chunk_size=1)
 
@@ -76,7 +76,7 @@ def test_padding_on_any_side_agrees(side, causal):
 @causality
 @pytest.mark.parametrize("walks", [False, True], ids=["program per chunk", "program per head"])
 def test_sums_over_chunks_agree_however_programs_share_them(walks, causal, monkeypatch):
-    """One head of two sequences is enough for a GPU of two multiprocessors, and not of three."""
+    """One head of two sequences is enough work for a GPU of two multiprocessors, but not of three."""
     monkeypatch.setattr(sequence, "processors", lambda device: 2 if walks else 3)
     inputs, bias = mixed_chunk_inputs(13, **{**SMALL, "batch": 2}), bias_like("vector", 5, dtype=torch.float32)
     assert_agrees(inputs, bias, padding("left", 2, 13), chunk_size=5, causal=causal)
@@ -84,7 +84,7 @@ def test_sums_over_chunks_agree_however_programs_share_them(walks, causal, monke
 
 @causality
 def test_a_bias_by_distance_has_its_gradient_without_gather_too(causal, monkeypatch):
-    """As in Triton 3.2, which has none."""
+    """Triton 3.2 has no gather."""
     monkeypatch.setattr(kernels, "HAS_GATHER", False)
     inputs, bias = mixed_chunk_inputs(25, **SMALL), bias_like("vector", 20, dtype=torch.float32)
     assert_agrees(inputs, bias, chunk_size=20, causal=causal)
@@ -128,8 +128,11 @@ def test_what_stands_in_padding_never_leaks(causal):
     options = {"chunk_size": 5, "causal": causal, "bias": bias, "key_padding_mask": mask_there}
     out, expected = mixed_chunk_attention(*poisoned, **options), mixed_chunk_attention(*clean, **options)
     assert torch.equal(out, expected)
-    found, wanted = gradients(out.cpu(), (*poisoned, bias)), gradients(expected.cpu(), (*clean, bias))
-    for name, actual, other in zip(NAMES, found, wanted):
+    actual_gradients, expected_gradients = (
+        gradients(out.cpu(), (*poisoned, bias)),
+        gradients(expected.cpu(), (*clean, bias)),
+    )
+    for name, actual, other in zip(NAMES, actual_gradients, expected_gradients):
         assert torch.equal(actual, other), f"gradient of {name}"
 
 
@@ -145,9 +148,9 @@ def test_nan_in_a_real_token_is_not_hidden():
 def test_a_gradient_of_one_input_alone(which):
     leaves = on_device((*mixed_chunk_inputs(9, **SMALL), bias_like("vector", 5, dtype=torch.float32)))
     results = []
-    for given in (leaves, [x if i == which else x.detach() for i, x in enumerate(leaves)]):
-        out = mixed_chunk_attention(*given[:5], bias=given[5], chunk_size=5, causal=True)
-        results.append(gradients(out.cpu(), [given[which]])[0])
+    for inputs in (leaves, [x if i == which else x.detach() for i, x in enumerate(leaves)]):
+        out = mixed_chunk_attention(*inputs[:5], bias=inputs[5], chunk_size=5, causal=True)
+        results.append(gradients(out.cpu(), [inputs[which]])[0])
     assert torch.equal(*results)
 
 
@@ -184,6 +187,6 @@ def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch
     monkeypatch.setattr(kernels, "gradients", Broken())
     out = mixed_chunk_attention(*inputs, chunk_size=5)
     with pytest.warns(UserWarning, match="mixed_chunk_attention .*no configuration fits.*LINEARTIME_TRITON=0"):
-        found = gradients(out.cpu(), inputs)
-    for name, actual, other in zip(NAMES, found, wanted):
+        actual_gradients = gradients(out.cpu(), inputs)
+    for name, actual, other in zip(NAMES, actual_gradients, wanted):
         assert_close(f"gradient of {name}", actual, other)

@@ -1,7 +1,7 @@
-"""Where the kernels under test run, and fixtures that make sure that kernels ran.
+"""The device of the kernels under test, and fixtures that ensure that kernels ran.
 
-The ``conftest.py`` of each folder with tests of kernels imports the fixtures. They take the PyTorch forms away, and
-the warning that one runs becomes an error.
+The ``conftest.py`` of each folder with tests of kernels imports the fixtures. They disable the PyTorch forms, and
+turn the warning about a fallback into an error.
 """
 
 import warnings
@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-# Imported before the PyTorch forms are taken away, which they fall back to.
+# Imported before the PyTorch forms, to which they fall back, are disabled.
 from common.ops.flow import interface as flow
 from common.ops.mixed_chunk import interface as mixed_chunk
 from common.ops.mixed_chunk.gpu import sequence as mixed_chunk_gpu
 from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
 
-#: What each ``conftest.py`` of tests of kernels takes; other names are imported by tests.
+#: Fixtures that each ``conftest.py`` of kernel tests imports; tests import the other names.
 __all__ = ["collect_ignore_glob", "kernels_alone", "language_prepared_once", "small_tiles", "with_pytorch"]
 
 #: Tests of kernels need a GPU or Triton's interpreter; without either, ``test_interpreted.py`` runs them in it.
@@ -29,7 +29,7 @@ DEVICE = "cpu" if interpreted() else "cuda"
 
 
 def on_device(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The same numbers as new leaves on the device; None stays None."""
+    """Copy the numbers to new leaves on the device; None stays None."""
     return tuple(None if x is None else x.detach().to(DEVICE).requires_grad_(x.is_floating_point()) for x in tensors)
 
 
@@ -46,7 +46,7 @@ def _taken_away(*args, **kwargs):
 
 @pytest.fixture(autouse=True)
 def kernels_alone(request, monkeypatch):
-    """No PyTorch form, unless a test is marked as one that compares with it."""
+    """Disable the PyTorch forms, except in tests marked as comparing with them."""
     monkeypatch.setattr(dispatch, "failed", set())
     if "with_pytorch" in request.fixturenames:
         yield
@@ -61,16 +61,16 @@ def kernels_alone(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Tiles of few tokens in the interpreter, so that small inputs have several in a chunk."""
+    """Use small tiles in the interpreter, so that small inputs have several in a chunk."""
     if interpreted():
         monkeypatch.setattr(mixed_chunk_gpu, "tile_rows", lambda x, channels: 16)
 
 
 @pytest.fixture(autouse=True)
 def language_prepared_once(monkeypatch):
-    """Triton's interpreter prepares its language at every call of a function inside of a kernel, in most of its time.
+    """Prepare Triton's interpreter language once per launch, since doing so at every call takes most of its time.
 
-    Here it does so once in a launch, for each module that functions of the kernel see the language through.
+    The interpreter does it at each call of a function inside a kernel, for each module that the functions use.
     """
     if not interpreted():
         return
@@ -99,4 +99,4 @@ def language_prepared_once(monkeypatch):
 
 @pytest.fixture
 def with_pytorch():
-    """Leaves the PyTorch forms in place."""
+    """Keep the PyTorch forms enabled."""

@@ -1,8 +1,8 @@
-"""Every kernel compiles to machine code of a GPU, which needs none, and fits its shared memory and registers.
+"""Every kernel compiles to GPU machine code, without a GPU, and fits its shared memory and registers.
 
-The interpreter runs what the compiler refuses: a variable, say, that changes its shape in a loop. Any version of Triton
-must compile every kernel into the shared memory that there is. How many registers it takes, and so whether bytes of a
-thread spill, is each version's own: that is judged for the version that the table was made with, and for no other.
+The interpreter runs code that the compiler refuses, such as a variable that changes its shape in a loop. Any version
+of Triton must compile every kernel into the available shared memory. The number of registers, and so whether a
+thread spills, depends on the version: it is only checked for the version that the table was made with.
 """
 
 import re
@@ -33,13 +33,13 @@ pytestmark = [
 ]
 
 TABLE = Path(__file__).parents[5] / "common/ops/shared/gpu/compiled.md"
-SMALLEST_SHARED_MEMORY = 99 * 1024  # bytes a program may have on devices of compute capability 8.6 and 8.9
-#: Of products in the kernels of flows, which stand in an exponent; all others have operands of the inputs' dtype.
+SMALLEST_SHARED_MEMORY = 99 * 1024  # shared memory in bytes for a program on devices of compute capability 8.6 and 8.9
+#: For products in the flow kernels, which are used in exponents; other products have operands of the inputs' dtype.
 OPERANDS = {"flows": {"f32"}, "flows_backward": {"f32"}, "feature_sums": set()}
 
 
 def of_the_table() -> bool:
-    """Whether the installed Triton is the one that the table was made with."""
+    """Whether the installed Triton is the version that the table was made with."""
     return f"; triton {metadata.version('triton')}\n" in TABLE.read_text()
 
 
@@ -68,7 +68,7 @@ def leaves(dtype, *channels):
 
 
 def test_kernels_of_causal_flow_attention():
-    """Tiles of 64 or 32 x 16 and x 32, that none be mistaken for another."""
+    """Tiles of 64 or 32 x 16 and x 32, all different so that they cannot be confused."""
     from common.ops.flow.causal import CausalInputs
     from common.ops.flow.gpu.causal import causal_attention
 
@@ -98,13 +98,13 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
 
 
 def test_a_kernel_that_needs_all_registers():
-    """``features_backward`` spilled 24 bytes before, with the table's version of Triton."""
+    """``features_backward`` previously spilled 24 bytes with the table's version of Triton."""
     launches = launches_of(MECHANISMS["flow"](Sizes(torch.float16, 64)))
     (launch,) = (launch for launch in launches if launch.function.__name__ == "features_backward")
-    found = resources(compile_for(launch, 80, 8))
-    assert found.shared <= CAPABILITIES[80].shared * 1024, found
+    usage = resources(compile_for(launch, 80, 8))
+    assert usage.shared <= CAPABILITIES[80].shared * 1024, usage
     if of_the_table():
-        assert found.registers > 200 and fits(found, 80), found
+        assert usage.registers > 200 and fits(usage, 80), usage
 
 
 def test_the_table_has_every_configuration_and_none_that_spills():

@@ -1,4 +1,4 @@
-"""When kernels are used and when not, the environment variable, and what a kernel that fails does; without a GPU."""
+"""When kernels are used, the environment variable, and the handling of failing kernels; needs no GPU."""
 
 import math
 import subprocess
@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[5]
 
 @pytest.fixture
 def on_cpu_too(monkeypatch):
-    """As if Triton's interpreter were on and Triton there, without either; kernels can then be replaced.
+    """Pretend that Triton is installed with its interpreter on, so that kernels can be replaced.
 
-    The variable itself is not set: where torch imports Triton meanwhile, the process would interpret ever after.
+    The variable itself is not set: if torch imported Triton meanwhile, the process would interpret from then on.
     """
     monkeypatch.setattr(dispatch, "interpreted", lambda: True)
     monkeypatch.setenv(dispatch.VARIABLE, "1")
@@ -41,7 +41,7 @@ def missing(*args, **kwargs):
 
 @pytest.fixture
 def kernel(on_cpu_too, monkeypatch):
-    """Puts a function in the place of the kernels of causal Flow-Attention; until then they fail."""
+    """Replace the kernels of causal Flow-Attention by a function; until then they fail."""
 
     def replace(function):
         monkeypatch.setattr(causal, "causal_attention", function)
@@ -106,7 +106,7 @@ def test_other_devices_subclasses_and_mixed_devices_have_none(on_cpu_too):
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
 def test_transforms_and_graphs_have_none(kernel):
-    """Those of torch.func, forward-mode gradients and tracing: each sees through the PyTorch form."""
+    """torch.func transforms, forward-mode gradients and tracing need to see through the PyTorch form."""
     q, k, v = (x.detach() for x in float32())
     expected = flow_attention(q.double(), k.double(), v.double(), causal=True).float()
 
@@ -118,12 +118,12 @@ def test_transforms_and_graphs_have_none(kernel):
     assert_close("jvp", torch.func.jvp(attend, (q,), (q,))[0], expected)
     with forward_ad.dual_level():
         assert_close("dual", forward_ad.unpack_dual(attend(forward_ad.make_dual(q, q))).primal, expected)
-    with pytest.warns(UserWarning, match="kernels of flow_attention failed"):  # there are none, but they were asked for
+    with pytest.warns(UserWarning, match="kernels of flow_attention failed"):  # there are none, but they were requested
         assert_close("eager", attend(q), expected)
 
 
 def test_on_a_cpu_torch_compile_sees_plain_pytorch(monkeypatch):
-    """Where there are kernels it sees operators; ``kernels/test_operators.py`` has those."""
+    """With kernels, it would see operators, which ``kernels/test_operators.py`` tests."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     seen = []
 
@@ -165,7 +165,7 @@ def test_triton_is_never_imported_on_a_machine_without_a_gpu(monkeypatch):
 
 @pytest.fixture
 def forgotten_triton():
-    """Triton is looked for anew, in the test and after it."""
+    """Triton is looked up again in the test and after it."""
     dispatch.has_triton.cache_clear()
     yield
     dispatch.has_triton.cache_clear()
@@ -207,7 +207,7 @@ def test_a_kernel_that_fails_gives_way_once_and_for_all(kernel, monkeypatch):
     with pytest.warns(UserWarning, match=message) as seen:
         outputs = [flow_attention(*inputs, causal=True) for _ in range(3)]
     assert len(seen) == len(calls) == 1
-    assert chunks_apply(*inputs[1:])  # other kernels may be well
+    assert chunks_apply(*inputs[1:])  # other kernels may work
     monkeypatch.setenv(dispatch.VARIABLE, "0")
     for out in outputs:
         assert_close("out", out, flow_attention(*inputs, causal=True))
@@ -229,7 +229,7 @@ def test_what_is_no_failure_of_a_kernel_is_raised(error, kernel):
 
 @pytest.fixture
 def checked(kernel, monkeypatch):
-    """Kernels of causal Flow-Attention that can be replaced, are checked, and count how often they are called."""
+    """Replaceable kernels of causal Flow-Attention that are checked, and that count their calls."""
     monkeypatch.delenv(dispatch.VARIABLE)
     monkeypatch.setattr(dispatch, "right", right := set())
     monkeypatch.setattr(first_use, "right", right)
@@ -277,7 +277,7 @@ def test_kernels_are_compared_once_for_each_dtype_size_and_option(checked):
     ids=["scaled", "shifted", "nan", "gradients"],
 )
 def test_wrong_kernels_are_never_used(change, what, dtype, checked):
-    """One warning, and the PyTorch form from then on."""
+    """There is one warning, and the PyTorch form is used from then on."""
     calls = checked(change)
     inputs = qkv(9, dtype=dtype)
     message = f"flow_attention failed .KernelsDiffer: .*{what}.*LINEARTIME_TRITON=0"
@@ -298,7 +298,7 @@ def test_the_variable_turns_them_on_without_a_check(checked, monkeypatch):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_the_check_shows_nowhere(use_reentrant, checked):
-    """Not in the random numbers, in what activation checkpointing counts, nor under autocast and without gradients."""
+    """The check changes no random numbers, activation checkpointing, or calls under autocast or without gradients."""
     checked()
     random = torch.get_rng_state()
     q, k, v = float32()
@@ -311,7 +311,7 @@ def test_the_check_shows_nowhere(use_reentrant, checked):
 
 
 def test_an_error_of_earlier_work_is_raised_and_not_held_against_the_kernels(checked, monkeypatch):
-    """As on a GPU, where it is found when the device is waited for."""
+    """On a GPU, such an error is found when the device is synchronised."""
 
     def found(device):
         raise RuntimeError("device-side assert")

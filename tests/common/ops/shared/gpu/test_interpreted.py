@@ -1,7 +1,7 @@
-"""The tests of the kernels, in Triton's interpreter on the CPU.
+"""Run the tests of the kernels in Triton's interpreter on the CPU.
 
-In a process of their own: a process interprets all kernels or none, as it was told when it imported Triton, and with
-the interpreter on, every other test on the CPU would go through it too.
+They run in a separate process: a process interprets all kernels or none, as set when it imported Triton, and with
+the interpreter on, every other test on the CPU would use it too.
 """
 
 import os
@@ -21,7 +21,7 @@ FOLDERS = ("flow/gpu", "mixed_chunk/gpu", "shared/gpu/kernels")
 def test_in_the_interpreter():
     folders = [str(OPS / folder) for folder in FOLDERS]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *folders]
-    # Without the check before a kernel's first use: it would run everything twice, and has a test of its own.
+    # Without the check before a kernel's first use, which would run everything twice and has its own test.
     env = {**os.environ, "TRITON_INTERPRET": "1", "LINEARTIME_TRITON": "1", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=OPS.parents[2], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The check before the first use finds kernels right, and wrong when a step of theirs is."""
+"""The check before first use accepts correct kernels, and rejects them if one of their steps is wrong."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def mixed_chunk_use(bias_shape=None, mask=None, **options) -> first_use.FirstUse
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_flow_attention_is_found_right(dtype, with_pytorch):
     first_use.compare(flow_use(dtype, padding("left", 1, 4), allocation="softmax"))
-    assert not dispatch.failed  # plain PyTorch, which would have taken the place of a backward pass, is right
+    assert not dispatch.failed  # plain PyTorch, which would have replaced the backward pass, is right
 
 
 @pytest.mark.parametrize("bias_shape", [None, (39,), (1, 20, 20)], ids=str)

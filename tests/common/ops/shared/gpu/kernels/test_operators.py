@@ -1,4 +1,4 @@
-"""torch.compile calls kernels as operators, whose outputs and gradients are those of eager kernels."""
+"""torch.compile calls kernels as operators, with the outputs and gradients of eager kernels."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ CASES = {
 
 
 class Graphs:
-    """A backend that runs what it is given and remembers the operators of ours, with their arguments."""
+    """A backend that runs the graph unchanged and records our operators with their arguments."""
 
     def __init__(self) -> None:
         self.calls = []
@@ -56,8 +56,8 @@ def test_the_compiled_call_is_one_operator_with_the_same_gradients(name):
     assert [str(node.target) for node in graphs.calls] == [f"lineartime.{name}.default"]
     expected = function(mask, *inputs)
     assert_close("out", out.cpu(), expected.cpu())
-    found, wanted = gradients(out.cpu(), inputs), gradients(expected.cpu(), inputs)
-    assert_all_close(map(str, range(len(inputs))), found, wanted)
+    actual, wanted = gradients(out.cpu(), inputs), gradients(expected.cpu(), inputs)
+    assert_all_close(map(str, range(len(inputs))), actual, wanted)
 
 
 @needs_newer_than_2_6
@@ -76,7 +76,7 @@ def test_a_state_passes_through_the_operator():
 
 
 def arguments_of(name):
-    """All arguments of an operator, six tokens."""
+    """All arguments of an operator, for six tokens."""
     small, (mask,) = {**SMALL, "batch": 1}, on_device([padding("left", 1, 6)])
     if name == "mixed_chunk_attention":
         leaves = (*mixed_chunk_inputs(6, **small), bias_like("vector", 5, dtype=torch.float32))
@@ -89,5 +89,5 @@ def arguments_of(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_operators_keep_torchs_rules(name, with_pytorch):
-    """Schema, registration of gradients, shapes of outputs without numbers, and graphs ahead of time."""
+    """Schema, registration of gradients, output shapes of fake tensors, and ahead-of-time graphs."""
     torch.library.opcheck(getattr(torch.ops.lineartime, name).default, arguments_of(name))

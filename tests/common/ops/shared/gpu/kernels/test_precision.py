@@ -1,4 +1,4 @@
-"""Half precision stays within the bounds of common/ops/shared/gpu/README.md, element by element, beside float64."""
+"""Half precision stays within the bounds of common/ops/shared/gpu/README.md, element by element, against float64."""
 
 import pytest
 import torch
@@ -9,17 +9,17 @@ from common.ops.mixed_chunk.reference import mixed_chunk_attention_reference
 from tests.common.inputs import doubled, mixed_chunk_inputs, padding, qkv
 from tests.common.ops.shared.gpu.device import on_device
 
-#: The largest relative error of rounding to a dtype, and half its smallest number.
+#: Largest relative rounding error of a dtype, and half its smallest number.
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SMALLEST = {torch.bfloat16: 0.0, torch.float16: 2.0**-25}
-#: For the products of roundings, sums in float32, and flows, which have float32 operands.
+#: For products of rounded numbers, sums in float32, and flows, which have float32 operands.
 SLACK = 1.05
 
 half = pytest.mark.parametrize("dtype", UNIT, ids=str)
 
 
 def assert_within(name, actual, exact, sizes, roundings) -> None:
-    """|actual - exact| is at most so many roundings of ``sizes``, the sum of the sizes of what was added up."""
+    """Check that |actual - exact| is at most this many roundings of ``sizes``, the sum of the terms' magnitudes."""
     bound = SLACK * roundings * UNIT[actual.dtype] * sizes + SMALLEST[actual.dtype]
     error = (actual.cpu().double() - exact).abs()
     assert (error <= bound).all(), f"{name}: {(error / bound).max():.3g} of the bound"
@@ -32,7 +32,7 @@ def gradient(out, x, of_out):
 @half
 @pytest.mark.parametrize("phi, scale", [("sigmoid", 1.0), ("elu+1", 300.0)])
 def test_flow_attention(dtype, phi, scale):
-    """In float16 products of features of 300 overflow, unless they are scaled, and few others are left."""
+    """In float16, products of features of 300 overflow unless they are scaled, and few others remain."""
     inputs = qkv(70, batch=2, heads=1, d=16, e=5, dtype=dtype)
     mask = padding("left", 2, 70)
     q, k, v = (x.detach() for x in inputs)
@@ -53,9 +53,9 @@ def test_flow_attention(dtype, phi, scale):
 @half
 @pytest.mark.parametrize("scale, values", [(1.0, 1.0), (0.02, 1.0), (30.0, 1e-3)])
 def test_mixed_chunk_attention(dtype, scale, values):
-    """In float16 the weights of small scores vanish, and those of large ones overflow, unless they are scaled."""
-    *given, v = mixed_chunk_inputs(37, batch=1, heads=1, s=16, dtype=dtype)
-    tensors = on_device([*((x.detach() * scale) for x in given), v.detach() * values])
+    """In float16, weights of small scores vanish and those of large ones overflow unless they are scaled."""
+    *operands, v = mixed_chunk_inputs(37, batch=1, heads=1, s=16, dtype=dtype)
+    tensors = on_device([*((x.detach() * scale) for x in operands), v.detach() * values])
     options = {"chunk_size": 20, "causal": True}
     out = mixed_chunk_attention(*tensors, **options)
     q_quad, k_quad, q_lin, k_lin, v = doubled(*(x.cpu() for x in tensors))
