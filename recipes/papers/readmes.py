@@ -67,7 +67,7 @@ def _titles(found: list[Measured]) -> list[str]:
 def _said(table: PublishedTable, title: str, one: Measured) -> str:
     """A paragraph that explains a column of measurements: what was measured, its limits, command and date."""
     order = said_of_order(one.cells, published_cells(table, one.column, list(one.cells), one.part))
-    text = f"{title.capitalize()}, beside {one.column}: {one.what}. {order} {one.limits}"
+    text = f"{title.capitalize()}, compared with {one.column}: {one.what}. {order} {one.limits}"
     return _filled(f"{text} `{one.command}`; {one.machine}, {one.date}.")
 
 
