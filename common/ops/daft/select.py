@@ -30,7 +30,7 @@ def daft_select(
     key_padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """``daft_conv`` with filters that are ``bias`` at ``index`` and 0 elsewhere: each head selects a neighbour (Eq. 11).
+    """``daft_conv`` with filters that are ``bias`` at ``index`` and 0 elsewhere: a head selects a neighbour (Eq. 11).
 
     B batch, T tokens, d channels, h heads: q (or None), v (B, T, d), k (B, T, h) -> (B, T, d), ``key_padding_mask`` and
     ``spatial_shape`` as in ``daft_conv``; index int64 (h,) into the flattened ``window``, which is a number of tokens
