@@ -30,7 +30,8 @@ def attend_causal(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, 
 
 
 def convolve(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, local_only: bool) -> Tensor:
-    """A depthwise convolution with exp(r) and, unless ``local_only``, a running sum over all earlier tokens, in float64.
+    """A depthwise convolution with exp(r) and, unless ``local_only``, a running sum over all earlier tokens, in
+    float64.
 
     Exponentials are relative to the largest key of all, which may come later: float64 holds keys 600 below it.
     """

@@ -152,7 +152,7 @@ def _whole(
 def _further(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State | None
 ) -> Tensor:
-    """The outputs (B, H, n, e) of ``tokens`` with further terms; ``state``, if any, holds them and all earlier tokens."""
+    """The outputs (B, H, n, e) of ``tokens`` with further terms; ``state`` holds these and all earlier tokens."""
     v, seen, padding = tokens.v, tokens, padding_mask
     if state is not None:
         seen, padding = Tokens(*(state[name].to(v.dtype) for name in Tokens._fields)), state["padding_mask"]
