@@ -42,15 +42,15 @@ def soft_attention(
 ) -> Tensor:
     """κ(x, l) Z κ(l, x) v + conv(v), with κ(a, b) = exp(-|a - b|² / 2), x = q / d^(1/4) and m landmarks l of x.
 
-    Queries are also the keys; nothing is normalised. The tokens are the raster of ``spatial_shape`` (Y, X).
-    Landmarks are gelu(layer_norm(c)): c is the convolution of x with ``landmark_weight`` (d, d, r, r) and stride r,
-    with zeros in place of padding and beyond the edge, ``norm_weight`` and ``norm_bias`` are (d,); a window without
-    real tokens has no landmark. Z is 1.8 A / |A|∞² after ``iterations`` steps Z ← 2 Z - Z A Z, separately for each
-    A = κ(l, l) with ``ridge`` added to its diagonal. With ``conv_weight`` (H, 1, K, K), K odd, a depthwise convolution of v is
-    added. q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a token that
-    is padding, as a key or as a query, gives 0, a padded key is not seen, and tokens of an image keep their positions.
-    Cost: O(n m (d + e) + m³ + n (d² + K² e)) time, O(n m + m²) memory; with m = n / r², n m is linear only if r
-    grows with the image.
+    Queries are also the keys; nothing is normalised. The tokens are the raster of ``spatial_shape`` (Y, X). Landmarks
+    are gelu(layer_norm(c)): c is the convolution of x with ``landmark_weight`` (d, d, r, r) and stride r, with zeros in
+    place of padding and beyond the edge, ``norm_weight`` and ``norm_bias`` are (d,); a window without real tokens has
+    no landmark. Z is 1.8 A / |A|∞² after ``iterations`` steps Z ← 2 Z - Z A Z, separately for each A = κ(l, l) with
+    ``ridge`` added to its diagonal. With ``conv_weight`` (H, 1, K, K), K odd, a depthwise convolution of v is added. q
+    (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a token that is
+    padding, as a key or as a query, gives 0, a padded key is not seen, and tokens of an image keep their positions.
+    Cost: O(n m (d + e) + m³ + n (d² + K² e)) time, O(n m + m²) memory; with m = n / r², n m is linear only if r grows
+    with the image.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.
