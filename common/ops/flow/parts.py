@@ -42,7 +42,7 @@ def flow_attention_of_part(
 
     ``padding_mask`` (B, n), True = padding, gives 0. ``before``, int64 (B,), counts the real tokens of earlier parts.
     O(n (C d + d e)) time and O(n (C + d + e) + (n / C) d e) memory with C = ``chunk_size``; several times that of
-    ``flow_attention``, which has a backward pass by hand. Arguments are not checked.
+    ``flow_attention``, which has a hand-written backward pass. Arguments are not checked.
     """
     with autocast_off(q):
         return _Part(q, k, padding_mask, options, before, sums_before).output(v, chunk_size).to(v.dtype)

@@ -108,7 +108,7 @@ class _CausalFlowAttention(torch.autograd.Function):
 
 
 def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State | None:
-    """The gradients of a state's sums, None if there are none at all."""
+    """The gradients of a state's sums, None if all are None."""
     if all(grad is None for grad in grads):
         return None
     shapes = state_shapes(q, v)
@@ -119,7 +119,7 @@ def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State
 def _graph_gradients(
     tensors: tuple[Tensor, ...], call: _Call, grad_out: Tensor, grad_state: State | None
 ) -> list[Tensor | None]:
-    """The gradients of q, k, v and the sums by plain PyTorch, computed once more."""
+    """The gradients of q, k, v and the sums, recomputed in plain PyTorch."""
     names = () if grad_state is None else STATE_SUMS
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ Kernels do the work on tensors with d or e channels, feature map included; flows
 are small and stay in PyTorch. q and k are read four and five times forward and five times backward, nothing of size
 (n, d) is allocated but outputs and gradients, and for the backward pass only inputs, flows and sums are kept.
 
-The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
+The kernels' file imports Triton, which most machines do not have, so it is imported where kernels are launched.
 """
 
 from collections.abc import Sequence
@@ -261,7 +261,7 @@ def _values_backward(
 def _gradients(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], grad_outputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Gradients of ``leaves``, zero where outputs do not depend on them; some outputs may depend on none."""
+    """Gradients of ``leaves``, zero if outputs do not depend on them; some outputs may not depend on any leaf."""
     outputs, grad_outputs = zip(*((x, grad) for x, grad in zip(outputs, grad_outputs) if x.requires_grad))
     return torch.autograd.grad(outputs, leaves, grad_outputs, allow_unused=True, materialize_grads=True)
 

@@ -4,7 +4,7 @@ Scores are computed anew for each tile of channels of v and in the backward pass
 the (n / C) s e numbers of the sums over chunks, and for the gradient of a bias n C numbers, an eighth at most of them
 if it is by distance.
 
-The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
+The kernels' file imports Triton, which most machines do not have, so it is imported where kernels are launched.
 """
 
 from collections.abc import Callable
@@ -117,7 +117,7 @@ class _MixedChunkAttention(torch.autograd.Function):
 
 
 def _graph_gradients(inputs: tuple[Tensor | None, ...], call: _Call, grad_out: Tensor) -> list[Tensor | None]:
-    """The gradients of the five inputs and the bias by plain PyTorch, computed once more."""
+    """The gradients of the five inputs and the bias, recomputed in plain PyTorch."""
 
     def attend(*inputs: Tensor | None) -> Tensor:
         out = sequence.whole_sequence(Tokens(*inputs[:5]), inputs[5], call.options, call.padding)
@@ -152,7 +152,7 @@ class _Shapes:
 
 
 def _bias(bias: Tensor | None, chunk_size: int, like: Tensor) -> tuple[Tensor, str, int]:
-    """The bias as kernels take it: float32 numbers, "none", "vector" or "matrix", and the stride of heads."""
+    """The bias for the kernels: float32 numbers, "none", "vector" or "matrix", and the stride of heads."""
     if bias is None:
         return like, "none", 0
     form = "vector" if is_toeplitz(bias, chunk_size) else "matrix"

@@ -49,7 +49,7 @@ def switched_on() -> bool:
 def applies(name: str, *tensors: Tensor) -> bool:
     """Whether kernels can be used for ``tensors``, those of ``name`` have not failed, and they are not switched off.
 
-    Each mechanism adds its own limits in an ``applies`` beside its kernels.
+    Each mechanism adds its own limits in an ``applies`` next to its kernels.
 
     Raises:
         ValueError: ``LINEARTIME_TRITON`` is neither 0 nor 1.

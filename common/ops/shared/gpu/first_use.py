@@ -1,4 +1,4 @@
-"""The check of kernels before their first use: output and gradients for a small input beside those of plain PyTorch.
+"""The check of kernels before their first use: output and gradients for a small input against plain PyTorch.
 
 No kernel can hand out wrong numbers on a kind of GPU, or with a version of Triton, on which it was never tried.
 """
@@ -41,7 +41,7 @@ class FirstUse(NamedTuple):
 
 
 def compare(use: FirstUse) -> None:
-    """Find the kernels right; milliseconds, beside their compilation.
+    """Check that the kernels are correct; takes milliseconds in addition to their compilation.
 
     Raises:
         KernelsDiffer: by more than ``BOUNDS``.

@@ -41,7 +41,7 @@ def tuned(key: list[str], warps: tuple[int, ...] = (8,)) -> Callable[[Any], Any]
 
 
 def configuration(warps: int) -> dict[str, int]:
-    """The options of a compilation. One stage: a second one takes registers, of which none are left."""
+    """The options of a compilation. One stage: a second stage needs registers, and all are used."""
     return {"num_warps": warps, "num_stages": 1}
 
 

@@ -1,4 +1,4 @@
-"""Kernels as operators of torch.compile, which calls them as they are and looks inside none.
+"""Kernels as opaque operators for torch.compile.
 
 An operator of a mechanism runs what eager PyTorch would: kernels, compared before their first use, or plain PyTorch
 where they fail; or blocks on a CPU, where their graph would take a compiler minutes (``channel_decay``). Its gradients
