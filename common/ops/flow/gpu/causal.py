@@ -26,7 +26,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     """Algorithm 2: the output (B, H, n, e), in v's dtype, and the state after the tokens.
 
     float32, float16 or bfloat16, d up to 128, any n and e. Gradients of gradients come from plain PyTorch.
-    Cost as there, with (n / C) d e numbers of temporaries.
+    Cost as in plain PyTorch, with (n / C) d e numbers of temporaries.
     """
     q, v = inputs.q, inputs.v
     state = empty_state(q, v) if inputs.state is None else inputs.state
@@ -38,7 +38,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
 
 
 def first_use(inputs: CausalInputs) -> FirstUse:
-    """Comparison with plain PyTorch, on three tiles of tokens, before kernels first take such inputs."""
+    """Comparison with plain PyTorch, on three tiles of tokens, before the first use of kernels for such inputs."""
     q, v, options, padded = inputs.q, inputs.v, inputs.options, inputs.padding is not None
     tokens = 2 * tile_rows(q, q.shape[3]) + 7
 
@@ -100,7 +100,7 @@ class _CausalFlowAttention(torch.autograd.Function):
                 inputs = call.inputs(q, k, v, sums)
                 return chunks.backward(inputs, call.positions, kept, out, grad_out, grad_state)
 
-        # With create_graph=True gradients must have gradients themselves, which those of kernels have not.
+        # With create_graph=True gradients must be differentiable, which those of kernels are not.
         in_graph = torch.is_grad_enabled()
         grads = by_pytorch() if in_graph else dispatch.guarded(chunks.NAME, by_kernels, by_pytorch)
         grads = [grad if need else None for grad, need in zip(grads, needed)]

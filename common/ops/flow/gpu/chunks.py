@@ -43,7 +43,7 @@ class _Weights(NamedTuple):
 
 
 class _Chunks:
-    """q, k and v as kernels take them, the arguments that every kernel takes, and the grids of programs."""
+    """q, k and v for the kernels, the common arguments of all kernels, and the grids of programs."""
 
     def __init__(self, inputs: CausalInputs, positions: Positions) -> None:
         self.q, self.k, self.v = rows(inputs.q), rows(inputs.k), rows(inputs.v)
@@ -89,7 +89,7 @@ class _Chunks:
 
 
 def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[Tensor, ...], State]:
-    """The output, what ``backward`` needs besides it, and the state after the tokens."""
+    """The output, the other tensors that ``backward`` needs, and the state after the tokens."""
     chunks, state = _Chunks(inputs, positions), inputs.state
     flows = _flows(chunks, state)
     conserved = flows.conserved_incoming, flows.conserved_outgoing
@@ -120,7 +120,7 @@ def backward(
     grad_out: Tensor,
     grad_state: State | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and of the sums of the state before. The gradient of a running sum is a sum from the end."""
+    """Gradients of q, k, v and of the initial state's sums. The gradient of a running sum is a sum from the end."""
     chunks, flows, state, grad_out = _Chunks(inputs, positions), _Flows(*kept), inputs.state, rows(grad_out)
     if grad_state is None:
         grad_state = {name: torch.zeros_like(state[name]) for name in STATE_SUMS}
@@ -241,7 +241,7 @@ def _scales_backward(
     inputs = (chunks.q, grad_out, chunks.padding, out, scale)
     numbers = (*chunks.counts, *strides(chunks.q), *strides(grad_out))
     kernels.value_sums[chunks.value_grid](*inputs, sums, dots, *numbers, **chunks.value, REVERSED=True)
-    # The output is scale times something; where the scale has vanished, so has its own gradient.
+    # The output is a multiple of scale; where the scale is 0, so is its gradient.
     return sums.cumsum_(1), (dots.sum(0) / scale).masked_fill(scale == 0.0, 0.0)
 
 
