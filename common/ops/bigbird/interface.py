@@ -1,7 +1,7 @@
 """BigBird: softmax over neighbouring chunks, the first and the last one, and random ones.
 
 Zaheer, Guruganesh, Dubey, Ainslie, Alberti, Ontanon, Pham, Ravula, Wang, Yang, Ahmed, *Big Bird: Transformers for
-Longer Sequences*, NeurIPS 2020, section 2 and appendix D, without tokens that are global beside those of the sequence.
+Longer Sequences*, NeurIPS 2020, section 2 and appendix D, without global tokens in addition to those of the sequence.
 """
 
 import torch
@@ -38,16 +38,16 @@ def bigbird_attention(
 ) -> Tensor:
     """softmax(q·k / √d) v over some chunks of C = ``chunk_size`` tokens for each query, not causal.
 
-    A query sees its own chunk, the one before and the one after it, the first, the last, and r random ones, which
-    ``numbers`` (rows, r) of ``draw_numbers`` choose; see ``choose_chunks``. Queries of the first and of the last chunk
-    see all tokens. Chunks count real keys, the last one is that of the last real key, which may be filled in part, and
-    random ones are real. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
+    A query sees its own chunk, the chunks before and after it, the first and the last chunk, and r random chunks, which
+    ``numbers`` (rows, r) of ``draw_numbers`` select; see ``choose_chunks``. Queries of the first and the last chunk see
+    all tokens. Chunks count real keys only: the last chunk is that of the last real key and may be partly filled, and
+    random chunks are real. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
     padding; a token that is padding, as a key or as a query, gives 0. Cost: O(n (5 + r) C (d + e)) time, O(n (5 + r) C)
     memory.
 
-    All heads have the same random chunks. What the paper calls a block is a chunk here: part of the model. In
-    transformers both the last chunk and the random ones are those of the padded length, and in evaluation each random
-    one is the first chunk once more.
+    All heads have the same random chunks. The paper calls a chunk a block; its size is part of the model. In
+    transformers the last chunk and the random chunks are chosen by the padded length, and in evaluation each random
+    chunk is the first chunk again.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -65,7 +65,7 @@ def bigbird_attention(
         tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
         n, batch = q.shape[2], q.shape[0]
         if not torch.compiler.is_compiling():
-            chunk_size = min(chunk_size, n)  # fewer tokens are one smaller chunk
+            chunk_size = min(chunk_size, n)  # a shorter sequence is one smaller chunk
         q_chunks, k_chunks = split_blocks(tokens.q, chunk_size), split_blocks(tokens.k, chunk_size)  # (B, H, G, C, d)
         v_chunks = split_blocks(tokens.v, chunk_size)
         count = tokens.seen.sum([1, 2, 3]).unsqueeze(1)  # (B or 1, 1)
@@ -84,7 +84,7 @@ def bigbird_attention(
 
 
 def _further_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor, Tensor]:
-    """The first, the last and the random chunks, (B, G, 2 + r), and whether the query's chunk sees them only there."""
+    """The first, the last and the random chunks (B, G, 2 + r); False where a chunk is already seen as a neighbour."""
     chosen, valid = choose_chunks(numbers, groups, last)
     chunk = torch.arange(groups, device=last.device).expand(last.shape[0], groups)
     ends = torch.stack([torch.zeros_like(chunk), last.expand_as(chunk)], dim=-1)
@@ -93,10 +93,10 @@ def _further_chunks(numbers: Tensor, groups: int, last: Tensor) -> tuple[Tensor,
 
 
 def _gather(chunks: Tensor, index: Tensor) -> Tensor:
-    """Chunks (B, H, G, C, c) at ``index`` (B, G, m) -> side by side, (B, H, G, m C, c)."""
+    """Chunks (B, H, G, C, c) at ``index`` (B, G, m), concatenated: (B, H, G, m C, c)."""
     flat, shape = chunks.flatten(3), chunks.shape[3:]
-    found = [take(flat, index[:, :, s]).unflatten(3, shape) for s in range(index.shape[2])]
-    return torch.cat(found, dim=3)
+    gathered = [take(flat, index[:, :, s]).unflatten(3, shape) for s in range(index.shape[2])]
+    return torch.cat(gathered, dim=3)
 
 
 def _over_all(q_chunks: Tensor, k: Tensor, v: Tensor, seen: Tensor, last: Tensor) -> Tensor:
@@ -111,5 +111,5 @@ def _with_ends(out: Tensor, ends: Tensor, last: Tensor, chunk_size: int) -> Tens
     from_last = position - last * chunk_size  # (B or 1, n)
     first = (position < chunk_size).expand_as(from_last)
     is_end = first | ((from_last >= 0) & (from_last < chunk_size))
-    place = torch.where(first, position, chunk_size + from_last.clamp(0, chunk_size - 1))
-    return torch.where(is_end[:, None, :, None], take(ends, place.expand(out.shape[0], -1)), out)
+    index = torch.where(first, position, chunk_size + from_last.clamp(0, chunk_size - 1))
+    return torch.where(is_end[:, None, :, None], take(ends, index.expand(out.shape[0], -1)), out)

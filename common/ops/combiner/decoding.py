@@ -1,11 +1,11 @@
-"""Causal Combiner from a state: its entries, one step, several tokens at once.
+"""Causal Combiner from a state: the entries of the state, one step, several tokens at once.
 
-The state holds q, k, v and x of the tokens of each sequence's last row while that is not full, and the summaries of all
-rows before. Sequences of a batch may be of different lengths. All of them end where the tensors end: before the tokens
-of a shorter row, and before the summaries of fewer rows, stands anything.
+The state holds q, k, v and x of the tokens of each sequence's last row while that row is not full, and the summaries of
+all rows before it. The sequences of a batch may have different lengths. They are aligned at the end of the tensors: the
+entries before the tokens of a shorter row, and before the summaries of fewer rows, are arbitrary.
 
-Legend, besides that of the folder: W tokens of the longest last row, S = R times the largest number of full rows, D
-width of the tokens x, F = W + n tokens of the last row and the new ones.
+Legend, in addition to that of the folder: W tokens of the longest last row, S = R times the largest number of full
+rows, D width of the tokens x, F = W + n tokens of the last row and the new tokens.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from ..shared.score_kernels import masked_softmax
 from ..shared.state import State, check_state
 from .rows import Earlier, attend_rows
 
-#: The entries of the tokens, and those of the summaries.
+#: The entries of the tokens and of the summaries.
 _TOKENS = ("q", "k", "v", "x")
 _SUMMARIES = ("summary_k", "summary_v")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -30,10 +30,10 @@ Summarise = Callable[[State, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def state_before(tokens: State, row_length: int, state: State | None) -> State:
-    """``state``, checked, or the one before the first token; ``tokens`` are the next: q, k, v and x (B, 1, n, D).
+    """``state``, checked, or the initial state if it is None; ``tokens`` are the next q, k, v and x (B, 1, n, D).
 
     Raises:
-        ValueError: ``state`` does not fit, or is of rows of another length.
+        ValueError: ``state`` does not fit, or has rows of another length.
     """
     if state is None:
         empty = {name: x[:, :, :0] for name, x in tokens.items()}
@@ -61,14 +61,14 @@ def _length(state: State, name: str) -> int:
 
 
 def _counts(state: State) -> list[int]:
-    """The tokens of each sequence; on the meta device, where a tensor has no numbers, as many as the state can hold."""
+    """The number of tokens of each sequence; on the meta device, which has no values, as many as the state can hold."""
     if state["count"].is_meta:
         return [_length(state, "q") + _length(state, "summary_k")] * len(state["count"])
     return state["count"].tolist()
 
 
 def _cut(state: State, row_length: int, counts: list[int]) -> State:
-    """``state`` without what no sequence of it needs, since it may have been part of a batch of longer ones."""
+    """``state`` without entries that none of its sequences needs; it may come from a batch with longer sequences."""
     longest = max((count % row_length for count in counts), default=0)
     full = max((count // row_length * row_length for count in counts), default=0)
     wanted = {**dict.fromkeys(_TOKENS, longest), **dict.fromkeys(_SUMMARIES, full)}
@@ -80,11 +80,11 @@ def _cut(state: State, row_length: int, counts: list[int]) -> State:
 def extend(
     tokens: State, padding_mask: Tensor | None, row_length: int, summarise: Summarise, state: State
 ) -> tuple[Tensor, State]:
-    """The next tokens' outputs (B, H, n, e), anything at padding, and the state after them.
+    """The outputs (B, H, n, e) of the next tokens, arbitrary at padding, and the state after them.
 
-    ``tokens`` are q, k (rotated), v and x, ``state`` is what ``state_before`` gave. It looks at the counts of the
-    sequences. One token costs O((R + n / R) d), and O(R (R + n / R) d + R D²) where it fills a row; the copy of what
-    the state holds is O(R D) a token and O(n D) a row.
+    ``tokens`` are q, k (rotated), v and x, and ``state`` is the result of ``state_before``, whose token counts are read
+    on the host. One token costs O((R + n / R) d), or O(R (R + n / R) d + R D²) if it fills a row; copying the state is
+    O(R D) per token and O(n D) per row.
     """
     counts = _counts(state)
     state = _cut(state, row_length, counts)
@@ -96,7 +96,7 @@ def extend(
 
 
 def _step(tokens: State, row_length: int, counts: list[int], state: State) -> tuple[Tensor, State]:
-    """One token of each sequence, none of which fills its row."""
+    """One token per sequence, for tokens that do not fill their rows."""
     rows = {name: torch.cat([state[name], x], dim=2) for name, x in tokens.items()}
     width, groups = rows["q"].shape[2], state["summary_k"].shape[2] // row_length
     summaries = (state[name].unflatten(2, (groups, row_length)) for name in _SUMMARIES)  # (B, H, G, R, c)
@@ -119,7 +119,7 @@ def _step(tokens: State, row_length: int, counts: list[int], state: State) -> tu
 
 
 def _hidden_places(count: Tensor, row_length: int, width: int, groups: int) -> Tensor:
-    """Which of the tokens of the last row, the next one included, and of the rows before a sequence does not have.
+    """True for tokens of the last row (with the next token), and for earlier rows, that a sequence does not have.
 
     ``count`` (B,) tokens before the next -> bool (B, W + 1 + G).
     """
@@ -135,45 +135,45 @@ def _several(
     summarise: Summarise,
     state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens, as a sequence that begins with the last row of the state."""
+    """n tokens, computed as a sequence that begins with the last row of the state."""
     width, n = state["q"].shape[2], tokens["q"].shape[2]
-    begun = state["count"] % row_length  # (B,)
+    row_count = state["count"] % row_length  # (B,)
     new = [n] * len(counts) if padding_mask is None or padding_mask.is_meta else (~padding_mask).sum(1).tolist()
-    totals = [count % row_length + more for count, more in zip(counts, new)]
+    totals = [count % row_length + added for count, added in zip(counts, new)]
     padding = None
     if padding_mask is not None or any(count % row_length != width for count in counts):
-        before = torch.arange(width, 0, -1, device=begun.device) > begun[:, None]
+        before = torch.arange(width, 0, -1, device=row_count.device) > row_count[:, None]
         after = before.new_zeros(len(counts), n) if padding_mask is None else padding_mask
         padding = torch.cat([before, after], dim=1)  # (B, F)
-    held = {name: zero_padding(torch.cat([state[name], x], dim=2), padding) for name, x in tokens.items()}
+    joined = {name: zero_padding(torch.cat([state[name], x], dim=2), padding) for name, x in tokens.items()}
     order = real_first(padding)
-    held = {name: take(x, order) for name, x in held.items()}  # real tokens first
+    joined = {name: take(x, order) for name, x in joined.items()}  # real tokens first
     padding = None if padding is None else padding.gather(1, order)
-    frame = {name: in_dtype(x, tokens["q"].dtype) for name, x in held.items()}
-    positions = (state["count"] - begun)[:, None] + torch.arange(width + n, device=begun.device)
+    frame = {name: in_dtype(x, tokens["q"].dtype) for name, x in joined.items()}
+    positions = (state["count"] - row_count)[:, None] + torch.arange(width + n, device=row_count.device)
     summaries = summarise(frame, positions[:, None], padding)
     groups = state["summary_k"].shape[2] // row_length
-    lacking = torch.arange(groups, 0, -1, device=begun.device) > (state["count"] // row_length)[:, None]
+    lacking = torch.arange(groups, 0, -1, device=row_count.device) > (state["count"] // row_length)[:, None]
     earlier = Earlier(state["summary_k"], state["summary_v"], lacking) if groups else None
     with autocast_off(tokens["q"]):
         out = attend_rows(frame["q"], frame["k"], frame["v"], *summaries, row_length, True, padding, earlier)
     out = (out if order is None else take(out, invert(order)))[:, :, width:]
     longest = max((total % row_length for total in totals), default=0)
-    rows = {name: _before(x, totals, longest) for name, x in held.items()}
+    rows = {name: _before(x, totals, longest) for name, x in joined.items()}
     full, seen = [total // row_length * row_length for total in totals], state["summary_k"].shape[2]
-    most = max((count // row_length * row_length + more for count, more in zip(counts, full)), default=0)
-    kept = {
-        name: _before(torch.cat([state[name], x], dim=2), [seen + more for more in full], most)
+    most = max((count // row_length * row_length + added for count, added in zip(counts, full)), default=0)
+    next_summaries = {
+        name: _before(torch.cat([state[name], x], dim=2), [seen + added for added in full], most)
         for name, x in zip(_SUMMARIES, summaries)
     }
     real = state["count"].new_tensor(new)
-    return out, {"count": state["count"] + real, **rows, **kept}
+    return out, {"count": state["count"] + real, **rows, **next_summaries}
 
 
 def _before(x: Tensor, ends: list[int], size: int) -> Tensor:
-    """The ``size`` tokens of x (B, H, m, c) before the place that each sequence has in ``ends``: (B, H, size, c).
+    """The ``size`` tokens of x (B, H, m, c) before position ``ends[b]`` of each sequence: (B, H, size, c).
 
-    Where there are fewer, the first stands in their places too.
+    If there are fewer, the first token is repeated in their places.
     """
     if len(set(ends)) == 1 and ends[0] >= size:
         return x[:, :, ends[0] - size : ends[0]]

@@ -1,8 +1,8 @@
-"""Combiner with a row-major axial factorisation: a token's own row token by token, every earlier row as one summary.
+"""Combiner with a row-major axial factorisation: a query sees its own row token by token, earlier rows as summaries.
 
 Ren et al., *Combiner: Full Attention Transformer with Sparse Computation Cost*, NeurIPS 2021, and the authors' code: a
-sequence is laid out in rows of R tokens. A row's summary in a column is what that column's token of the row attends to
-in the whole row; a query sees its own row and, in its own column, the summaries of the rows before.
+sequence is laid out in rows of R tokens. The summary of a row in a column is the attention output of that column's
+token over the whole row; a query sees its own row and, in its own column, the summaries of the rows before.
 """
 
 import math
@@ -27,7 +27,7 @@ def row_attention(
     key_padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention of every token to its whole row, later tokens included: the values of the row's summaries.
+    """Softmax attention of every token to its whole row, with later tokens: the values of the row's summaries.
 
     R = ``row_length``: q and k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype.
     ``key_padding_mask``: bool (B, n), True = padding, on any side; rows count real tokens, a padded token gives 0.
@@ -65,8 +65,8 @@ def combiner_attention(
 ) -> Tensor:
     """One softmax over the keys of a token's row and the summaries in its column, of the rows before or of all rows.
 
-    Shapes as in ``row_attention``; ``summary_k`` (B, H, n, d) and ``summary_v`` (B, H, n, e) stand where their token
-    does. Causal: a token sees its row up to itself, and the rows before. O(n (R + n / R) (d + e)) time, O(n (R + n /
+    Shapes as in ``row_attention``; ``summary_k`` (B, H, n, d) and ``summary_v`` (B, H, n, e) have the position of their
+    token. Causal: a token sees its row up to itself, and the rows before. O(n (R + n / R) (d + e)) time, O(n (R + n /
     R)) memory: n √n at R = √n.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;

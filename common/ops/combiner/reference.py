@@ -11,7 +11,7 @@ from ..shared.reference_tools import real_tokens
 def row_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, *, row_length: int, key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """The values of the summaries; arguments as in ``row_attention``. For comparison only."""
+    """The values of the summaries, arguments as in ``row_attention``. For comparison only."""
     out = torch.zeros_like(v)
     for b in range(q.shape[0]):
         real = real_tokens(key_padding_mask, b, q.shape[2])

@@ -13,11 +13,11 @@ from ..shared.score_kernels import score_kernel
 
 
 class Earlier(NamedTuple):
-    """Summaries of the rows before the first token of a part of a sequence."""
+    """Summaries of the rows before a part of a sequence."""
 
     k: Tensor  # (B, H, G R, d)
     v: Tensor  # (B, H, G R, e)
-    hidden: Tensor  # bool (B, G): rows that a sequence does not have
+    hidden: Tensor  # bool (B, G): True for rows that a sequence does not have
 
 
 def attend_rows(
@@ -31,9 +31,9 @@ def attend_rows(
     padding_mask: Tensor | None,
     earlier: Earlier | None,
 ) -> Tensor:
-    """``combiner_attention``, checked, of tokens that begin with a row; anything at padding.
+    """``combiner_attention`` of checked tokens that begin with a row; outputs at padding are arbitrary.
 
-    ``earlier`` are summaries that all of them see as well.
+    All tokens also see the summaries of ``earlier``.
     """
     order, padding = real_first(padding_mask), padding_of_rows(q, row_length, padding_mask)
     rows = (rows_of(x, order, row_length, padding_mask) for x in (q, k, v, summary_k, summary_v))
@@ -66,14 +66,14 @@ def attend_rows(
 
 
 def rows_of(x: Tensor, order: Tensor | None, row_length: int, padding_mask: Tensor | None) -> Tensor:
-    """Real tokens in rows, in the dtype of sums: (B, H, n, c) -> (B, H, G, R, c)."""
+    """Real tokens in rows, in the dtype for sums: (B, H, n, c) -> (B, H, G, R, c)."""
     return split_chunks(take(zero_padding(x.to(compute_dtype(x)), padding_mask), order), row_length)
 
 
 def padding_of_rows(q: Tensor, row_length: int, padding_mask: Tensor | None) -> Tensor:
-    """Which places of the G rows hold no real token, (B, G, R)."""
+    """True for places of the G rows without a real token, (B, G, R)."""
     batch, n = q.shape[0], q.shape[2]
     real = torch.full((batch,), n, device=q.device) if padding_mask is None else (~padding_mask).sum(1)
     groups = chunk_count(n, row_length)
-    place = torch.arange(groups * row_length, device=q.device).view(groups, row_length)
-    return place >= real[:, None, None]
+    position = torch.arange(groups * row_length, device=q.device).view(groups, row_length)
+    return position >= real[:, None, None]

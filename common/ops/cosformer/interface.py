@@ -1,4 +1,4 @@
-"""cosFormer: linear attention whose weights fall off with the distance of query and key, as a cosine.
+"""cosFormer: linear attention whose weights decrease with the distance of query and key, as a cosine.
 
 Qin, Sun, Deng, Li, Wei, Lv, Yan, Kong, Zhong, *cosFormer: Rethinking Softmax in Attention*, ICLR 2022, equations 8-11.
 """
@@ -26,9 +26,9 @@ from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.token_counts import check_real_positions, check_real_tokens
 
-#: Maps that are not negative: the paper's, and the other one of the authors' code.
+#: Non-negative feature maps: that of the paper, and a second one in the authors' code.
 MAPS = ("relu", "elu+1")
-#: Least normaliser, as in the authors' code: a query with no weight on any key gives 0 and not NaN.
+#: Smallest normaliser, as in the authors' code: a query with no weight on any key gives 0 and not NaN.
 EPS = 1e-6
 
 
@@ -54,16 +54,16 @@ def cosformer_attention(
     q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
     (B, H, n, e) in v's dtype. M = ``max_tokens`` is part of the trained model. i and j count real tokens from 1.
     Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0. Causal, queries and keys are the same tokens:
-    both count by ``key_padding_mask``, and a token that it says is padding gives 0. Not causal, they may be tokens of
-    two sequences: queries count by their own mask, so give both masks or none, in self-attention the same one twice.
+    both are counted by ``key_padding_mask``, and tokens that it marks give 0. Not causal, they may be tokens of two
+    sequences: queries are counted by their own mask, so pass both masks or neither, in self-attention the same twice.
     Cost: O(n d e) time and, causal, O(n C + (n / C) d e) memory with C =
     ``chunk_size``, both with features of 2d channels. ``initial_state`` and ``return_state`` (causal) continue a
     sequence: state ``count`` (B,), ``sum_k`` (B, H, 2d), ``sum_kv`` (B, H, 2d, e), float32. With ``log_decay``
-    (causal) the sums forget: s_ij is multiplied by exp(Σ log_decay_t) over j < t <= i, by (B, H, n) for a head, by
-    (B, H, n, d) channel by channel, the cosine and the sine of a channel alike.
+    (causal) the sums decay: s_ij is multiplied by exp(Σ log_decay_t) over j < t <= i. It is (B, H, n), one gate per
+    head, or (B, H, n, d), one per channel, for both the cosine and the sine of the channel.
 
-    The authors' code has the length of the batch for M, so that padding and neighbours change its output and decoding
-    does not give what the whole sequence gives.
+    The authors' code uses the length of the batch as M, so its output depends on padding and on the other sequences of
+    the batch, and decoding does not give the same result as the whole sequence.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -133,8 +133,8 @@ def attend_source(
     """``cosformer_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype.
 
     ``query_padding_mask`` (B, n), True = padding, gives 0. ``positions`` (B, n) of the queries among the real tokens of
-    their sequence, from 0; None counts them by the mask. O(n d e). Checked are the positions, which must be below
-    ``max_tokens``, and ``state``; what does not fit is a ValueError.
+    their sequence, from 0; None counts them by the mask. O(n d e). Only ``positions``, which must be below
+    ``max_tokens``, and ``state`` are checked (ValueError).
     """
     if positions is None:
         check_real_tokens(q, query_padding_mask, None, max_tokens)

@@ -22,21 +22,21 @@ def cosformer_attention_reference(
 ) -> Tensor:
     """Qin et al. 2022, equation 8, one query at a time; shapes as in ``cosformer_attention``.
 
-    O(n m (d + e)): for comparison only. Positions are the places among the real tokens of a row. Causal, these are the
-    real keys, whatever is left out of the queries.
+    O(n m (d + e)): for comparison only. Positions count the real tokens of a row. In the causal case these are the real
+    keys, whichever queries are padding.
     """
     out = []
     for b in range(q.shape[0]):
-        wanted = real_tokens(query_padding_mask, b, q.shape[2])
+        real_queries = real_tokens(query_padding_mask, b, q.shape[2])
         keys = real_tokens(key_padding_mask, b, k.shape[2])
-        queries = keys if causal else wanted
+        queries = keys if causal else real_queries
         places = torch.tensor([position for position, _ in enumerate(keys, 1)], dtype=q.dtype)
         rows = [torch.zeros_like(v[b, :, 0]) for _ in range(q.shape[2])]  # (H, e) each
         for position, i in enumerate(queries, 1):
-            seen = [place for place, j in enumerate(keys) if not causal or j <= i]
-            if not seen or i not in wanted:
+            seen = [index for index, j in enumerate(keys) if not causal or j <= i]
+            if not seen or i not in real_queries:
                 continue
-            sources = [keys[place] for place in seen]
+            sources = [keys[index] for index in seen]
             products = _phi(q[b, :, i : i + 1], phi) * _phi(k[b, :, sources], phi)  # (H, sources, d)
             products = (products * kept(log_decay, b, keys, i, sources)).sum(-1)
             weights = products * torch.cos(math.pi / 2 * (position - places[seen]) / max_tokens)

@@ -35,18 +35,18 @@ def daft_conv(
     """sigmoid(q) ⊙ Σ exp(k_t' + w_tt') v_t' / Σ exp(k_t' + w_tt'), w the filter r in a window and 0 outside (Eq. 7-9).
 
     B batch, T tokens, d channels, h heads, each with one key per token and d / h channels of v: q and v (B, T, d), k
-    (B, T, h) -> (B, T, d) in v's dtype; q None leaves the sigmoid out (Table 8). Filters: r (h, window), or (h, kh, kw)
-    for T tokens that are the raster of ``spatial_shape`` (H, W), whatever its size. Centred ones are odd and r[:, j]
-    weighs the token at t + j - window // 2; a causal one ends with the token itself, r[:, -1 - j] weighs the one j
-    back, and no later token is seen. ``key_padding_mask``: bool (B, T), True = padding, on any side; positions in a
-    sequence count real tokens, places in an image are what they are, and a padded token gives 0. ``local_only``: w is
-    -inf outside of the window, which is all that a token then sees (Figure 2's ablation). Cost: O(T window d) time,
+    (B, T, h) -> (B, T, d) in v's dtype; q = None omits the sigmoid (Table 8). Filters: r (h, window), or (h, kh, kw)
+    for T tokens that are the raster of ``spatial_shape`` (H, W) of any size. Centred windows have odd sizes and r[:, j]
+    weighs the token at t + j - window // 2; a causal window ends with the token itself, r[:, -1 - j] weighs the token j
+    steps back, and later tokens are not seen. ``key_padding_mask``: bool (B, T), True = padding, on any side; positions
+    in a sequence count real tokens, positions in an image do not move, and a padded token gives 0. ``local_only``: w is
+    -inf outside of the window, so a token sees nothing else (ablation of Figure 2). Cost: O(T window d) time,
     O(T d) memory. Exponentials are taken relative to maxima over what a token sees, or in float64.
 
     ``initial_state`` and ``return_state`` (causal) continue a sequence. The state is ``count`` (B,) real tokens so far,
-    ``k`` (B, h, L) and ``v`` (B, h, L, d / h) of the last L <= window of them, newest last, and of all before them
-    ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums, the second's logarithm, which stay
-    those of no token with ``local_only``.
+    ``k`` (B, h, L) and ``v`` (B, h, L, d / h) of the last L <= window tokens, newest last, and for all earlier tokens
+    ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums and the logarithm of the second. With
+    ``local_only`` both keep their initial values.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -98,7 +98,7 @@ def _check(
     shape: Sequence[int] | None,
     padding_mask: Tensor | None,
 ) -> None:
-    """Raise ValueError for anything but the state."""
+    """Raise ValueError for arguments that do not fit; the state is checked elsewhere."""
     if not isinstance(r, Tensor) or r.dim() not in (2, 3) or not r.is_floating_point() or 0 in r.shape:
         content = f"{tuple(r.shape)}, {r.dtype}" if isinstance(r, Tensor) else type(r).__name__
         raise ValueError(f"r is {content}; allowed: floating point (heads, window) or (heads, height, width)")

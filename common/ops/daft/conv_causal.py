@@ -11,18 +11,18 @@ from ..shared.padding import put_back
 from .heads import align_heads
 from .weighted_means import WeightedMean, empty_log_weight, exponentials, headroom, mean_of_sums, merge, running_merge
 
-#: Up to this product of a window and the channels of a head, a causal sequence is convolved. Measured on one CPU core
+#: Up to this product of window and channels per head, a causal sequence is convolved. Measured on one CPU core
 #: on 2026-11-20, forward and backward in seconds, d = 512, convolved against chunks of 16: window 64 at T = 4096 with
 #: 1, 2, 4, 8 channels 0.38/1.23, 0.24/0.59, 0.19/0.27, 0.86/0.13; window 256 at T = 3072 with 1, 2, 4 channels
 #: 0.69/0.89, 0.91/0.41, 1.06/0.28. By FFT it is as fast, but then its error is relative to the largest key of all.
 CONVOLVED_SIZE = 256
-#: Tokens of a chunk, between which every weight is written out.
+#: Tokens of a chunk; weights inside a chunk are computed pair by pair.
 CHUNK_SIZE = 16
 
 
 def attend_causal(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, local_only: bool) -> Tensor:
     """A causal sequence as a whole: (B, h, T) and (B, h, T, c) -> (B, h, T, c)."""
-    # Real tokens come first then, so that none of them sees padding.
+    # Real tokens come first afterwards, so no real token sees padding.
     k, v, padding, order = align_heads(k, v, padding_mask)
     if local_only or v.shape[3] * r.shape[1] <= CONVOLVED_SIZE:
         return put_back(convolve(k, v, r, padding, local_only), order)
@@ -30,9 +30,10 @@ def attend_causal(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, 
 
 
 def convolve(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, local_only: bool) -> Tensor:
-    """A depthwise convolution with exp(r) and, unless ``local_only``, a running sum over all before it, in float64.
+    """A depthwise convolution with exp(r) and, unless ``local_only``, a running sum over all earlier tokens, in
+    float64.
 
-    Everything is relative to the largest key of all, which may come later: float64 holds keys 600 below it.
+    Exponentials are relative to the largest key of all, which may come later: float64 holds keys 600 below it.
     """
     channels, window = v.shape[3], r.shape[1]
     terms, _ = exponentials(k.double(), v.double(), padding_mask)  # (B, h, T, c + 1)
@@ -49,14 +50,14 @@ def convolve(k: Tensor, v: Tensor, r: Tensor, padding_mask: Tensor | None, local
 
 
 class _Chunks(NamedTuple):
-    """Keys and values in chunks of C tokens, chunks of the whole batch side by side for products with (h, C, C)."""
+    """Keys and values in chunks of C tokens, with all chunks of the batch together for products with (h, C, C)."""
 
     k: Tensor  # (h, C, B, G)
     v: Tensor  # (h, C, B, G, c)
 
 
 def attend_in_chunks(k: Tensor, v: Tensor, r: Tensor, initial: WeightedMean | None) -> Tensor:
-    """Chunks of C tokens: pairs inside a chunk, Toeplitz products with the chunks a window reaches, sums before them.
+    """Chunks of C tokens: pairs inside a chunk, Toeplitz products with chunks in the window's reach, sums before these.
 
     k (B, h, T), v (B, h, T, c), r (h, window) -> (B, h, T, c); ``initial`` (B, h, c), (B, h, 1) is the mean over all
     tokens before the first one, which are outside of every window. O(T (window + C) c) time, O(T (C + c)) memory.
@@ -83,17 +84,17 @@ def attend_in_chunks(k: Tensor, v: Tensor, r: Tensor, initial: WeightedMean | No
 
 
 def _distance_weights(r: Tensor, size: int, lags: range) -> Tensor:
-    """r between the tokens of a chunk and those so many chunks before, 0 outside of the window: (h, C, lags C)."""
-    place = torch.arange(size, device=r.device)
-    before = torch.arange(lags.start, lags.stop, device=r.device)[:, None] * size - place  # (lags, C)
-    distance = (place[:, None, None] + before).flatten(1)  # (C, lags C)
+    """r between the tokens of a chunk and of the chunks ``lags`` before it, 0 outside of the window: (h, C, lags C)."""
+    position = torch.arange(size, device=r.device)
+    before = torch.arange(lags.start, lags.stop, device=r.device)[:, None] * size - position  # (lags, C)
+    distance = (position[:, None, None] + before).flatten(1)  # (C, lags C)
     index = r.shape[1] - 1 - distance
     inside = (distance >= 0) & (index >= 0)
     return r[:, index.clamp(0, r.shape[1] - 1)].masked_fill(~inside, 0.0)
 
 
 def _inside(chunks: _Chunks, r: Tensor) -> WeightedMean:
-    """Each token over its chunk up to itself, pair by pair: no later key takes part in a maximum."""
+    """Each token over its chunk up to itself, pair by pair, so that no maximum includes a later key."""
     size = chunks.k.shape[1]
     later = torch.ones(size, size, dtype=torch.bool, device=r.device).triu(1)
     bias = _distance_weights(r, size, range(1))[:, None, None]  # (h, 1, 1, C, C)
@@ -116,12 +117,12 @@ def _window(terms: Tensor, scale: Tensor, r: Tensor, reach: int) -> WeightedMean
     before = torch.cat([before.narrow(3, reach - lag, groups) * x for lag, x in zip(lags, relative)], dim=1)
     sums = torch.exp(_distance_weights(r, size, lags) - over) @ before.flatten(2)
     sums = sums.view_as(terms)
-    # The first chunk has none before it, which is a weight of 0.
+    # The first chunk has no chunk before it: its weight is 0.
     return mean_of_sums(sums[..., :-1], sums[..., -1:], (scale_seen + over)[:, None, :, :, None])
 
 
 def _before(terms: Tensor, scale: Tensor, reach: int, initial: WeightedMean | None) -> WeightedMean:
-    """The tokens before the chunks that a window reaches, for each chunk: (h, 1, B, G, c) and (h, 1, B, G, 1)."""
+    """For each chunk, the mean over tokens before its window's reach: (h, 1, B, G, c) and (h, 1, B, G, 1)."""
     sums = terms.sum(1)  # (h, B, G, c + 1)
     means = mean_of_sums(sums[..., :-1], sums[..., -1:], scale[..., None])
     groups, nothing = sums.shape[2], (0.0, empty_log_weight())

@@ -21,7 +21,7 @@ def attend_centred(
     local_only: bool,
 ) -> Tensor:
     """A sequence or an image as a whole: (B, h, T) and (B, h, T, c) -> (B, h, T, c)."""
-    if shape is not None:  # a token of an image keeps its place, whether others are padding or not
+    if shape is not None:  # tokens of an image keep their positions, even if others are padding
         return attend_raster(k, v, r, shape[0], shape[1], padding_mask, local_only)
     k, v, padding, order = align_heads(k, v, padding_mask)
     # A sequence is an image of one row.
@@ -33,13 +33,13 @@ def attend_raster(
 ) -> Tensor:
     """An image as a whole: a depthwise convolution with exp(r) inside each window, and the sums outside of it.
 
-    (B, h, T) and (B, h, T, c) -> (B, h, T, c). Equation 9 has the sums over all tokens and a convolution with
-    exp(r) - 1. That is the same, but the two cancel to nothing where the window holds the largest key and r is far
+    (B, h, T) and (B, h, T, c) -> (B, h, T, c). Equation 9 adds the sums over all tokens and a convolution with
+    exp(r) - 1. This is equal, but the two terms cancel numerically if the window holds the largest key and r is far
     below 0.
     """
     channels, dtype = v.shape[3], v.dtype
     if local_only or autocast_remains(k):
-        # The largest key of all may be outside of a window that is all that is seen: float64 holds keys 600 below it.
+        # The largest key may be outside of the window, which is all a token sees: float64 holds keys 600 below it.
         k, v, r = k.double(), v.double(), r.double()
     terms, scale = exponentials(k, v, padding_mask)  # (B, h, T, c + 1)
     maps = terms.permute(0, 3, 1, 2).flatten(0, 1).unflatten(2, [height, width])  # (B (c + 1), h, H, W)

@@ -1,4 +1,4 @@
-"""DAFT-conv, literally: equation 5 with the w that equation 7 is made for, every key of the input in both sums."""
+"""DAFT-conv, literally: equation 5 with the w of equation 7, and every key of the input in both sums."""
 
 from collections.abc import Sequence
 
@@ -26,14 +26,14 @@ def daft_conv_reference(
     for b in range(k.shape[0]):
         places = _places(k.shape[1], spatial_shape, None if key_padding_mask is None else key_padding_mask[b])
         outputs = []
-        for place in places:
-            if place is None:
+        for position in places:
+            if position is None:
                 outputs.append(torch.zeros_like(v[b, 0]))
                 continue
-            seen = [i for i, other in enumerate(places) if other is not None and not (causal and other > place)]
+            seen = [i for i, other in enumerate(places) if other is not None and not (causal and other > position)]
             if local_only:
-                seen = [i for i in seen if _index(r, place, places[i], causal) is not None]
-            logits = torch.stack([k[b, i] + _bias(r, place, places[i], causal) for i in seen])  # (seen, h)
+                seen = [i for i in seen if _index(r, position, places[i], causal) is not None]
+            logits = torch.stack([k[b, i] + _bias(r, position, places[i], causal) for i in seen])  # (seen, h)
             weights = torch.exp(logits - logits.max(0).values)
             numerator = sum(weight[:, None] * v[b, i].view(heads, channels) for weight, i in zip(weights, seen))
             denominator = weights.sum(0)
@@ -48,8 +48,8 @@ def filters_reference(
 ) -> Tensor:
     """The filters of one call, shaped as the parameters r (h, window) or (h, height, width).
 
-    With ``gamma`` and ``beta`` (h, 1), γ (r - mean) / std + β of each head (section 3.3). With a ``temperature``, in
-    training times a Gumbel-softmax sample of itself from torch's generator (equation 11), else its largest entry alone.
+    With ``gamma`` and ``beta`` (h, 1): γ (r - mean) / std + β of each head (section 3.3). With a ``temperature``: in
+    training, times a Gumbel-softmax sample of itself from torch's generator (equation 11), else only its largest entry.
     """
     flat = r.flatten(1)
     if gamma is not None:
@@ -65,7 +65,7 @@ def filters_reference(
 
 
 def _places(tokens: int, shape: Sequence[int] | None, padding: Tensor | None) -> list[tuple[int, ...] | None]:
-    """Where each token stands, None for padding: (position among the real ones,), or (row, column)."""
+    """The position of each token, None for padding: (index among the real tokens,), or (row, column)."""
     places: list[tuple[int, ...] | None] = []
     real = 0
     for i in range(tokens):
@@ -78,7 +78,7 @@ def _places(tokens: int, shape: Sequence[int] | None, padding: Tensor | None) ->
 
 
 def _index(r: Tensor, place: tuple[int, ...], other: tuple[int, ...], causal: bool) -> tuple[int, ...] | None:
-    """Where ``other`` is in the window of ``place``; None outside of it."""
+    """The index of ``other`` in the window of ``place``; None outside of it."""
     window = r.shape[1:]
     if causal:
         index = [window[0] - 1 - (place[0] - other[0])]

@@ -33,20 +33,20 @@ def daft_full(
 ) -> Tensor | tuple[Tensor, State]:
     """sigmoid(q_t) ⊙ Σ_t' exp(k_t' + w_tt') ⊙ v_t' / Σ_t' exp(k_t' + w_tt') over all t', causal t' <= t (Eq. 5).
 
-    B batch, T tokens, d channels: q, k and v (B, T, d) -> (B, T, d) in v's dtype; q None leaves the sigmoid out (Table
-    8). ``w`` is (N, N) for N >= T tokens, of which the leading part is used, or the pair of its factors, (N, n) each
-    (Eq. 6). ``key_padding_mask``: bool (B, T), True = padding, on any side; positions count real tokens and a padded
-    token gives 0. Cost: O(T² d) time in matrix products, O(T (T + d)) memory; no T x T x d tensor exists.
+    B batch, T tokens, d channels: q, k and v (B, T, d) -> (B, T, d) in v's dtype; q = None omits the sigmoid (Table 8).
+    ``w`` is (N, N) for N >= T tokens, whose leading part is used, or the pair of its factors, (N, n) each (Eq. 6).
+    ``key_padding_mask``: bool (B, T), True = padding, on any side; positions count real tokens and a padded token
+    gives 0. Cost: O(T² d) time in matrix products, O(T (T + d)) memory; no T x T x d tensor is formed.
 
-    Keys of ±100 and biases of any size are right to the precision of float32, also where a token sees small keys alone
-    and large ones come later: where the keys of a channel and the biases of a token both span more than 90 (largest
-    minus smallest), everything is computed in float64, which takes about twice the time. A compiled graph, which cannot
-    choose, stops with an error there. Otherwise the choice reads one number of w back from a GPU at every call, which
-    waits until all that was queued before is done: the host cannot run ahead of the device.
+    Keys of ±100 and biases of any size are accurate to float32 precision, even if a token sees only small keys and
+    large keys come later: if the keys of a channel and the biases of a token both span more than 90 (largest minus
+    smallest), everything is computed in float64, which takes about twice the time. A compiled graph cannot choose and
+    stops with an error in this case. Otherwise the choice reads one number back from a GPU at every call. This
+    synchronizes: the host cannot run ahead of the device.
 
-    ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is its keys and values so far, ``k``
-    and ``v`` (B, 1, m, d), and ``padding_mask`` (B, m), all of which the definition needs; it grows. One token after m
-    others costs O(m (d + n)).
+    ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is all keys and values so far, ``k``
+    and ``v`` (B, 1, m, d), and ``padding_mask`` (B, m). It grows, since the definition needs all of them. One token
+    after m others costs O(m (d + n)).
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -111,14 +111,14 @@ def check_position_bias(w: PositionBias, tokens: int, like: Tensor) -> None:
 
 
 def leading_bias(w: PositionBias, tokens: int, dtype: torch.dtype) -> Tensor:
-    """The leading (tokens, tokens) of ``w``, multiplied out of its factors where it has any."""
+    """The leading (tokens, tokens) part of ``w``, multiplied out if ``w`` is a pair of factors."""
     if isinstance(w, Tensor):
         return w[:tokens, :tokens].to(dtype)
     return w[0][:tokens].to(dtype) @ w[1][:tokens].to(dtype).transpose(0, 1)
 
 
 def _step(history: State, w: PositionBias) -> Tensor:
-    """The last token of ``history``, (B, 1, d); of w its row alone is formed, O(m (d + n)) for m tokens."""
+    """The last token of ``history``, (B, 1, d). Only its row of w is formed: O(m (d + n)) for m tokens."""
     k, v, padding = history["k"].squeeze(1), history["v"].squeeze(1), padding_or_none(history["padding_mask"])
     dtype, order, tokens = compute_dtype(k), real_first(padding), k.shape[1]
     k, v = (take(zero_padding(x.to(dtype).unsqueeze(1), padding), order).squeeze(1) for x in (k, v))
@@ -128,13 +128,13 @@ def _step(history: State, w: PositionBias) -> Tensor:
         position = real_positions(padding)[:, -1]  # (B,)
         later = torch.arange(tokens, device=k.device) > position[:, None]  # (B, m)
         bias = _rows_of_bias(w, position, tokens, dtype).masked_fill(later, -torch.inf)
-    bias = bias - bias.detach().amax(1, keepdim=True)  # a constant cancels; keys would be rounded to its size
+    bias = bias - bias.detach().amax(1, keepdim=True)  # a constant cancels; a large one would round the keys
     weights = (k + bias[..., None]).softmax(1)  # (B, m, d)
     return (weights * v).sum(1, keepdim=True)
 
 
 def _rows_of_bias(w: PositionBias, rows: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """The first ``tokens`` entries of each of ``rows`` (B,) of ``w``: (B, tokens)."""
+    """The first ``tokens`` entries of the rows ``rows`` (B,) of ``w``: (B, tokens)."""
     first, last = (w, None) if isinstance(w, Tensor) else w
     chosen = first[rows.clamp(max=tokens - 1)].to(dtype)  # (B, N), or (B, n) of a factor
     return chosen[:, :tokens] if last is None else chosen @ last[:tokens].to(dtype).transpose(0, 1)

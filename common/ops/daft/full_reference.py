@@ -1,4 +1,4 @@
-"""DAFT-full, literally: for each token and channel the exponentials of all keys it sees."""
+"""DAFT-full, literally: the exponentials of all visible keys for each token and channel."""
 
 import torch
 from torch import Tensor

@@ -13,17 +13,17 @@ from ..shared.precision import compute_dtype
 from ..shared.tracing import may_checkpoint, runs_eagerly
 from .weighted_means import WeightedMean, headroom, mean_of_sums, merge
 
-#: Tokens of the smallest chunks of the causal algorithm, in which exponentials are written out pair by pair.
+#: Tokens of the smallest chunks of the causal algorithm, whose exponentials are computed pair by pair.
 CHUNK_SIZE = 8
 
-# Weights are products exp(k) exp(w). They underflow where keys and biases both span more than this; see README.md.
+# Weights are products exp(k) exp(w). They underflow if keys and biases both span more than this; see README.md.
 _SPAN_OF_FLOAT32 = 90.0
 _SPAN_OF_FLOAT64 = 600.0
 _REFUSAL = (
     "allowed: a span (largest minus smallest) of at most 600, or 90 in a compiled graph of float32, of one of the two, "
     "the keys of a channel or the position biases of a token"
 )
-# Relative to the largest bias of a row, so small a bias weighs nothing, whatever the keys.
+# A bias this far below the largest of its row has no weight, whatever the keys.
 _NEGLIGIBLE_BIAS = -2000.0
 
 
@@ -37,19 +37,19 @@ def whole_sequence(k: Tensor, v: Tensor, w: Tensor, causal: bool, padding_mask: 
     """
     dtype, order = compute_dtype(k), real_first(padding_mask)
     k, v = (take(zero_padding(x.to(dtype).unsqueeze(1), padding_mask), order).squeeze(1) for x in (k, v))
-    after_real = None  # the padding, which stands after the real tokens now (B, T)
+    after_real = None  # the padding, which is after the real tokens now (B, T)
     if padding_mask is not None:
         after_real = torch.arange(k.shape[1], device=k.device) >= (~padding_mask).sum(1, keepdim=True)
-        # A row without a real token has nothing to sum; it is left as it is, and zeroed in the end.
+        # A row without real tokens has nothing to sum; it is not masked here, and zeroed at the end.
         after_real = after_real & ~padding_mask.all(1, keepdim=True)
     enough = _sufficient_dtype(k, w, causal, after_real)
     k, v, w = (x.to(enough) for x in (k, v, w))
-    if causal:  # no query that matters sees the padding
+    if causal:  # no real query sees the padding
         out = _causal(k, v, w)
     else:
         if after_real is not None:
             k = k.masked_fill(after_real[..., None], -torch.inf)
-            if enough != dtype:  # the largest bias of a row must be that of a real token
+            if enough != dtype:  # the largest bias of a row must belong to a real token
                 w = w.masked_fill(after_real[:, None], -torch.inf)  # (B, T, T)
         out = attend_to_all(k, v, w).mean
     return put_back(out.to(dtype).unsqueeze(1), order).squeeze(1)
@@ -76,10 +76,10 @@ def exceeds_float32(k: Tensor, w: Tensor) -> Tensor:
 
 
 def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, after_real: Tensor | None) -> torch.dtype:
-    """The dtype of k, or float64 where that is too small for the range of k (B, T, d) and w (T, T).
+    """The dtype of k, or float64 if its range is too small for k (B, T, d) and w (T, T).
 
-    The common case costs two passes over w. A graph cannot choose by value: one of torch.compile or torch.export stops
-    with an error where float32 is not enough, and whatever else traces or transforms operations uses float64.
+    The common case costs two passes over w. A graph cannot choose by value: a graph of torch.compile or torch.export
+    stops with an error if float32 is not enough, and other tracing or transforms use float64.
     """
     # Not no_grad(): torch's pipelining cannot cut an exported graph that switches gradients off and on.
     k, w, compiling = k.detach(), w.detach(), torch.compiler.is_compiling()
@@ -107,7 +107,7 @@ def _sufficient_dtype(k: Tensor, w: Tensor, causal: bool, after_real: Tensor | N
 
 
 def _span_of_rows(w: Tensor, causal: bool) -> Tensor:
-    """The largest minus the smallest of each row's biases that its token sees: (T,)."""
+    """The largest minus the smallest visible bias of each row: (T,)."""
     if not causal:
         return w.amax(-1) - w.amin(-1)
     return _largest_visible(w) + _largest_visible(-w)
@@ -128,14 +128,14 @@ def _span_of_columns(k: Tensor, after_real: Tensor | None) -> Tensor:
 
 
 def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Each token over itself and those before, in chunks that double: (B, T, d).
+    """Each token over itself and earlier tokens, in chunks that double: (B, T, d).
 
-    Chunks of 8 tokens are computed pair by pair. Then each second chunk attends to the chunk before it, the two become
-    one chunk of twice the size, and so on until one chunk holds all. So each product is over keys that all its queries
-    see.
+    Chunks of 8 tokens are computed pair by pair. Then every second chunk attends to the chunk before it, and the two
+    become one chunk of twice the size, until one chunk holds all tokens. So each product is over keys that all its
+    queries see.
     """
     length = k.shape[1]
-    # A constant per row cancels; without it, logarithms of weights would be rounded to the size of the biases.
+    # A constant per row cancels; without it, large biases would round the logarithms of weights.
     w = (w - _largest_visible(w)[:, None]).clamp(min=_NEGLIGIBLE_BIAS)
     padded = _padded_length(length)
     missing = padded - length
@@ -145,15 +145,15 @@ def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     means = checkpoint(_smallest_chunks, k, v, w, use_reentrant=False) if again else _smallest_chunks(k, v, w)
     size = CHUNK_SIZE
     while size < padded:
-        pairs, rest = divmod(padded, 2 * size)
+        pairs, remaining = divmod(padded, 2 * size)
         whole = pairs * 2 * size
         parts = [] if pairs == 0 else [_double_chunks(means, k, v, w, pairs, size)]
-        if rest > size:  # a last pair whose second chunk is short
+        if remaining > size:  # a last pair whose second chunk is short
             start, middle = whole, whole + size
             before = attend_to_all(k[:, start:middle], v[:, start:middle], w[middle:, start:middle])
             tail = merge(before, WeightedMean(*(x[:, middle:] for x in means)))
             parts += [WeightedMean(*(x[:, start:middle] for x in means)), tail]
-        elif rest:
+        elif remaining:
             parts.append(WeightedMean(*(x[:, whole:] for x in means)))
         means = WeightedMean(*(torch.cat(x, dim=1) for x in zip(*parts)))
         size *= 2
@@ -161,9 +161,9 @@ def _causal(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def _padded_length(length: int) -> int:
-    """``length`` up to the next multiple of ``CHUNK_SIZE``.
+    """``length`` rounded up to a multiple of ``CHUNK_SIZE``.
 
-    In a compiled graph, where another number of chunks is another graph, up to 1, 2, 3, 4, 6, 8, ... times it.
+    In a compiled graph, which is compiled for each number of chunks, rounded up to 1, 2, 3, 4, 6, 8, ... chunks.
     """
     if not torch.compiler.is_compiling():
         return length + -length % CHUNK_SIZE
@@ -174,7 +174,7 @@ def _padded_length(length: int) -> int:
 
 
 def _double_chunks(means: WeightedMean, k: Tensor, v: Tensor, w: Tensor, pairs: int, size: int) -> WeightedMean:
-    """The first ``pairs`` pairs of chunks, with the second chunk of each merged with what it sees of the first."""
+    """The first ``pairs`` pairs of chunks; the second chunk of each pair is merged with its view of the first."""
     whole = pairs * 2 * size
     # (T, T) -> (P, 2S, P, 2S) -> its diagonal blocks (P, 2S, 2S)
     diagonal = w[:whole, :whole].view(pairs, 2 * size, pairs, 2 * size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Checks, heads, alignment and gate of DAFT-conv and of its selection, which have one key per head."""
+"""Checks, heads, alignment and gate of DAFT-conv and DAFT-select, which have one key per head."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def check_windowed(
 ) -> None:
     """Raise ValueError unless k (B, T, heads), q and v (B, T, d), mask, window and ``spatial_shape`` fit together.
 
-    ``names`` are the arguments that heads and window come from.
+    ``names`` are the arguments from which heads and window come.
     """
     check_gate_key_value(q, k, v, key_channels=heads)
     if v.shape[2] % heads:
@@ -41,7 +41,7 @@ def check_windowed(
 
 
 def split_heads(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """k (B, T, h) and v (B, T, d) -> (B, h, T) and (B, h, T, d / h) in the dtype of sums, with padding 0; O(T d)."""
+    """k (B, T, h) and v (B, T, d) -> (B, h, T) and (B, h, T, d / h) in the dtype for sums, 0 at padding; O(T d)."""
     dtype = compute_dtype(v)
     keys = zero_padded_tokens(k.to(dtype), padding_mask)
     values = zero_padded_tokens(v.to(dtype), padding_mask)
@@ -59,7 +59,7 @@ def align_heads(
 
 
 def gate_heads(q: Tensor | None, out: Tensor, dtype: torch.dtype, padding_mask: Tensor | None) -> Tensor:
-    """sigmoid(q) times ``out`` (B, h, T, d / h), which is (B, T, d) in ``dtype`` then, with padding 0; O(T d)."""
+    """sigmoid(q) times ``out`` (B, h, T, d / h), as (B, T, d) in ``dtype`` and 0 at padding; O(T d)."""
     out = zero_padding(out, padding_mask).transpose(1, 2).flatten(2)  # (B, T, d)
     if q is not None:
         out = torch.sigmoid(zero_padded_tokens(q.to(out.dtype), padding_mask)) * out

@@ -1,4 +1,4 @@
-"""DAFT-conv whose filters have one entry each: the neighbour a head has selected is indexed, not convolved with.
+"""DAFT-conv whose filters have one entry each: the neighbour that a head selected is indexed, without a convolution.
 
 *A Dot Product Attention Free Transformer*, equation 11 at inference.
 """
@@ -30,25 +30,25 @@ def daft_select(
     key_padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """``daft_conv`` with filters that are ``bias`` at ``index`` and 0 elsewhere: heads select a neighbour (Eq. 11).
+    """``daft_conv`` with filters that are ``bias`` at ``index`` and 0 elsewhere: a head selects a neighbour (Eq. 11).
 
     B batch, T tokens, d channels, h heads: q (or None), v (B, T, d), k (B, T, h) -> (B, T, d), ``key_padding_mask`` and
     ``spatial_shape`` as in ``daft_conv``; index int64 (h,) into the flattened ``window``, which is a number of tokens
-    or, for images, a pair (height, width), odd unless causal; bias (h,). A neighbour outside of the input, or padding,
-    adds nothing. Cost: O(T d), causal O(T d log window), time, and O(T d) memory; no convolution.
+    or, for images, a pair (height, width), odd unless causal; bias (h,). A neighbour that is outside of the input or
+    padding adds nothing. Cost: O(T d), causal O(T d log window), time, and O(T d) memory; no convolution.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
 
     Raises:
-        ValueError: a shape, dtype, mask or window that does not fit; an index outside of the window (not looked at
+        ValueError: a shape, dtype, mask or window that does not fit; an index outside of the window (not checked
             while a graph is traced).
     """
     sizes = _check(q, k, v, index, bias, window, causal, spatial_shape, key_padding_mask)
     keys, values = split_heads(k, v, key_padding_mask)  # (B, h, T), (B, h, T, c)
     with autocast_off(v):
         bias = bias.to(values.dtype)
-        if spatial_shape is not None:  # a token of an image keeps its place, whether others are padding or not
+        if spatial_shape is not None:  # tokens of an image keep their positions, even if others are padding
             height, width = spatial_shape
             out = _raster(keys, values, index, bias, sizes, height, width, key_padding_mask)
         else:
@@ -91,7 +91,7 @@ def _check(
     shape: Sequence[int] | None,
     padding_mask: Tensor | None,
 ) -> tuple[int, int]:
-    """The window as (height, width), a sequence's of one row; ValueError for anything that does not fit."""
+    """The window as (height, width), of one row for a sequence; ValueError for anything that does not fit."""
     sizes = window if isinstance(window, (tuple, list)) else (window,)
     if len(sizes) not in (1, 2) or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in sizes):
         raise ValueError(f"window is {window!r}; allowed: an integer of at least 1, or two of them")
@@ -106,7 +106,7 @@ def _check(
         if x.device != v.device:
             raise ValueError(f"{name} is on {x.device}; allowed: the device of the input, {v.device}")
     height, width = (1, *sizes)[-2:]
-    # Entries are numbers neither in a traced graph nor on the meta device.
+    # Entries have no values in a traced graph or on the meta device.
     if not torch.compiler.is_compiling() and index.device.type != "meta":
         if bool(((index < 0) | (index >= height * width)).any()):
             raise ValueError(f"index is {index.tolist()}; allowed in a window of {window}: 0 to {height * width - 1}")
@@ -124,22 +124,22 @@ def _raster(
     padding_mask: Tensor | None,
 ) -> Tensor:
     """A whole image, or a sequence as one of a single row: (B, h, T) and (B, h, T, c) -> (B, h, T, c)."""
-    place = torch.arange(v.shape[2], device=v.device)
+    position = torch.arange(v.shape[2], device=v.device)
     down = torch.div(index, window[1], rounding_mode="floor") - window[0] // 2  # (h,)
     across = index % window[1] - window[1] // 2
-    row = torch.div(place, width, rounding_mode="floor") + down[:, None]  # (h, T)
-    column = place % width + across[:, None]
+    row = torch.div(position, width, rounding_mode="floor") + down[:, None]  # (h, T)
+    column = position % width + across[:, None]
     exists = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     neighbour = (row * width + column).masked_fill(~exists, 0)
     terms, scale = exponentials(k, v, padding_mask)  # (B, h, T, c + 1)
-    # The sums before and after the neighbour. The sum of all minus the neighbour could cancel to nothing.
+    # The sums before and after the neighbour; the sum of all minus the neighbour could cancel.
     around = _sums_before(terms) + _sums_before(terms.flip([2])).flip([2])
     others = torch.where(exists[..., None], _at(around, neighbour), terms.sum(2, keepdim=True))
     return _add_neighbour(k, v, bias, neighbour, exists, padding_mask, others, scale)
 
 
 def _causal(k: Tensor, v: Tensor, index: Tensor, bias: Tensor, window: int, padding_mask: Tensor | None) -> Tensor:
-    """A causal sequence, real tokens first, in float64 as its scale, the largest key, may come later."""
+    """A causal sequence, real tokens first; in float64, because the scale is the largest key, which may come later."""
     back = window - 1 - index  # (h,)
     neighbour = torch.arange(v.shape[2], device=v.device) - back[:, None]  # (h, T)
     exists = neighbour >= 0
@@ -158,7 +158,7 @@ def _sums_before(x: Tensor) -> Tensor:
 def _sums_of_last(x: Tensor, counts: Tensor, limit: int) -> Tensor:
     """The sum of each head's last ``counts`` (h,) < ``limit`` tokens up to each of x (B, h, T, c); O(T c log limit).
 
-    Step by step, sums of 1, 2, 4, ... tokens are formed, and for every bit of a count the one of that size is added.
+    Sums of 1, 2, 4, ... tokens are formed step by step, and for every bit of a count the sum of that size is added.
     """
     counts = counts[:, None, None]  # (h, 1, 1)
     doubled, sums, step = x, torch.zeros_like(x), 1
@@ -175,7 +175,7 @@ def _shifted(x: Tensor, steps: int) -> Tensor:
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:
-    """The tokens of x (B, h, T, c) at ``place`` (h, T), another for each head: (B, h, T, c)."""
+    """The tokens of x (B, h, T, c) at ``place`` (h, T), which differs from head to head: (B, h, T, c)."""
     return x.gather(2, place[None, :, :, None].expand_as(x))
 
 
@@ -189,10 +189,10 @@ def _add_neighbour(
     others: Tensor,
     scale: Tensor,
 ) -> Tensor:
-    """The mean over ``others``, sums relative to exp(``scale``), and the neighbour at its key plus ``bias`` (h,)."""
+    """The mean over ``others``, sums relative to exp(``scale``), and the neighbour, whose key gets ``bias`` (h,)."""
     keys = k + bias[:, None]  # (B, h, T)
     if padding_mask is not None:
         keys = keys.masked_fill(padding_mask[:, None], empty_log_weight())
     log_weight = _at(keys.unsqueeze(-1), neighbour).masked_fill(~exists[..., None], empty_log_weight())
-    rest = mean_of_sums(others[..., :-1], others[..., -1:], scale)
-    return merge(WeightedMean(_at(v, neighbour), log_weight), rest).mean
+    other_mean = mean_of_sums(others[..., :-1], others[..., -1:], scale)
+    return merge(WeightedMean(_at(v, neighbour), log_weight), other_mean).mean

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ..shared.chunks import chunk_length, split_chunks
 from ..shared.log_sums import log_add
 
-#: Means that are merged as a product with a matrix.
+#: Number of means that are merged by one product with a matrix.
 _FEW = 32
 
 
@@ -31,17 +31,17 @@ def empty_log_weight() -> float:
 def headroom() -> float:
     """The logarithm of the largest of several exponentials that are taken relative to it (a function for TorchScript).
 
-    With exp(20) in place of exp(0), three factors, summed over thousands of terms, still stay far inside the range of
-    float32, and each keeps its precision down to exp(-107) of the largest.
+    With exp(20) in place of exp(0), products of three factors summed over thousands of terms are still far inside the
+    range of float32, and each factor keeps its precision down to exp(-107) of the largest.
     """
     return 20.0
 
 
 def exponentials(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """exp(k) v and exp(k) side by side, relative to the largest key of each head, and the logarithm of that scale.
+    """exp(k) v and exp(k), concatenated, relative to the largest key of each head, and the logarithm of that scale.
 
     k (B, h, T), v (B, h, T, c) -> (B, h, T, c + 1) and (B, h, 1, 1); O(T c). ``padding_mask``: bool (B, T), True =
-    padding: its terms are 0 and it is never the largest key, except in a row of padding alone.
+    padding: its terms are 0 and it is never the largest key, except in a row of only padding.
     """
     keys = k if padding_mask is None else k.masked_fill(padding_mask[:, None], empty_log_weight())
     scale = keys.detach().amax(2, keepdim=True) - headroom()  # (B, h, 1)
@@ -50,12 +50,12 @@ def exponentials(k: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Ten
 
 
 def mean_of_sums(weighted: Tensor, weight: Tensor, log_scale: Tensor) -> WeightedMean:
-    """The mean from Σ w x and Σ w, whose w are relative to exp(``log_scale``); an empty sum weighs nothing."""
-    # The smallest normal number, written out as TorchScript has no torch.finfo.
-    some = weight.clamp(min=2.2250738585072014e-308 if weight.dtype == torch.float64 else 1.1754943508222875e-38)
-    # Both over a constant first: in the gradients of one division, that of a small weight is 0 times infinity, or NaN.
-    constant = some.detach()
-    relative = some / constant
+    """The mean from Σ w x and Σ w with w relative to exp(``log_scale``); an empty sum has no weight."""
+    # The smallest normal number, written out because TorchScript has no torch.finfo.
+    positive = weight.clamp(min=2.2250738585072014e-308 if weight.dtype == torch.float64 else 1.1754943508222875e-38)
+    # Divide both by a constant first: the gradient of a single division by a small weight is 0 times infinity, NaN.
+    constant = positive.detach()
+    relative = positive / constant
     log_weight = relative.log() + constant.log() + log_scale
     return WeightedMean((weighted / constant) / relative, log_weight.masked_fill(weight == 0.0, empty_log_weight()))
 
@@ -68,9 +68,9 @@ def merge(first: WeightedMean, second: WeightedMean) -> WeightedMean:
 
 
 def running_merge(means: WeightedMean) -> WeightedMean:
-    """The means over all sets up to each one, itself included: (h, B, n, c) and (h, B, n, 1).
+    """The means over all sets up to and including each one: (h, B, n, c) and (h, B, n, 1).
 
-    O(n c + (n / 32)²): 32 at a time, and their ends all at once, so that the number of operations does not depend on n.
+    O(n c + (n / 32)²): 32 at a time, and then all their ends at once, so the number of operations does not depend on n.
     """
     length = means.mean.shape[2]
     size = chunk_length(_FEW, length)

@@ -17,7 +17,7 @@ from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_source, state_of_sums
 
-#: The largest exponent of no key at all: below that of any key, and far from what float32 cannot hold.
+#: The largest exponent if there is no key: below that of any key, and well inside the range of float32.
 _NONE = -1e30
 
 
@@ -42,14 +42,14 @@ def favor_attention(
     phi(x)_s = exp(w_s·x' - |x'|²/2) / √r with x' = x / d^(1/4) and w_s a row of ``directions`` (r, d), from
     ``draw_directions``: phi(q)·phi(k) is exp(q·k / √d) in expectation. q (B, H, n, d), k (B, H, m, d),
     v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0,
-    and so does one without any key. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C =
+    and so does a query without keys. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C =
     ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``log_max`` (B, H),
-    ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32. ``log_decay`` (causal) makes the sums forget: before token t
-    is added they are multiplied by exp(log_decay_t), with (B, H, n) as a whole, with (B, H, n, r) each feature by its
-    own; then ``log_max`` is (B, H, r).
+    ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32. ``log_decay`` (causal) makes the sums decay: before token t
+    is added they are multiplied by exp(log_decay_t). It is (B, H, n), one gate per head, or (B, H, n, r), one per
+    feature; with the latter, ``log_max`` is (B, H, r).
 
-    Exponents are taken relative to their largest, which cancels: nothing overflows, and, causal, a token never depends
-    on a later one. The README has what underflows, and the difference to the authors' code.
+    Exponents are relative to the largest one, which cancels: nothing overflows, and in causal attention no token
+    depends on a later one. The README describes what underflows, and the difference from the authors' code.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -77,7 +77,7 @@ def favor_attention(
         log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
         exponents = _exponents(k, directions, key_padding_mask)
         keys, log_max, log_decay = _causal_keys(exponents, key_padding_mask, state, log_decay)
-        # Where each feature has a unit of its own, queries take it into their exponents.
+        # If each feature has its own unit, queries add its logarithm to their exponents.
         queries = _relative_features(projected + log_max if by_feature else projected, query_padding_mask)
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
     out = _divided(out, weights).to(v.dtype)
@@ -99,8 +99,8 @@ def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directio
 def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, directions: Tensor) -> Tensor:
     """``favor_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n r e).
 
-    ``query_padding_mask`` (B, n), True = padding, gives 0. ``directions`` are those of the state. Checked are they and
-    ``state``; what does not fit is a ValueError.
+    ``query_padding_mask`` (B, n), True = padding, gives 0. ``directions`` are those of the state. Only they and
+    ``state`` are checked (ValueError).
     """
     _check_directions("q", q, directions)
     with autocast_off(q):
@@ -119,14 +119,14 @@ def _projected(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> tu
 
 
 def _relative_features(exponents: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """exp of ``exponents`` (B, H, n, r) but for a factor of each query, which cancels; 0 at padding."""
+    """exp(``exponents``), (B, H, n, r), up to a factor of each query, which cancels; 0 at padding."""
     return zero_padding((exponents - exponents.detach().amax(-1, keepdim=True)).exp(), padding_mask)
 
 
 def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """phi(k) in units of each direction's largest one: (B, H, m, d) -> (B, H, m, r), 0 at padding; and its logarithm.
+    """phi(k) relative to the largest feature of each direction: (B, H, m, d) -> (B, H, m, r), 0 at padding; its log.
 
-    Queries take the logarithm (B, H, r) into their exponents. So the largest summand of each quotient is at least 1.
+    Queries add the logarithm (B, H, r) to their exponents, so the largest summand of each quotient is at least 1.
     """
     exponents = _exponents(k, directions, padding_mask)
     log_scale = exponents.detach().amax(2)
@@ -134,7 +134,7 @@ def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) ->
 
 
 def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """log(√r phi(k)): (B, H, m, d) -> (B, H, m, r), as small at padding as that of no key."""
+    """log(√r phi(k)): (B, H, m, d) -> (B, H, m, r); padding has the value for no key."""
     scaled, projected = _projected(k, directions, padding_mask)
     exponents = projected - scaled.square().sum(-1, keepdim=True) / 2
     if padding_mask is None:
@@ -145,19 +145,18 @@ def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Te
 def _causal_keys(
     exponents: Tensor, padding_mask: Tensor | None, state: State | None, log_decay: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Key features relative to the largest exponent so far, that one, and what it does to earlier sums.
+    """Key features relative to the largest exponent so far, that exponent, and the log decay of earlier sums.
 
     ``exponents`` (B, H, n, r) -> (B, H, n, r), (B, H, n), (B, H, n): sums are in units of exp(largest so far), and
-    where a token raises it, they shrink. With ``log_decay`` what is forgotten counts less, so that it never hides a
-    later key: largest_t = max(largest_(t-1) + log_decay_t, own_t). Gates of each feature have a largest of each,
-    (B, H, n, r).
+    shrink when a token raises it. With ``log_decay`` the largest decays too, so that a forgotten key never hides a
+    later one: largest_t = max(largest_(t-1) + log_decay_t, own_t). With one gate per feature it is (B, H, n, r).
     """
     by_feature = log_decay is not None and log_decay.dim() == 4
     own = exponents.detach() if by_feature else exponents.detach().amax(-1)  # (B, H, n) or (B, H, n, r)
     before = torch.full_like(own[:, :, :1], _NONE) if state is None else state["log_max"].unsqueeze(2)
     largest = torch.cat([before, own], dim=2)
     if log_decay is not None:
-        # Rounding here changes the unit alone, which cancels: all that follows has the same one.
+        # Rounding here only changes the unit, which cancels: everything below uses the same unit.
         since_start = F.pad(log_decay.detach(), (0, 0, 1, 0) if by_feature else (1, 0)).cumsum(2)
         largest = (largest - since_start).cummax(2).values + since_start
     else:
@@ -169,13 +168,13 @@ def _causal_keys(
 
 
 def _divided(values: Tensor, weights: Tensor) -> Tensor:
-    """``values`` (B, H, n, e) by their ``weights`` (B, H, n, 1), 0 where these are next to nothing."""
-    none = weights < 1e-30  # the gradient of a quotient by less might not be finite in float32
-    return values.masked_fill(none, 0.0) / weights.masked_fill(none, 1.0)
+    """``values`` (B, H, n, e) divided by their ``weights`` (B, H, n, 1), 0 where these are almost 0."""
+    vanishing = weights < 1e-30  # below this, the gradient of the quotient might not be finite in float32
+    return values.masked_fill(vanishing, 0.0) / weights.masked_fill(vanishing, 1.0)
 
 
 def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
     if not isinstance(directions, Tensor) or directions.dim() != 2 or directions.shape[1] != x.shape[3]:
-        given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
+        actual = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
         allowed = f"(features, channels of {name})"
-        raise ValueError(f"{name} has {x.shape[3]} channels and directions {given}; allowed: {allowed}")
+        raise ValueError(f"{name} has {x.shape[3]} channels and directions {actual}; allowed: {allowed}")

@@ -19,7 +19,7 @@ def favor_attention_reference(
 ) -> Tensor:
     """Choromanski et al. 2021, section 2.3, one query at a time; shapes as in ``favor_attention``.
 
-    O(n m (r + e)): for comparison only; exponents are not kept from overflowing.
+    O(n m (r + e)): for comparison only; exponents may overflow.
     """
     out = []
     for b in range(q.shape[0]):

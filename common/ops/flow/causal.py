@@ -1,8 +1,8 @@
 """Causal Flow-Attention in chunks of C tokens, in plain PyTorch: Flowformer (ICML 2022), Algorithm 2, exactly.
 
 Every running sum of Algorithm 2 is a sum inside the token's own chunk, from one C x C product, plus a sum carried over
-from all earlier chunks; ``README.md`` has the formulas. Sinks and sources do the same with each other, so both are one
-tensor: its first dimension, the *side*, is 0 for sinks and 1 for sources, and ``flip(0)`` gives each side the other's.
+from all earlier chunks; ``README.md`` has the formulas. Sinks and sources are treated symmetrically, so both are one
+tensor: its first dimension, the *side*, is 0 for sinks and 1 for sources, and ``flip(0)`` swaps the sides.
 """
 
 from typing import NamedTuple
@@ -29,18 +29,18 @@ class CausalInputs(NamedTuple):
     padding: Tensor | None  # bool (B, n), True = padding
     options: FlowOptions
     chunk_size: int  # C; a shorter input is one chunk of its own length
-    state: State | None  # after the tokens before these
+    state: State | None  # after the earlier tokens
 
 
 class Scores(NamedTuple):
-    """P = q kᵀ inside of each chunk, (B, H, G, C, C), cut into its causal halves."""
+    """P = q kᵀ inside of each chunk, (B, H, G, C, C), split into its causal halves."""
 
     to_sinks: Tensor  # the lower triangle: sink i, source j <= i
     to_sources: Tensor  # the upper triangle: sink i, source j >= i
 
 
 class ChunkFlow(NamedTuple):
-    """The flows of Algorithm 2 and the sums they are made of; (2, B, H, G, C) unless another shape is written."""
+    """The flows of Algorithm 2 and the sums in them; (2, B, H, G, C) unless another shape is stated."""
 
     totals: Tensor  # each token's features, summed over d
     carried: Tensor  # sums of the features over all earlier chunks (2, B, H, G, d)
@@ -52,7 +52,7 @@ class ChunkFlow(NamedTuple):
     allocation: Tensor  # weight of every sink (B, H, G, C)
 
 
-#: The sums of a state, in the order in which functions with a backward pass by hand take and return them.
+#: The sums of a state, in the order of the arguments and results of functions with a hand-written backward pass.
 STATE_SUMS = (
     "sum_k",
     "sum_q",
@@ -95,7 +95,7 @@ def chunks_forward(
     """The output as two factors, the state after the tokens, and the flows.
 
     The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1). The
-    former lies in ``workspace`` if that is given.
+    former is in ``workspace`` if that is given.
     """
     q, k, v, padding, options, chunk_size, initial_state = inputs
     length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
@@ -105,7 +105,7 @@ def chunks_forward(
     flow, state = causal_flow(features, scores, positions, options, initial_state)
     (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow.allocation / flow.flow[0]
     del scores  # frees the upper triangle before more is allocated
-    # Contiguous, since each product of many small matrices would copy others.
+    # Contiguous, since products of many small matrices would copy other layouts each time.
     v = torch.mul(chunk_values(v, padding, size), flow.competition.unsqueeze(-1), out=workspace.weighted).contiguous()
     chunk_kv = torch.matmul(k.transpose(-2, -1), v, out=workspace.chunk_kv)
     initial_kv = None if initial_state is None else initial_state["sum_kv"]
@@ -131,7 +131,7 @@ def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State |
     counts = split_chunks(count[:, None], size)  # (B or 1, 1, G, C)
     if padding is not None or counts.shape[2] * size > length:
         excluded = torch.zeros(1, length, dtype=torch.bool, device=q.device) if padding is None else padding
-        excluded = ~split_chunks(~excluded[:, None], size)  # the tokens that split_chunks appends are excluded too
+        excluded = ~split_chunks(~excluded[:, None], size)  # also excludes the tokens that split_chunks appends
     return Positions(counts.clamp(min=1).to(compute_dtype(q)), excluded, total)
 
 
@@ -140,7 +140,7 @@ def chunk_features(
 ) -> Tensor:
     """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d).
 
-    In ``out`` if given, which is for whole chunks and has no graph.
+    Written to ``out`` if given, which requires whole chunks and has no graph.
     """
     if out is not None:
         for x, features in zip((q, k), out.flatten(3, 4)):
@@ -168,7 +168,7 @@ def chunk_scores(features: Tensor, workspace: Workspace = NO_WORKSPACE) -> Score
 def causal_flow(
     features: Tensor, scores: Scores, positions: Positions, options: FlowOptions, initial_state: State | None
 ) -> tuple[ChunkFlow, State]:
-    """All of Algorithm 2 but its last line from the features (2, B, H, G, C, d); the state lacks ``sum_kv``."""
+    """Algorithm 2 without its last line, from the features (2, B, H, G, C, d); the state lacks ``sum_kv``."""
     to_sinks, to_sources = scores
     totals = features.sum(-1)
     carried, sums = carry_sides(features.sum(-2), side_sums(initial_state, "sum_q", "sum_k"))
@@ -193,29 +193,29 @@ def side_sums(state: State | None, of_sinks: str, of_sources: str) -> Tensor | N
 
 
 def carry_sides(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """``carry_sums`` of both sides, (2, B, H, G, d): up to before each chunk, and over all chunks (2, B, H, d)."""
+    """``carry_sums`` of both sides: before each chunk (2, B, H, G, d), and over all chunks (2, B, H, d)."""
     initial = None if initial is None else initial.flatten(0, 1)
     return tuple(x.unflatten(0, chunk_sums.shape[:2]) for x in carry_sums(chunk_sums.flatten(0, 1), initial, reverse))
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:
-    """(B, H, G, C, ...) -> (B, H, n, ...), without what fills the last chunk."""
+    """(B, H, G, C, ...) -> (B, H, n, ...), without the filling of the last chunk."""
     return chunks.flatten(2, 3)[:, :, :length]
 
 
 def row_times(row: Tensor, matrix: Tensor) -> Tensor:
     """row (..., a) times matrix (..., a, b) -> (..., b)."""
-    product = torch.bmm(row.flatten(0, -2).unsqueeze(1), matrix.flatten(0, -3))  # with fewer calls inside than matmul
+    product = torch.bmm(row.flatten(0, -2).unsqueeze(1), matrix.flatten(0, -3))  # fewer internal calls than matmul
     return product.view(*row.shape[:-1], matrix.shape[-1])
 
 
 def times_column(matrix: Tensor, column: Tensor) -> Tensor:
-    """matrix (..., a, b) times column (..., b) -> (..., a), as a row: a CPU does that in a sixth of the time."""
+    """matrix (..., a, b) times column (..., b) -> (..., a), computed as a row, in a sixth of the time on a CPU."""
     return row_times(column, matrix.transpose(-2, -1))
 
 
 def _received(inside: Tensor, receivers: Tensor, giver_totals: Tensor, carried: Tensor, form: FlowForm) -> Tensor:
-    """The flow that receivers (2, B, H, G, C, d) get from the other side up to their own position, (2, B, H, G, C).
+    """The flow into receivers (2, B, H, G, C, d) from the other side up to their own position, (2, B, H, G, C).
 
     ``inside`` (2, B, H, G, C) is the part from their own chunk, without the form's eps; ``giver_totals``, of the same
     shape, is each giver's sum over d; ``carried`` (2, B, H, G, d) holds the givers' sums over earlier chunks.

@@ -1,7 +1,7 @@
-"""The backward pass of causal Flow-Attention over some chunks, by hand; ``README.md`` derives it.
+"""The hand-written backward pass of causal Flow-Attention over some chunks; ``README.md`` derives it.
 
-``grad_sum_x_after`` is the gradient of the running sum of x after each chunk, (B, H, G, ...): all that later tokens
-contribute. Sides as in ``causal``.
+``grad_sum_x_after`` is the gradient of the running sum of x after each chunk, (B, H, G, ...): the contribution of all
+later tokens. Sides as in ``causal``.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class _FlowGradients(NamedTuple):
     conserved_flow: Tensor  # of Î and Ô
     sum_after: Tensor  # of the sums of features
     sum_inverse_after: Tensor  # of the sums of features times ``inverse_flow``
-    by_eps: Tensor  # of each feature by way of the form's eps, divided by eps (2, B, H, G, C)
+    by_eps: Tensor  # of each feature through the form's eps, divided by eps (2, B, H, G, C)
 
 
 def chunks_backward(
@@ -52,9 +52,9 @@ def chunks_backward(
 ) -> State:
     """Write the gradients of q, k (B, H, n, d) and v (B, H, n, e) into ``grads``; return that of the state before.
 
-    ``flow`` is what ``chunks_forward(inputs)`` gave, ``out`` (B, H, n, e) the output, ``grad_out`` its gradient,
+    ``flow`` is a result of ``chunks_forward(inputs)``, ``out`` (B, H, n, e) the output, ``grad_out`` its gradient,
     ``grad_state`` that of the state after the tokens, empty for zeros; ``workspace`` is overwritten. Features and
-    scores are computed once more; cost as there.
+    scores are recomputed; cost as in the forward pass.
     """
     q, k, v, padding, options, chunk_size, state = inputs
     length, size = v.shape[2], chunk_length(chunk_size, v.shape[2])
@@ -72,7 +72,7 @@ def chunks_backward(
     grad_sum_kv_after, grad_sum_kv = carry_sums(
         workspace.chunk_kv, grad_state.get("sum_kv"), reverse=True, out=workspace.carried_kv
     )
-    # Of the values times their weights; zero at padding, whose k and scores are zero.
+    # The gradient of the weighted values; zero at padding, whose k and scores are zero.
     grad_weighted = _product(workspace.weighted, k, grad_sum_kv_after)
     _add_product(grad_weighted, scores.to_sinks.transpose(-2, -1), grad_total)
     competition = flow.competition.unsqueeze(-1)
@@ -127,19 +127,19 @@ def _flows_backward(
 ) -> tuple[_FlowGradients, State]:
     """The gradients of I and O, and of the state's sums of features before the first token.
 
-    ``grad_conserved`` (2, B, H, G, C) is the gradient of Î and Ô, ``grad_log_scale`` (B, H, G, C) that of log 1/I as
-    far as it does not pass through Ô.
+    ``grad_conserved`` (2, B, H, G, C) is the gradient of Î and Ô, ``grad_log_scale`` (B, H, G, C) that of log 1/I
+    without the part through Ô.
     """
     after = side_sums(grad_state, "sum_q_over_incoming", "sum_k_over_outgoing")
     sum_inverse_after, grad_sums_inverse = _sums_backward(grad_conserved, features, eps, after)
-    # Of c / I by way of Ô, and of c / O by way of Î.
+    # The gradients of c / I through Ô, and of c / O through Î.
     inside = [times_column(scores.to_sources, grad_conserved[1]), row_times(grad_conserved[0], scores.to_sinks)]
     grad_inverse = torch.stack(inside) + times_column(features, sum_inverse_after)
-    by_eps = grad_conserved  # anything, if it is not to count
+    by_eps = grad_conserved  # any tensor, if it is not used
     if eps:
         by_eps = reverse_cumsum(grad_conserved).flip(0)
         grad_inverse = grad_inverse.addcmul_(flow.totals, by_eps, value=eps)
-    # Of the logarithms of 1 / I and 1 / O, then of I and O.
+    # The gradients of the logarithms of 1 / I and 1 / O, then of I and O.
     grad_flow = grad_inverse.mul_(flow.inverse_flow)
     grad_flow[0] += grad_log_scale
     grad_flow = grad_flow.div_(flow.flow).neg_()  # where a flow underflows, so do the features it comes from
@@ -165,18 +165,18 @@ def _scores_backward(
     flow: ChunkFlow, grads: _FlowGradients, grad_total: Tensor, weighted: Tensor, workspace: Workspace
 ) -> Tensor:
     """Gradient of P = q kᵀ inside of each chunk (B, H, G, C, C), of both triangles."""
-    one = torch.ones_like(flow.inverse_flow[0])
+    ones = torch.ones_like(flow.inverse_flow[0])
     grad = _product(workspace.to_sources, grad_total, weighted.transpose(-2, -1))
-    _add_product(grad, *_pairs((grads.flow[0], grads.conserved_flow[0]), (one, flow.inverse_flow[1])))
-    columns, rows = _pairs((one, flow.inverse_flow[0]), (grads.flow[1], grads.conserved_flow[1]))
+    _add_product(grad, *_pairs((grads.flow[0], grads.conserved_flow[0]), (ones, flow.inverse_flow[1])))
+    columns, rows = _pairs((ones, flow.inverse_flow[0]), (grads.flow[1], grads.conserved_flow[1]))
     lower = torch.ones(grad.shape[-2:], dtype=grad.dtype, device=grad.device).tril()
     return grad.mul_(lower).add_(_product(workspace.to_sinks, columns, rows).mul_(lower.T))
 
 
 def _carried_backward(flow: ChunkFlow, grads: _FlowGradients, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of both features by way of the sums that are carried between chunks, except Σ kᵀ(w v).
+    """Gradients of both features through the sums that are carried between chunks, except Σ kᵀ(w v).
 
-    As two factors, (2, B, H, G, C, 5) and (2, B, H, G, 5, d).
+    Returned as two factors, (2, B, H, G, C, 5) and (2, B, H, G, 5, d).
     """
     one = torch.ones_like(flow.inverse_flow)
     received = [x.flip(0) + eps for x in (flow.carried, flow.carried_inverse)]

@@ -1,7 +1,7 @@
-"""Causal Flow-Attention in blocks that stay in a CPU's caches, with the backward pass by hand.
+"""Causal Flow-Attention in blocks that fit a CPU's caches, with a hand-written backward pass.
 
-Between the passes inputs, output, the flows (some numbers for each token and head) and the state before each block are
-kept; features and scores are computed once more. The backward pass goes through the blocks from the last to the first.
+Saved for the backward pass are inputs, output, the flows (some numbers for each token and head) and the state before
+each block; features and scores are recomputed. The backward pass goes through the blocks from the last to the first.
 """
 
 import itertools
@@ -21,32 +21,32 @@ from .options import FlowOptions
 from .workspace import Workspaces
 
 #: Numbers in the q of a block, for each thread: 256 tokens of 8 heads of 64 channels, whose temporaries fit the caches.
-#: Of a quarter, a half and twice as many none was faster.
+#: A quarter, a half and twice as many were not faster.
 BLOCK_NUMBERS = 2**17
-#: Tokens that a block has at least where the input has them. There is a matrix for each block and head to be kept.
+#: Minimum number of tokens of a block, if the input has them: one matrix is kept for each block and head.
 _BLOCK_TOKENS = 256
 _Block = tuple[Tensor, Tensor, Tensor, Tensor | None]  # q, k, v and padding
 _Part = tuple[slice, slice]  # rows of the batch, heads
 
 
 class _Plan(NamedTuple):
-    """How an input is cut into blocks; kept, because the number of threads may have changed in the backward pass."""
+    """How an input is cut into blocks; kept, because the number of threads may be different in the backward pass."""
 
-    parts: list[_Part]  # which have nothing to do with each other
+    parts: list[_Part]  # independent of each other
     lengths: list[int]  # tokens of each block, in every part
 
 
 class _Kept(NamedTuple):
-    """Tensors of a block that the backward pass needs besides the block's inputs and output."""
+    """Tensors of a block that the backward pass needs in addition to the block's inputs and output."""
 
     state: State | None  # before the block
     flow: ChunkFlow
 
 
 def causal_attention_in_blocks(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """As ``attention_in_chunks``; O(n + n d e / block) memory besides inputs, output and gradients, if any.
+    """``attention_in_chunks`` in O(n + n d e / block) memory in addition to inputs, output and gradients.
 
-    Kept for a backward pass: inputs, output, flows O(n) and a state O(d e) for each block.
+    Saved for a backward pass: inputs, output, flows O(n) and a state O(d e) for each block.
     """
     q, k, v, padding, options, chunk_size, state = inputs
     count, *sums = _flat(state)
@@ -73,8 +73,8 @@ class _InBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, _: Any, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        padding, q, k, v, out, count, *rest = ctx.saved_tensors
-        sums, of_blocks = rest[: len(STATE_SUMS)], rest[len(STATE_SUMS) :]
+        padding, q, k, v, out, count, *saved = ctx.saved_tensors
+        sums, of_blocks = saved[: len(STATE_SUMS)], saved[len(STATE_SUMS) :]
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         by_graph = torch.is_grad_enabled() or not runs_eagerly(grad_out)
         grad_state = _gradients(grad_sums, q, v, zeros=by_graph)
@@ -88,7 +88,7 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _flat(state: State | None) -> list[Tensor | None]:
-    """A state as a list, as autograd functions take it."""
+    """A state as a list, for autograd functions."""
     return [None] * (1 + len(STATE_SUMS)) if state is None else [state["count"], *(state[x] for x in STATE_SUMS)]
 
 
@@ -98,7 +98,7 @@ def _state(count: Tensor | None, sums: Sequence[Tensor | None]) -> State | None:
 
 
 def _gradients(grad_sums: Sequence[Tensor | None], q: Tensor, v: Tensor, zeros: bool) -> State:
-    """The gradients of a state's sums by name. Empty, unless ``zeros`` are asked for, where there are none."""
+    """The gradients of a state's sums by name. If there are none: zeros with ``zeros``, otherwise empty."""
     if not zeros and all(x is None for x in grad_sums):
         return {}
     zero, shapes = torch.zeros((), dtype=compute_dtype(q), device=q.device), state_shapes(q, v)
@@ -114,10 +114,9 @@ def _kept(tensors: Sequence[Tensor | None]) -> list[_Kept]:
 
 
 def _plan(q: Tensor, chunk_size: int) -> _Plan:
-    """Some heads of some rows at a time, so that blocks of enough tokens fit; and of these, blocks of whole chunks.
+    """Parts of some heads of some rows, so that blocks of enough tokens fit, and in each part blocks of whole chunks.
 
-    The tokens at the end that make no whole chunk are a block of their own, since filling their chunk up would copy
-    every tensor.
+    Tokens at the end that do not fill a chunk are a separate block, since filling the chunk would copy every tensor.
     """
     batch, heads, length, d = q.shape
     numbers = BLOCK_NUMBERS * torch.get_num_threads()
@@ -131,7 +130,7 @@ def _plan(q: Tensor, chunk_size: int) -> _Plan:
     size = min(chunk_size, length)
     chunks, rest = divmod(length, size)
     of_chunk = max(min(rows_each, batch) * heads_each * d * size, 1)
-    # At most twice as many as fit: a short block takes almost as many calls as a long one.
+    # At most twice as many chunks as fit: a short block needs almost as many calls as a long one.
     blocks = max(chunks // max(numbers // of_chunk, 1), 1)
     each, longer = divmod(chunks, blocks)
     lengths = [(each + (i < longer)) * size for i in range(blocks)]
@@ -160,7 +159,7 @@ def _blocks(inputs: CausalInputs, lengths: list[int]) -> list[_Block]:
 
 def _forward(inputs: CausalInputs, plan: _Plan, kept: list[_Kept] | None) -> tuple[Tensor, State]:
     """The output, shaped as v and in its dtype, and the state after it; ``kept`` receives one entry for each block."""
-    out = torch.empty_like(inputs.v)  # laid out as v: a host has heads inside
+    out = torch.empty_like(inputs.v)  # in the memory layout of v, which a host may have with heads inside
     spaces = Workspaces(inputs.chunk_size, backward=False)
     if len(plan.parts) == 1:
         return out, _forward_part(inputs, plan.lengths, spaces, out, kept)
@@ -178,14 +177,14 @@ def _forward(inputs: CausalInputs, plan: _Plan, kept: list[_Kept] | None) -> tup
 def _forward_part(
     inputs: CausalInputs, lengths: list[int], spaces: Workspaces, out: Tensor, kept: list[_Kept] | None
 ) -> State:
-    """Write the output of a part into ``out``; the state after it."""
+    """Write the output of a part into ``out``; return the state after it."""
     state, begin = inputs.state, 0
     for block in _blocks(inputs, lengths):
         arguments = CausalInputs(*block, inputs.options, inputs.chunk_size, state)
         end = begin + block[0].shape[2]
         total, scale, next_state, flow = chunks_forward(arguments, spaces.of(block[0], block[2]))
         torch.mul(total, scale, out=out[:, :, begin:end])
-        del total  # the workspace, which another block may need in another size
+        del total  # frees the workspace, which the next block may need in another size
         if kept is not None:
             kept.append(_Kept(state, flow))
         begin, state = end, next_state
@@ -222,7 +221,7 @@ def _backward_part(
 ) -> State:
     """Write a part's gradients of q, k and v; return those of the sums of its first state.
 
-    ``tensors`` are the output, its gradient, and where to write.
+    ``tensors`` are the output, its gradient, and the tensors to write to.
     """
     end = inputs.q.shape[2]
     for block, (state, flow) in zip(reversed(_blocks(inputs, lengths)), reversed(kept)):
@@ -236,7 +235,7 @@ def _backward_part(
 
 
 def _graph_gradients(inputs: CausalInputs, grad_out: Tensor, grad_state: State) -> list[Tensor | None]:
-    """Gradients as ``_backward`` returns them, by torch's graph of the whole sequence."""
+    """The gradients of ``_backward`` by torch's autograd graph of the whole sequence."""
     count = None if inputs.state is None else inputs.state["count"]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor | None) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from ..shared.log_sums import log_cumsum
 from ..shared.state import State
 from .options import FlowOptions, clamp_flow, excluded_logit, replace_zero_by_one
 
-# Clamps up to here keep exp and its sum over any sequence inside float32; beyond it sums are formed as logarithms.
+# Up to this clamp, exp and its sums over any sequence fit float32; for larger clamps, sums are formed as logarithms.
 _EXP_BOUND = 30.0
 
 
@@ -97,7 +97,7 @@ def _weight_so_far(
     """Weights (B, H, G, C) among the tokens so far, and log Σ exp(flow) over all tokens (B, H).
 
     The softmax is exp(flow_i) / Σ_{j<=i} exp(flow_j) · c_i; ``log_before`` (B, H) is the logarithm of its sum before
-    these tokens, None and ``excluded_logit`` for none. Without a bound on the flow everything is done in logarithms.
+    these tokens, ``excluded_logit`` or None for no tokens. Without a bound on the flow, logarithms are used throughout.
     """
     log_before = flow.new_full(flow.shape[:2], excluded_logit()) if log_before is None else log_before
     if kind == "none":
@@ -107,7 +107,7 @@ def _weight_so_far(
     if bound <= _EXP_BOUND:
         exponentials, so_far = _exponentials(flow, positions, log_before)
         total = so_far[..., -1]
-        # Padding alone has a sum of 0. Not log().clamp(): the gradient of log at 0 is NaN, clamped or not.
+        # The sum over only padding is 0. Not log().clamp(): the gradient of log at 0 is NaN, clamped or not.
         log_so_far = replace_zero_by_one(total).log().masked_fill(total == 0.0, excluded_logit())
         weights = exponentials / replace_zero_by_one(so_far)
     else:
@@ -166,10 +166,10 @@ def _weight_backward(
 def _log_weight_backward(
     logits: Tensor, logs: Tensor, log_before: Tensor, grad_log_weights: Tensor, grad_last: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``logits`` and ``log_before``, of which ``logs`` is the ``log_cumsum``; (B, H, n), (B, H).
+    """Gradients (B, H, n), (B, H) of ``logits`` and ``log_before``, whose ``log_cumsum`` is ``logs``.
 
     ``grad_log_weights`` (B, H, n) is the gradient of logits - logs, ``grad_last`` (B, H) that of the last of ``logs``.
-    A log reaches those after it through the next one, by the share exp(logs_i - logs_(i+1)) that it has in that.
+    Each log enters later ones through the next log, with the factor exp(logs_i - logs_(i+1)).
     """
     grad_logs = -grad_log_weights
     grad_logs[..., -1] += grad_last

@@ -1,7 +1,7 @@
-"""One token of causal Flow-Attention after a state: the few operations that a chunk of one token leaves.
+"""One token of causal Flow-Attention after a state: the few operations that a chunk of one token needs.
 
-Algorithm 2 with all sums in the state. Sinks and sources are one tensor (B, H, 2, ...), the *sides*, sinks first. The
-softmax over the tokens so far is a sigmoid for the newest one: exp(x) / (S + exp(x)) = sigmoid(x - log S).
+Algorithm 2 with all sums in the state. Sinks and sources are one tensor (B, H, 2, ...), the *sides*, sinks first. For
+the newest token, the softmax over the tokens so far is a sigmoid: exp(x) / (S + exp(x)) = sigmoid(x - log S).
 """
 
 import torch
@@ -48,14 +48,14 @@ def step(inputs: CausalInputs) -> tuple[Tensor, State]:
 
 
 def _received(receivers: Tensor, of_sources: Tensor, of_sinks: Tensor, form: FlowForm) -> Tensor:
-    """Flows (B, H, 2) to sink and source, ``receivers`` (B, H, 2, d) with eps, from the others' sums (B, H, d)."""
+    """Flows (B, H, 2) into sink and source, from ``receivers`` (B, H, 2, d) with eps and the givers' sums (B, H, d)."""
     sums = torch.stack([of_sources, of_sinks], dim=2)
     flow = torch.linalg.vecdot(receivers, sums + form.eps if form.eps else sums)
     return flow + form.outer_eps if form.outer_eps else flow
 
 
 def _newest_weight(logit: Tensor, kind: str, log_before: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """The newest token's weight among those so far and the logarithm of their sum, all (B, H); ``count`` (B, 1)."""
+    """Weight of the newest token among all so far and the logarithm of their sum, all (B, H); ``count`` (B, 1)."""
     if kind == "softmax":
         return torch.sigmoid(logit - log_before) * count, log_add(log_before, logit)
     return torch.ones_like(logit) if kind == "none" else torch.sigmoid(logit), log_before

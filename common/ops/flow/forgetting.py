@@ -1,4 +1,4 @@
-"""Causal Flow-Attention whose sums forget, in plain PyTorch: Algorithm 2 with a gate before each token is added.
+"""Causal Flow-Attention whose sums decay, in plain PyTorch: Algorithm 2 with a gate before each token is added.
 
 Every running sum of Algorithm 2, the softmaxes' sums and the count of tokens are multiplied by exp(log_decay_t) before
 token t is added; ``README.md`` derives it. Gates are (B, H, n, 1), by head, or (B, H, n, d), where each channel of the
@@ -32,8 +32,8 @@ def state_shapes(q: Tensor, v: Tensor, log_decay: Tensor) -> dict[str, tuple[int
 def attention_that_forgets(inputs: CausalInputs, log_decay: Tensor) -> tuple[Tensor, State]:
     """The output (B, H, n, e) and the state after the tokens.
 
-    ``log_decay`` is (B, H, n) or (B, H, n, d). O(n (C d + d e)) time; O(n (C + d + e) + (n / C) d e) memory, or where
-    gates are of channels O(n d) beside what ``channel_decayed_sums`` takes.
+    ``log_decay`` is (B, H, n) or (B, H, n, d). O(n (C d + d e)) time; O(n (C + d + e) + (n / C) d e) memory, or, with
+    gates by channel, O(n d) in addition to that of ``channel_decayed_sums``.
     """
     v = zero_padding(inputs.v.to(compute_dtype(inputs.v)), inputs.padding)
     flow = _Flow(inputs, log_decay)
@@ -46,16 +46,15 @@ def attention_that_forgets(inputs: CausalInputs, log_decay: Tensor) -> tuple[Ten
 
 
 def weights_that_forget(inputs: CausalInputs, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Competition and allocation (B, H, n), the means over the channels where each has its own; v is not read."""
+    """Competition and allocation (B, H, n), means over the channels if these differ; v is not read."""
     competition, allocation, _ = _Flow(inputs, log_decay).weights()
     return competition.mean(-1), allocation.mean(-1)
 
 
 class _Flow:
-    """The flows of Algorithm 2 over what is remembered. All are means: sums divided by the count.
+    """The flows of Algorithm 2 with decayed sums. All are means: sums divided by the count.
 
-    Sinks and sources do the same with each other, so both are one tensor (B, H, n, 2, ...): what is given to sinks, and
-    what is given to sources.
+    Sinks and sources are treated symmetrically, so both are one tensor (B, H, n, 2, ...), sinks first.
     """
 
     def __init__(self, inputs: CausalInputs, log_decay: Tensor) -> None:
@@ -67,7 +66,7 @@ class _Flow:
         self.q, self.k = (real_features(x.to(dtype), self.options.phi, inputs.padding) for x in (inputs.q, inputs.k))
         ones = zero_padding(torch.ones_like(self.gates), inputs.padding)
         self.remembered = decayed_cumsum(ones, self.gates, self._before("remembered"))  # (B, H, n, g)
-        # A real token counts itself, so only before the first one is there less than 1.
+        # A real token counts itself, so the count is below 1 only before the first one.
         self.count = self.remembered.clamp(min=1.0)
         self.receivers = (torch.stack([self.q, self.k], dim=3) + self.options.form.eps) / self.count.unsqueeze(3)
         flows, self.sums = self._received(torch.stack([self.k, self.q], dim=3), ("sum_k", "sum_q"))
@@ -91,10 +90,10 @@ class _Flow:
         return values, state["sum_kv"]
 
     def _received(self, givers: Tensor, entries: tuple[str, str]) -> tuple[Tensor, State]:
-        """The mean that sinks and sources get of ``givers`` (B, H, n, 2, d) so far, (B, H, n, 2, 1).
+        """The mean flow into sinks and sources from ``givers`` (B, H, n, 2, d) so far, (B, H, n, 2, 1).
 
-        Σ_c (r_ic + eps) (Σ_j Γ_ijc g_jc + eps) / c_ic. And the sums of the givers after the last token by the names
-        ``entries``, (B, H, d) each.
+        It is Σ_c (r_ic + eps) (Σ_j Γ_ijc g_jc + eps) / c_ic. Also returns the sums of the givers after the last token,
+        with the names ``entries``, (B, H, d) each.
         """
         form, gates = self.options.form, self.gates.unsqueeze(3)
         before = torch.stack([self.state[x] for x in entries], dim=2) if self.state else None
@@ -107,7 +106,7 @@ class _Flow:
         return replace_zero_by_one(flow), dict(zip(entries, last))
 
     def _weight(self, flow: Tensor, kind: str, entry: str) -> tuple[Tensor, Tensor]:
-        """Weights among what is remembered (B, H, n, 1 or g), and the logarithm of their sum after the last token.
+        """Weights among the tokens so far (B, H, n, 1 or g), and the logarithm of their sum after the last token.
 
         The softmax is exp(flow_i) / Σ_(j <= i) Γ_ij exp(flow_j) · c_i, formed in logarithms.
         """
@@ -124,14 +123,14 @@ class _Flow:
         return (logits - logs).exp() * self.count, self._last(logs)
 
     def _before(self, entry: str) -> Tensor | None:
-        """A number of the state before these tokens, (B, H, g)."""
+        """An entry of the state before these tokens, as (B, H, g)."""
         if entry not in self.state:
             return None
         x = self.state[entry]
         return x.unsqueeze(-1) if x.dim() == 2 else x
 
     def _last(self, x: Tensor) -> Tensor:
-        """x (B, H, n, g) after the last token, as a state has it: (B, H), or (B, H, d) by channel."""
+        """x (B, H, n, g) after the last token, in the shape of a state: (B, H), or (B, H, d) by channel."""
         return self._entry(x[:, :, -1])
 
     def _entry(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from .options import FlowForm, FlowOptions, clamp_flow, excluded_logit, replace_
 
 
 class FullFlow(NamedTuple):
-    """The flows of equations 4-7, and the sums over all sinks or sources that they are made of."""
+    """The flows of equations 4-7, and the sums over all sinks or sources from which they are computed."""
 
     q: Tensor  # features of the sinks (B, H, n, d), zero at padding
     k: Tensor  # features of the sources (B, H, m, d), zero at padding
@@ -35,7 +35,7 @@ def flow_attention_in_graph(
     query_padding_mask: Tensor | None,
     options: FlowOptions,
 ) -> Tensor:
-    """``flow_attention`` with ``causal=False`` in plain PyTorch, for what traces, transforms or scripts it.
+    """``flow_attention`` with ``causal=False`` in plain PyTorch, for tracing, function transforms and scripting.
 
     Arguments are not checked; shapes, masks, cost as in ``flow_attention``.
     """
@@ -106,7 +106,7 @@ def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
     if torch.jit.is_scripting():
         # Autocast cannot be switched off inside TorchScript; unlike a product, a sum stays float32 under it.
         return (x * weights.unsqueeze(-1)).sum(2)
-    # A row times a matrix: batched products with a single column take several times as long.
+    # A row times a matrix: batched products with a single column are several times slower.
     return (weights.unsqueeze(-2) @ x).squeeze(-2)
 
 

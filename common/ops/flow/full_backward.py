@@ -1,4 +1,4 @@
-"""The backward pass of Flow-Attention of all sinks with all sources, by hand; ``README.md`` derives it."""
+"""The hand-written backward pass of Flow-Attention of all sinks with all sources; ``README.md`` derives it."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def full_backward(
     v = zero_padding(v, key_padding_mask)
     flow, context = FullFlow(q, k, *saved[:-1]), saved[-1]
 
-    # Equation 8, and from its weights to the conserved flows. The first gradient is that of log(allocation / I).
+    # Equation 8, then through its weights to the conserved flows, starting with the gradient of log(allocation / I).
     scaled = grad_out * sink_weights(flow)
     grad_log_scale = (grad_out * out).sum(-1)  # (B, H, n)
     grad_conserved_incoming = _logit_gradient(grad_log_scale, flow.allocation, options.allocation)
@@ -80,7 +80,7 @@ def _logit_gradient(log_gradient: Tensor, weights: Tensor, kind: str) -> Tensor:
 
 
 def _sum_gradient(receivers: Tensor, gradient: Tensor, form: FlowForm) -> Tensor:
-    """The gradient of the givers' sum (B, H, d), from that of the flow (B, H, r) that receivers (B, H, r, d) get."""
+    """The gradient of the givers' sum (B, H, d) from that of the flow (B, H, r) into receivers (B, H, r, d)."""
     return weighted_sum(receivers, gradient) + form.eps * gradient.sum(-1, keepdim=True)
 
 

@@ -1,8 +1,8 @@
-"""Flow-Attention of all sinks with all sources in blocks that stay in a CPU's caches, with the backward pass by hand.
+"""Flow-Attention of all sinks with all sources in blocks that fit a CPU's caches, with a hand-written backward pass.
 
-Between the passes only the inputs and the output, which exist anyway, and vectors of one number per token are kept; the
-features are computed once more. A block is some heads of some rows of the batch, with all of their tokens, or all heads
-of them where these compete.
+Saved for the backward pass are the inputs and the output, which exist anyway, and vectors of one number per token;
+features are recomputed. A block is some heads of some rows of the batch with all of their tokens, or all heads if these
+compete.
 """
 
 import itertools
@@ -31,9 +31,9 @@ _Mask = Tensor | None
 def full_attention_in_blocks(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: _Mask, query_padding_mask: _Mask, options: FlowOptions
 ) -> Tensor:
-    """``flow_attention`` with ``causal=False``; arguments are not checked. On other devices there is one block.
+    """``flow_attention`` with ``causal=False``; arguments are not checked. Other devices than CPUs use one block.
 
-    O(n d e) time, and O(n) memory per head besides inputs, output and gradients.
+    O(n d e) time, and O(n) memory per head in addition to inputs, output and gradients.
     """
     return _InBlocks.apply(q, k, v, key_padding_mask, query_padding_mask, options)
 
@@ -77,7 +77,7 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _empty_output(q: Tensor, v: Tensor) -> Tensor:
-    """(B, H, n, e), ordered in memory as q if it can be: a host that splits heads without a copy joins them so too."""
+    """(B, H, n, e) in the memory order of q if possible, so that a host can split and join heads without a copy."""
     if q.shape[-1] == v.shape[-1]:
         return torch.empty_like(q, dtype=v.dtype)
     return v.new_empty(*q.shape[:3], v.shape[-1])
@@ -91,7 +91,7 @@ def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _block_size(q: Tensor, k: Tensor, v: Tensor, options: FlowOptions) -> tuple[int, int]:
-    """Rows of the batch, and heads, of a block."""
+    """The numbers of rows of the batch and of heads of a block."""
     batch, heads = max(q.shape[0], 1), max(q.shape[1], 1)
     if q.device.type != "cpu":
         return batch, heads
@@ -99,7 +99,7 @@ def _block_size(q: Tensor, k: Tensor, v: Tensor, options: FlowOptions) -> tuple[
     fitting = max(numbers // (max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3])), 1)
     if fitting < heads:
         return 1, heads if options.competition == "softmax_heads" else fitting
-    # Half of what fits, if it is several rows: at 196 tokens four fifths of the time.
+    # Half of what fits if that is several rows: takes 0.8 times as long at 196 tokens.
     return max(fitting // (2 * heads), 1), heads
 
 

@@ -64,42 +64,42 @@ def flow_attention(
     runs over j <= i and is divided by the number of real tokens up to i.
 
     Masks: bool, ``key_padding_mask`` (B, m), ``query_padding_mask`` (B, n), True = padding. Padding on either side
-    never changes a real token's output and its own output is 0, all-padding rows included. Causal, a token is source
-    and sink at once, and padding when either mask says so. Not causal, give both masks or none: a sink that is padding
-    would take flow from real ones. In self-attention they are the same mask twice.
+    never changes the output of a real token and gives 0 itself, also in rows of only padding. Causal, a token is both
+    source and sink, and it is padding if either mask marks it. Not causal, pass both masks or neither, because padded
+    sinks would take flow from real ones; in self-attention pass the same mask twice.
 
     Args:
         log_decay: causal; every sum of Algorithm 2, the softmaxes' sums and the count are multiplied by
-            exp(log_decay_t) before token t is added: (B, H, n) by head, (B, H, n, d) each channel by its own, with a
-            count of its own. The state has ``remembered`` (B, H) in place of ``count``, and by channel it and both
+            exp(log_decay_t) before token t is added: (B, H, n) by head, or (B, H, n, d) by channel, each channel with
+            its own count. The state then has ``remembered`` (B, H) in place of ``count``; by channel, this and both
             logarithms are (B, H, d).
         form: "paper" is Algorithms 1 and 2 to the letter; "released" adds the authors' 1e-6 to q, k and the sums,
             multiplies the softmax by m and Î by n/m; "released_vision" adds 1e-6 to every flow as well.
-        clamp: bound on the size of Ô in the released forms; "paper" has none and ignores it. Part of the trained model:
+        clamp: bound on |Ô| in the released forms; ignored by "paper", which has no bound. Part of the trained model:
             1 in the authors' core module and image model, 5 in their fairseq language model, 10 in their RL model,
-            none (None or inf) in their long-range-arena code.
+            no clamp (None or inf) in their long-range-arena code.
         phi: "sigmoid", "elu+1" or "relu" (plus 1e-6) (Table 10).
-        competition: "softmax" over the sources, "sigmoid" or "none" (Table 11). "softmax_heads", not causal, is what
-            the authors' long-range-arena code does instead: a softmax over the heads of each source, times m where
-            the form rescales. Sources do not compete in it, and with one head it is constant.
+        competition: "softmax" over the sources, "sigmoid" or "none" (Table 11). "softmax_heads", not causal, is the
+            variant of the authors' long-range-arena code: a softmax over the heads of each source, times m if the
+            form rescales. Sources do not compete in it, and with one head it is constant.
         allocation: "sigmoid", "softmax" over the sinks or "none" (Table 11); the softmax is multiplied by the
-            number of sinks where the competition is by the number of sources.
+            number of sinks if the form multiplies the competition by the number of sources.
         chunk_size: C of the causal algorithm, any length; results do not depend on it.
-        initial_state: causal; the state of the tokens before these, as returned. One token, or several at once,
+        initial_state: causal; the state that a call with the earlier tokens returned. Calls with one or several tokens
             continue a sequence exactly.
         return_state: causal; also return the state after the last token: ``count`` (B,), ``sum_k``, ``sum_q``,
             ``sum_k_over_outgoing``, ``sum_q_over_incoming`` (B, H, d), ``log_competition``, ``log_allocation``
             (B, H), ``sum_kv`` (B, H, d, e). float32 and of constant size; the batch is dimension 0 of each.
 
     Cost: O(n d e) time; causal, O(n (C + d) + (n / C) d e) memory, nothing of size n x n. Sums and normalisers are
-    float32 (float64 for float64 inputs) whatever the input, autocast included.
+    float32 (float64 for float64 inputs), also under autocast.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state or gates without
-            causal; one mask alone without causal; a competition over heads with causal.
+            causal; only one mask without causal; a competition over heads with causal.
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
@@ -109,7 +109,7 @@ def flow_attention(
     check_log_decay(log_decay, causal, q, q.shape[3])
     with autocast_off(q):
         if not causal:
-            # With the backward pass by hand, or as plain PyTorch for what traces or transforms.
+            # With the hand-written backward pass, or in plain PyTorch for tracing and function transforms.
             attend = full_attention_in_blocks if runs_eagerly(q, k, v) else flow_attention_in_graph
             return attend(q, k, v, key_padding_mask, query_padding_mask, options)
         shapes = state_shapes(q, v) if log_decay is None else state_shapes_with_gates(q, v, log_decay)
@@ -124,9 +124,9 @@ def flow_attention(
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
     """Causal attention: a step of one token, kernels on a GPU, blocks on a CPU, otherwise plain PyTorch.
 
-    torch.compile sees kernels as one operator, and plain PyTorch where there are none.
+    torch.compile sees kernels as one operator, or plain PyTorch if there are no kernels.
     """
-    q, k, v = inputs.q, inputs.k, inputs.v  # not a slice, which torch.compile of torch 2.6 refuses
+    q, k, v = inputs.q, inputs.k, inputs.v  # no slice: torch.compile of torch 2.6 does not support it
     if q.shape[2] == 1 and not q.is_cuda and inputs.state is not None and inputs.padding is None:
         return step(inputs)
     if causal_gpu.applies(q, k, v):
@@ -155,12 +155,12 @@ def flow_attention_weights(
 ) -> tuple[Tensor, Tensor]:
     """The competition weight of every source (B, H, m) and allocation weight of every sink (B, H, n).
 
-    They are drawn in Figures 4, 5 and 7 to 9.
+    Figures 4, 5 and 7 to 9 show them.
 
-    Exactly what ``flow_attention`` with the same arguments multiplies the values and the result with, so the
-    released softmax competition is around 1, not around 1/m. 0 at padding. With gates of each channel, a token's weight
-    is the mean over its channels. Cost and errors as there. ``initial_state`` is the state of ``flow_attention`` after
-    the tokens before these (causal).
+    These are exactly the factors by which ``flow_attention`` with the same arguments multiplies values and results, so
+    the released softmax competition is around 1, not around 1/m. 0 at padding. With gates by channel, the weight of a
+    token is the mean over its channels. Cost and errors as in ``flow_attention``. ``initial_state`` (causal) is the
+    state of ``flow_attention`` after the earlier tokens.
     """
     options = flow_options(form, clamp, phi, competition, allocation)
     check_positive_int("chunk_size", chunk_size)
@@ -204,7 +204,7 @@ def _state_without_values(state: State | None, q: Tensor, shapes: dict[str, tupl
 def flow_attention_map(q: Tensor, k: Tensor, *, causal: bool = False, max_tokens: int = 4096, **options) -> Tensor:
     """The attention map (B, H, n, m) that Flow-Attention never forms: ``map @ v`` is its output.
 
-    For looking at short inputs: O(n m) memory, ``options`` and errors as in ``flow_attention``.
+    For inspecting short inputs: O(n m) memory, ``options`` and errors as in ``flow_attention``.
 
     Raises:
         ValueError: also for more than ``max_tokens`` sinks or sources.
@@ -213,7 +213,7 @@ def flow_attention_map(q: Tensor, k: Tensor, *, causal: bool = False, max_tokens
     n, m, dtype = q.shape[2], k.shape[2], compute_dtype(q)
     if max(n, m) > max_tokens:
         raise ValueError(f"q and k have {n} and {m} tokens; allowed: at most max_tokens={max_tokens} each")
-    # The output for one-hot values is the share that each source has in each sink.
+    # The output for one-hot values is the share of each source in each sink.
     identity = torch.eye(m, dtype=dtype, device=k.device).expand(*k.shape[:2], m, m)
     return flow_attention(q.to(dtype), k.to(dtype), identity, causal=causal, **options)
 

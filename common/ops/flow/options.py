@@ -8,7 +8,7 @@ from torch import Tensor
 from ..shared.checks import ArgumentError, check_choice
 from ..shared.feature_maps import FEATURE_MAPS
 
-#: "softmax_heads" is that of the authors' long-range-arena code, over the heads of each source.
+#: "softmax_heads", over the heads of each source, is from the authors' long-range-arena code.
 COMPETITIONS = ("softmax", "sigmoid", "none", "softmax_heads")
 ALLOCATIONS = ("sigmoid", "softmax", "none")
 
@@ -22,7 +22,7 @@ class FlowForm(NamedTuple):
 
 
 FORMS: dict[str, FlowForm] = {
-    # Algorithms 1 and 2 to the letter.
+    # Algorithms 1 and 2 exactly.
     "paper": FlowForm(eps=0.0, outer_eps=0.0, rescale=False),
     # The authors' Flow_Attention.py and their fairseq module.
     "released": FlowForm(eps=1e-6, outer_eps=0.0, rescale=True),
@@ -45,10 +45,10 @@ DEFAULTS = FlowDefaults()
 
 
 class FlowOptions(NamedTuple):
-    """The options of ``flow_attention``, checked. ``flow_options`` makes them."""
+    """The checked options of ``flow_attention``, from ``flow_options``."""
 
     form: FlowForm
-    clamp: float  # inf for none
+    clamp: float  # inf for no clamp
     phi: str
     competition: str
     allocation: str
@@ -73,26 +73,26 @@ def flow_options(
 
 
 def check_competition(options: FlowOptions, causal: bool) -> None:
-    """Raise ValueError for the competition over heads in causal attention, which has no such form."""
+    """Raise ValueError for the competition over heads in causal attention, which does not support it."""
     if causal and options.competition == "softmax_heads":
         allowed = ", ".join(name for name in COMPETITIONS if name != "softmax_heads")
         raise ArgumentError(f"`competition` is 'softmax_heads'; allowed with causal attention: {allowed}")
 
 
 def replace_zero_by_one(flow: Tensor) -> Tensor:
-    """``flow``, but 1 where it is 0, so that 1 / flow is finite: padding has no flow, nor have underflowed features."""
+    """``flow`` with 1 in place of 0, so that 1 / flow is finite: padding and underflowed features have no flow."""
     return flow.masked_fill(flow < 1e-18, 1.0)
 
 
 def clamp_flow(outgoing: Tensor, clamp: float) -> Tensor:
-    """``outgoing`` limited to [-clamp, clamp]; as it is for an infinite clamp."""
-    # Not isinf: torch.compile, which may make a symbol of a number, does not trace it.
+    """``outgoing`` limited to [-clamp, clamp]; unchanged for an infinite clamp."""
+    # Not isinf: torch.compile may represent the number by a symbol, for which isinf is not traced.
     return outgoing.clamp(-clamp, clamp) if clamp < math.inf else outgoing
 
 
 def excluded_logit() -> float:
     """The logit of padding in a softmax over tokens (a function, because TorchScript cannot read module globals).
 
-    Finite, because a softmax over nothing but -inf is NaN.
+    Finite, because a softmax over only -inf is NaN.
     """
     return -1e30

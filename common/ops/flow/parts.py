@@ -1,9 +1,8 @@
-"""Causal Flow-Attention of a part of a sequence, whose other parts are computed at the same time.
+"""Causal Flow-Attention of one part of a sequence, while its other parts are computed at the same time.
 
-Algorithm 2 is four running sums, each of what the ones before it weigh: Σ k and Σ q; Σ k / O and Σ q / I; the softmax's
-Σ exp(Ô); Σ k w vᵀ. In each, what lies before the part is the sum of a few numbers of each of the parts before, O(d e)
-of a head whatever its tokens. Within the part it is a running sum over tokens, in plain PyTorch. Letters as in
-``__init__.py``.
+Algorithm 2 is four running sums, each weighted by the results of the previous ones: Σ k and Σ q; Σ k / O and Σ q / I;
+the softmax's Σ exp(Ô); Σ k w vᵀ. Each earlier part contributes one total to each sum, O(d e) numbers per head whatever
+its length. Within a part, the sums run over its tokens, in plain PyTorch. Letters as in ``__init__.py``.
 """
 
 from typing import Protocol
@@ -20,7 +19,7 @@ from .options import FlowOptions, clamp_flow, excluded_logit, replace_zero_by_on
 
 
 class SumsBefore(Protocol):
-    """Makes of a part's sum that of the parts before it; every part calls it, in the same order."""
+    """Turns the sum of a part into the sum over the parts before it; all parts call it, in the same order."""
 
     def __call__(self, own: Tensor, log_unit: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Σ of ``own`` (B, H, ...) over the parts before, and the logarithm of its unit.
@@ -41,16 +40,16 @@ def flow_attention_of_part(
 ) -> Tensor:
     """``flow_attention`` (causal) of the tokens q, k (B, H, n, d), v (B, H, n, e) of a part: (B, H, n, e) in v's dtype.
 
-    ``padding_mask`` (B, n), True = padding, gives 0. ``before``, int64 (B,), are the real tokens of the parts before.
+    ``padding_mask`` (B, n), True = padding, gives 0. ``before``, int64 (B,), counts the real tokens of earlier parts.
     O(n (C d + d e)) time and O(n (C + d + e) + (n / C) d e) memory with C = ``chunk_size``; several times that of
-    ``flow_attention``, which has a backward pass by hand. Arguments are not checked.
+    ``flow_attention``, which has a hand-written backward pass. Arguments are not checked.
     """
     with autocast_off(q):
         return _Part(q, k, padding_mask, options, before, sums_before).output(v, chunk_size).to(v.dtype)
 
 
 class _Part:
-    """The flows of a part. Sinks and sources are one tensor (B, H, n, 2, ...): what is given to each of the two."""
+    """The flows of a part. Sinks and sources are one tensor (B, H, n, 2, ...), sinks first."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class _Part:
         return causal_sums(q, k, v, chunk_size, state)[0]
 
     def _received(self, givers: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean that sinks and sources get of ``givers`` (B, H, n, 2, d) so far, (B, H, n, 1) each."""
+        """The mean flow into sinks and sources from ``givers`` (B, H, n, 2, d) so far, (B, H, n, 1) each."""
         form = self.options.form
         before, _ = self.sums_before(givers.sum(2))  # (B, H, 2, d)
         sums = givers.cumsum(2) + before.unsqueeze(2)

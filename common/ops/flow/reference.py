@@ -1,6 +1,6 @@
-"""Flow-Attention, literally: the paper's algorithms row by row, padding left out, one token at a time.
+"""Flow-Attention, literally: the paper's algorithms row by row without padding, one token at a time.
 
-Slow and readable; every other form is compared with these. Runs in any dtype, float64 included.
+Slow and readable; all other implementations are compared with it. Runs in any dtype, float64 included.
 """
 
 import math
@@ -13,14 +13,14 @@ from ..shared.reference_tools import either_padding, kept, positive_features, re
 
 
 class Constants(NamedTuple):
-    """In what the paper's algorithms and the authors' modules differ."""
+    """The constants in which the paper's algorithms and the authors' modules differ."""
 
     inner: float  # added to both factors of a flow
     outer: float  # added to a flow
     counts: bool  # the softmax times its length, I times n / m
 
 
-#: Of each form; the reference has its own, so that a wrong constant elsewhere shows.
+#: Constants of each form; the reference has its own copy, so that tests find a wrong constant elsewhere.
 CONSTANTS = {
     "paper": Constants(0.0, 0.0, False),
     "released": Constants(1e-6, 0.0, True),
@@ -45,9 +45,9 @@ def flow_attention_reference(
 ) -> Tensor:
     """Algorithms 1 and 2 (ICML 2022, appendix), arguments and shapes as in ``flow_attention``.
 
-    Each row of the batch is computed from its real tokens alone; padded sinks give 0. O(n m d) not causal,
-    O(n² d + n d e) causal. With gates ``log_decay``, causal, every sum so far is over what is kept of each token, and
-    the number of tokens so far is what is kept of them.
+    Each row of the batch is computed from its real tokens only; padded sinks give 0. O(n m d) not causal,
+    O(n² d + n d e) causal. With gates ``log_decay`` (causal), each token counts in every sum, and in the number of
+    tokens so far, with the factor by which it has decayed.
     """
     if causal and competition == "softmax_heads":
         raise ValueError("competition is 'softmax_heads'; allowed with causal attention: softmax, sigmoid, none")
@@ -66,11 +66,11 @@ def flow_attention_reference(
             options = CONSTANTS[form], bound, competition, allocation
             if causal:
                 past = [kept(log_decay, b, sources, i, [j for j in sources if j <= i]) for i in sources]
-                found = _algorithm_2(*tensors, past, *options)  # (H, sinks, e)
+                attended = _algorithm_2(*tensors, past, *options)  # (H, sinks, e)
             else:
-                found = _algorithm_1(*tensors, *options)
-            for place, i in enumerate(sinks):
-                out[i] = found[:, place]
+                attended = _algorithm_1(*tensors, *options)
+            for index, i in enumerate(sinks):
+                out[i] = attended[:, index]
         rows.append(torch.stack(out, dim=1))  # (H, n, e)
     return torch.stack(rows)  # (B, H, n, e)
 
@@ -118,7 +118,7 @@ def _algorithm_2(
 ) -> Tensor:
     """Causal: q, k (H, n, d), v (H, n, e) -> (H, n, e). Position i uses positions up to i only.
 
-    ``past`` says for each i what is kept of these, (H, i + 1, 1 or d), or 1.0 for all.
+    ``past`` has for each i the decay factors of these positions, (H, i + 1, 1 or d), or 1.0 without gates.
     """
     incoming: list[Tensor] = []  # I_i, O_i, Ô_i, Î_i: each (H,)
     outgoing: list[Tensor] = []
@@ -151,7 +151,7 @@ def _mean_flow(receiver: Tensor, sums: Tensor, count: Tensor, form: Constants) -
 
 
 def _last_weight(flows: list[Tensor], keep: Tensor, kind: str) -> Tensor:
-    """The weight of the last of ``flows`` (H,) among what is kept of all, (H, 1 or d); the softmax times the count."""
+    """The weight (H, 1 or d) of the last of ``flows`` (H,), given the decays ``keep``; the softmax times the count."""
     if kind == "none":
         return torch.ones_like(flows[-1])[:, None]
     if kind == "sigmoid":

@@ -1,4 +1,4 @@
-"""The memory in which the large tensors of a block of causal Flow-Attention are formed, forward and backward."""
+"""Reusable memory for the large tensors of a block of causal Flow-Attention, forward and backward."""
 
 import math
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from ..shared.precision import compute_dtype
 
 
 class Workspace(NamedTuple):
-    """Where to form each large tensor of some chunks; None for where PyTorch likes, as its graph needs it.
+    """Memory for each large tensor of some chunks; None for new memory, which autograd needs.
 
-    All are pieces of one tensor. Allocated one by one they are given back to the system one by one, which then has to
-    find and clear them again: at 256 tokens and 8 heads of 64 channels that was a third of the time on a CPU.
+    All are pieces of one tensor. Separate allocations would be returned to the system one by one, which then has to
+    find and clear them again: at 256 tokens and 8 heads of 64 channels this was a third of the time on a CPU.
     """
 
     features: Tensor | None = None  # (2, B, H, G, C, d)
@@ -26,12 +26,12 @@ class Workspace(NamedTuple):
     grad_k: Tensor | None = None  # (B, H, G, C, d), in the place of ``to_sinks``
 
 
-#: For a graph.
+#: For use with autograd.
 NO_WORKSPACE = Workspace()
 
 
 class Workspaces:
-    """The memory of one block after the other: one piece for as long as blocks are of the same size."""
+    """The memory for consecutive blocks: one allocation as long as blocks have the same size."""
 
     def __init__(self, chunk_size: int, backward: bool) -> None:
         self._chunk_size, self._backward = chunk_size, backward
@@ -50,7 +50,7 @@ class Workspaces:
 def _workspace_of(q: Tensor, v: Tensor, size: int, backward: bool) -> Workspace:
     """Memory for whole chunks of ``size`` tokens; q (B, H, n, d), v (B, H, n, e).
 
-    For each token and head 2 d + 2 C + e + 2 d e / C numbers, and e more for a backward pass, if d = e = C.
+    2 d + 2 C + e + 2 d e / C numbers per token and head, and e more for a backward pass, if d = e = C.
     """
     d, e = q.shape[3], v.shape[3]
     chunks = (*q.shape[:2], q.shape[2] // size)

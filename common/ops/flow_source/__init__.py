@@ -1,4 +1,4 @@
-"""Flow-Attention to a source whose flows are its own: cross-attention for decoders. Ours, in none of the papers.
+"""Flow-Attention to a source that has its own flows: cross-attention for decoders. Our own addition, not in a paper.
 
 Legend, for every file of this folder:
     B batch, H heads, n sinks (queries of the targets), m sources (keys) and as many queries of their own,

@@ -1,8 +1,8 @@
-"""Flow-Attention of a decoder's queries to a source: competition and outgoing flow come from the source alone.
+"""Flow-Attention of a decoder's queries to a source: competition and outgoing flow depend only on the source.
 
-Ours, in none of the papers. Flow-Attention proper (Flowformer, ICML 2022, equations 4-8) lets every source divide its
-flow among all sinks. In a decoder the sinks are the targets, later ones included, so a target would depend on those
-that follow it. Here the sinks of the source's flows are queries of its own tokens, and each target reads the result.
+Our own addition, not in a paper. The original Flow-Attention (Flowformer, ICML 2022, equations 4-8) lets every source
+divide its flow among all sinks. In a decoder the sinks are the targets, so a target would depend on later ones. Here
+the sinks of the source's flows are queries of the source's own tokens, and each target reads the result.
 """
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..shared.state import State, state_of_source
 
 #: How sources compete.
 COMPETITIONS = ("softmax", "sigmoid", "none")
-#: How a target is gated, by itself: a softmax over targets would depend on later ones.
+#: How each target is gated. A softmax over targets is not offered, since it would depend on later ones.
 ALLOCATIONS = ("sigmoid", "none")
 
 
@@ -40,14 +40,14 @@ def flow_source_attention(
     Over the source, with ``source_q`` s, the queries of its own tokens: I_i = phi(s_i)·Σ_j phi(k_j),
     O_j = phi(k_j)·Σ_i phi(s_i), Ô_j = phi(k_j)·Σ_i phi(s_i)/I_i, and w = softmax(Ô). Then for each target by itself
     I = phi(q)·Σ_j phi(k_j), Î = phi(q)·Σ_j phi(k_j)/O_j, and out = sigmoid(Î) · phi(q)/I · Σ_j phi(k_j)ᵀ w_j v_j.
-    No target depends on another. With ``source_q`` = q it is ``flow_attention`` that is not causal.
+    No target depends on another. With ``source_q`` = q this is ``flow_attention`` with ``causal=False``.
 
     Masks: bool, ``key_padding_mask`` (B, m) of k, v and source_q, ``query_padding_mask`` (B, n), True = padding; a
-    padded query gives 0, and so does a source without a real token. Cost: O((n + m) d e) time, O(n + m) memory. Sums
-    are float32 (float64 for float64 inputs) whatever the input; the output has the dtype of q.
+    padded query gives 0, and so does a source without real tokens. Cost: O((n + m) d e) time, O(n + m) memory. Sums
+    are float32 (float64 for float64 inputs); the output has the dtype of q.
 
     Args:
-        form, clamp, phi: as in ``flow_attention``. The released forms multiply the softmax by m; their factor of Î is
+        form, clamp, phi: as in ``flow_attention``. The released forms multiply the softmax by m; their factor for Î is
             1, since the source has as many sinks as sources.
         competition: "softmax" over the sources, "sigmoid" or "none".
         allocation: "sigmoid" or "none".
@@ -72,7 +72,7 @@ def flow_source_options(form: str, clamp: float | None, phi: str, competition: s
 def source_state(
     k: Tensor, v: Tensor, key_padding_mask: Tensor | None, source_q: Tensor, options: FlowOptions
 ) -> State:
-    """State of a source: sums over its tokens, whose size does not depend on m; O(m d e).
+    """State of a source: sums over its tokens, of a size that does not depend on m; O(m d e).
 
     ``sum_k`` and ``sum_k_over_outgoing`` (B, H, d), with the form's epsilon added, and ``sum_kv`` (B, H, d, e) of the
     values times their competition, float32. Shapes and mask as in ``flow_source_attention``. Only ``source_q`` is

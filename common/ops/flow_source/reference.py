@@ -1,4 +1,4 @@
-"""Flow-Attention to a source whose flows are its own, literally: row by row, one token at a time."""
+"""Flow-Attention to a source that has its own flows, literally: row by row, one token at a time."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..shared.reference_tools import positive_features, real_tokens
 
-#: Of each form what is added to both factors of a flow, what to a flow, and whether the softmax is times its length.
+#: For each form: added to both factors of a flow, added to a flow, and whether the softmax is multiplied by its length.
 _FORMS = {"paper": (0.0, 0.0, False), "released": (1e-6, 0.0, True), "released_vision": (1e-6, 1e-6, True)}
 
 
@@ -27,7 +27,7 @@ def flow_source_attention_reference(
 ) -> Tensor:
     """The formulas of ``flow_source_attention``, arguments and shapes as there. O(n m (d + e)): for comparison only.
 
-    Each row of the batch is computed from its real tokens alone; padded queries give 0.
+    Each row of the batch is computed from its real tokens only; padded queries give 0.
     """
     constants, bound = _FORMS[form], math.inf if clamp is None or form == "paper" else clamp
     rows = []
@@ -36,11 +36,11 @@ def flow_source_attention_reference(
         sources = real_tokens(key_padding_mask, b, k.shape[2])
         if sources:
             keys = [positive_features(k[b, :, j], phi) for j in sources]  # (H, d) each
-            own = [positive_features(source_q[b, :, j], phi) for j in sources]
+            source_sinks = [positive_features(source_q[b, :, j], phi) for j in sources]
             # The source by itself: its queries are the sinks.
-            incoming = [_flow(s, sum(keys), constants) for s in own]  # (H,) each
-            outgoing = [_flow(x, sum(own), constants) for x in keys]
-            shares = sum(s / i[:, None] for s, i in zip(own, incoming))
+            incoming = [_flow(s, sum(keys), constants) for s in source_sinks]  # (H,) each
+            outgoing = [_flow(x, sum(source_sinks), constants) for x in keys]
+            shares = sum(s / i[:, None] for s, i in zip(source_sinks, incoming))
             conserved = torch.stack([_flow(x, shares, constants).clamp(-bound, bound) for x in keys])  # (sources, H)
             weights = _competition(conserved, competition, constants)
             # Each target by itself.

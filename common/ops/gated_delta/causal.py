@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks: what torch.compile, export and torch.func see. ``README.md`` derives it."""
+"""The gated delta rule in chunks, for torch.compile, export and torch.func. ``README.md`` derives it."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..shared.chunks import chunk_length, decay_between, split_chunks
 
-#: Chunks that are gone through one after the other, in the same step for all parts of a sequence that have so many.
+#: Number of chunks of a part of a sequence; they are computed one after the other, in the same steps for all parts.
 _IN_TURN = 8
 
 
@@ -19,7 +19,7 @@ class Chunks(NamedTuple):
     k: Tensor  # (B, H, G, C, d)
     v: Tensor  # (B, H, G, C, e)
     beta: Tensor  # (B, H, G, C)
-    log_decay: Tensor | None  # (B, H, G, C), or None where nothing decays
+    log_decay: Tensor | None  # (B, H, G, C), or None without decay
 
 
 def delta_chunks(
@@ -28,14 +28,14 @@ def delta_chunks(
     """Outputs (B, H, n, e) that q (B, H, n, d) read from the memory (B, H, d, e) after each token, and the last memory.
 
     k (B, H, n, d), v (B, H, n, e), ``beta`` and ``log_decay`` (B, H, n), the latter at most 0 or None; ``memory`` is
-    the one before the first token. Where ``beta`` and ``log_decay`` are 0, the memory stays. O(n (C (C + d + e) + d e +
+    before the first token. Where ``beta`` and ``log_decay`` are 0, it does not change. O(n (C (C + d + e) + d e +
     d² (d + e) / C)) time, O(n (C + d + e) + (n / C) d (d + e)) memory.
     """
     size = chunk_length(chunk_size, q.shape[2])
     chunks = Chunks(*(None if x is None else split_chunks(x, size) for x in (q, k, v, beta, log_decay)))
     inside, since_start, until_end = decays(chunks)
     fixed, read = _errors(chunks, inside, since_start)
-    # What a chunk makes of the memory S is S + change S + added.
+    # A chunk turns the memory S into S + change S + added.
     keys = (chunks.k * (chunks.beta * until_end).unsqueeze(-1)).transpose(-2, -1)  # (B, H, G, d, C)
     identity = torch.eye(k.shape[3], dtype=k.dtype, device=k.device)
     change = (since_start[..., -1:, None] - 1) * identity - keys @ read
@@ -59,7 +59,7 @@ def decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _errors(chunks: Chunks, inside: Tensor, since_start: Tensor) -> tuple[Tensor, Tensor]:
-    """E0 (B, H, G, C, e) and W (B, H, G, C, d): E0 - W S is what tokens find wrong, S the memory they begin with."""
+    """E0 (B, H, G, C, e) and W (B, H, G, C, d): the tokens' errors are E0 - W S for the memory S before the chunk."""
     seen = (chunks.k @ chunks.k.transpose(-2, -1) * inside).tril(-1) * chunks.beta.unsqueeze(-2)
     wanted = torch.cat([chunks.v, chunks.k * since_start.unsqueeze(-1)], dim=-1)
     solved = torch.linalg.solve_triangular(
@@ -77,7 +77,7 @@ def _states(change: Tensor, added: Tensor, first: Tensor) -> tuple[Tensor, Tenso
     """
     groups = change.shape[2]
     parts = (groups + _IN_TURN - 1) // _IN_TURN
-    # Chunks of zeros are added, which change nothing.
+    # Appended chunks of zeros change nothing.
     change, added = (F.pad(x, (0, 0, 0, 0, 0, parts * _IN_TURN - groups)) for x in (change, added))
     change, added = (x.unflatten(2, (parts, _IN_TURN)).unbind(3) for x in (change, added))
     if groups <= _IN_TURN:

@@ -1,7 +1,6 @@
-"""The gated delta rule where operations are simply executed, with its backward pass by hand; ``README.md`` derives it.
+"""The gated delta rule for eager execution, with a hand-written backward pass; ``README.md`` derives it.
 
-The forward pass keeps its inputs and the memory before each block; the backward pass forms what is inside a block once
-more.
+The forward pass keeps its inputs and the memory before each block; the backward pass recomputes the tensors of a block.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ from .causal_cpu import block_forward, block_outputs, blocks_of, cut, put
 def delta_blocks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``delta_chunks`` with a backward pass by hand, for tensors that ``runs_eagerly``.
+    """``delta_chunks`` with a hand-written backward pass, for tensors for which ``runs_eagerly`` is True.
 
     O(n (C (C + d + e) + d e)) time, O(n (d + e) + b d e) memory for b blocks of at least one chunk, and what one takes.
     """
@@ -50,7 +49,7 @@ class _Delta(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_memory: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, memory = (saved := ctx.saved_tensors)[:6]  # read once, as activation checkpointing allows
-        with autocast_off(memory):  # the forward pass's does not reach here
+        with autocast_off(memory):  # that of the forward pass does not apply here
             if torch.is_grad_enabled() or not runs_eagerly(grad_out, grad_memory):
 
                 def in_graph(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -64,9 +63,9 @@ class _Delta(torch.autograd.Function):
                 block_grads, grad_state = _block_backward(
                     chunks, state, *cut((grad_out,), tokens, ctx.size), grad_state
                 )
-                for grad, one in zip(grads, block_grads):
+                for grad, block_grad in zip(grads, block_grads):
                     if grad is not None:
-                        put(grad, tokens, one)
+                        put(grad, tokens, block_grad)
         return *grads, grad_state.view_as(memory), None
 
 
@@ -90,11 +89,11 @@ def _block_backward(chunks: Chunks, state: Tensor, grad_out: Tensor, grad_state:
         grad_states_g.copy_(after)  # from here on, of that after each chunk
     grad_v, written = block.inverse.transpose(-2, -1) @ (grad_written * beta), block.errors * beta
 
-    # What decays from the start of a chunk, and until its end.
+    # Terms that decay from the start of a chunk, or until its end.
     grad_q = (grad_out @ before.transpose(-2, -1)).mul_(since_start)
     grad_k_from_start = (grad_v @ before.transpose(-2, -1)).mul_(-since_start)
     grad_k_to_end = (written @ grad_states.transpose(-2, -1)).mul_(block.inside[..., -1, :].unsqueeze(-1))
-    # What decays inside of it: scores, and products of keys times beta.
+    # Terms that decay inside of a chunk: scores, and products of keys times beta.
     grad_scores = grad_out @ written.transpose(-2, -1)
     grad_seen = (grad_v @ block.errors.transpose(-2, -1)).neg_().tril_(-1)
     by_seen = grad_seen * block.seen

@@ -1,4 +1,4 @@
-"""The gated delta rule over one block, as many chunks as fit a CPU's cache; ``README.md`` derives it."""
+"""The gated delta rule over one block of as many chunks as fit a CPU's cache; ``README.md`` derives it."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from .causal import Chunks, decays
 
-#: Numbers of q in a block on a CPU, so that all that is made of a block fits its cache; elsewhere memory alone counts.
+#: Numbers of q in a block: on a CPU so that a block's tensors fit its cache, elsewhere limited only by memory.
 _CACHED_NUMBERS, _MOST_NUMBERS = 2**17, 2**24
 
 
@@ -22,7 +22,7 @@ class Block(NamedTuple):
     seen: Tensor  # (G, N, C, C), decayed products of each key with those before it
     inverse: Tensor  # (G, N, C, C), of I + seen times beta
     read: Tensor  # (G, N, C, d), W: errors are E0 - W S
-    errors: Tensor  # (G, N, C, e), what each token finds wrong
+    errors: Tensor  # (G, N, C, e), the error of each token
     states: Tensor  # (1 + G, N, d, e), before each chunk and after the last
 
 
@@ -75,5 +75,5 @@ def cut(tensors: Sequence[Tensor | None], tokens: slice, size: int) -> Iterator[
 
 def put(whole: Tensor, tokens: slice, chunks: Tensor) -> None:
     """The inverse of ``cut``: write ``chunks`` (G, N, C, ...) to some tokens of ``whole`` (B, H, n, ...)."""
-    place = whole[:, :, tokens]
-    place.copy_(chunks.transpose(0, 1).flatten(1, 2)[:, : place.shape[2]].view_as(place))
+    target = whole[:, :, tokens]
+    target.copy_(chunks.transpose(0, 1).flatten(1, 2)[:, : target.shape[2]].view_as(target))

@@ -1,4 +1,4 @@
-"""The gated delta rule: a memory that decays, and from which a key's old value is erased before its new one is written.
+"""The gated delta rule: a decaying memory, in which a key's old value is erased before its new value is written.
 
 Yang, Kautz, Hatamizadeh, *Gated Delta Networks: Improving Mamba2 with Delta Rule*, ICLR 2025; without the gate Yang,
 Wang, Zhang, Shen, Kim, *Parallelizing Linear Transformers with the Delta Rule over Sequence Length*, NeurIPS 2024,
@@ -21,11 +21,11 @@ from .causal_backward import delta_blocks
 from .decoding import delta_step
 from .operator import delta_operator
 
-#: What queries and keys, or values, go through first.
+#: Activations of queries and keys, or of values.
 ACTIVATIONS = ("silu", "none")
-#: What makes queries and keys unit vectors.
+#: Normalisations of queries and keys.
 QK_NORMS = ("l2", "none")
-#: Tokens that are computed at once unless a caller says otherwise: on a CPU as fast as 16, and faster than 64.
+#: Default number of tokens that are computed at once: on a CPU as fast as 16, and faster than 64.
 _CHUNK_SIZE = 32
 #: Added to |x|² before its root.
 _EPS = 1e-6
@@ -53,9 +53,9 @@ def gated_delta_attention(
     """o_t = S_t q_t / √d with S_t = α_t S_(t-1) (I - β_t k_t k_tᵀ) + β_t v_t k_tᵀ (section 3.1), causal alone.
 
     q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. ``beta`` (B, H, n) is β, from 0 to 1, or to 2 where
-    eigenvalues may be negative. ``log_decay`` (B, H, n) is log α <= 0; without it α = 1, DeltaNet. q, k and v are what
-    ``qk_activation`` and ``v_activation`` make of them, and with ``qk_norm="l2"`` q and k are unit vectors,
-    x / √(|x|² + 1e-6). Without it a key of β |k|² > 2 makes the memory grow. Masks: bool (B, n), True = padding; a
+    eigenvalues may be negative. ``log_decay`` (B, H, n) is log α <= 0; without it α = 1, DeltaNet. ``qk_activation``
+    and ``v_activation`` are applied to q, k and v, and ``qk_norm="l2"`` then makes q and k unit vectors,
+    x / √(|x|² + 1e-6). Without it a key with β |k|² > 2 makes the memory grow. Masks: bool (B, n), True = padding; a
     padded query gives 0, a padded key neither adds, erases nor decays. Cost: O(n (C (C + d + e) + d e)) time and
     O(n (d + e) + (n / C) d e) memory with C = ``chunk_size``, which changes no result. ``initial_state`` and
     ``return_state`` continue a sequence: state ``memory`` (B, H, d, e), Sᵀ, float32.
@@ -97,7 +97,7 @@ def gated_delta_attention(
 
 
 def _implementation(*tensors: Tensor | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """With the backward pass by hand, as one operator where it is compiled on a CPU; plain PyTorch in other graphs."""
+    """The hand-written backward pass, as one operator if compiled on a CPU; plain PyTorch in other graphs."""
     if tensors[0].device.type == "cpu" and is_compiled():
         return delta_operator
     return delta_blocks if runs_eagerly(*(x for x in tensors if x is not None)) else delta_chunks
@@ -108,7 +108,7 @@ def _activated(x: Tensor, activation: str) -> Tensor:
 
 
 def _directed(x: Tensor, activation: str, norm: str) -> Tensor:
-    """Queries or keys as the memory takes them, 0 where x is 0."""
+    """Queries or keys for the memory: activated and normalised, 0 where x is 0."""
     x = _activated(x, activation)
     return x * (x.square().sum(-1, keepdim=True) + _EPS).rsqrt() if norm == "l2" else x
 
@@ -119,9 +119,9 @@ def _of_real(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def _check_of_tokens(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise ValueError unless ``x`` is a floating point tensor (B, H, n) beside q (B, H, n, d), on its device."""
+    """Raise ValueError unless ``x`` is a floating point tensor (B, H, n) for q (B, H, n, d), on its device."""
     if not isinstance(x, Tensor) or x.shape != q.shape[:3]:
-        given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} is {given}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
+        actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} is {actual}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
     if not x.is_floating_point() or x.device != q.device:
         raise ValueError(f"{name} is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")

@@ -1,4 +1,4 @@
-"""The gated delta rule on a CPU as one operator of torch.compile, whose graph of it is of hundreds of operations."""
+"""The gated delta rule on a CPU as one operator for torch.compile, whose graph would have hundreds of operations."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from .causal_backward import delta_blocks
 def delta_operator(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``delta_blocks``, which torch.compile does not look into."""
+    """``delta_blocks``, opaque to torch.compile."""
     return _operator(q, k, v, beta, log_decay, memory, chunk_size)
 
 
@@ -18,7 +18,7 @@ def _run(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, memory: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     out, last = delta_blocks(q, k, v, beta, log_decay, chunk_size, memory)
-    # No output of an operator may be an input.
+    # The outputs of an operator must not be its inputs.
     return out.contiguous(), last.clone(memory_format=torch.contiguous_format)
 
 

@@ -20,7 +20,7 @@ def gated_delta_attention_reference(
     qk_norm: str = "l2",
     v_activation: str = "silu",
 ) -> Tensor:
-    """Yang et al. 2025, section 3.1, with S_t (e, d) as there; shapes as in ``gated_delta_attention``.
+    """Yang et al. 2025, section 3.1, with S_t (e, d) as in the paper; shapes as in ``gated_delta_attention``.
 
     For comparison only: O(n d² e).
     """

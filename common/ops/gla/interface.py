@@ -1,4 +1,4 @@
-"""Gated linear attention: a sum that forgets each channel of the keys by a gate that reads the token.
+"""Gated linear attention: a sum in which each channel of the keys decays by a gate that depends on the token.
 
 Yang, Wang, Shen, Panda, Kim, *Gated Linear Attention Transformers with Hardware-Efficient Training*, ICML 2024.
 """
@@ -61,9 +61,9 @@ def gla_attention(
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, {"sum_kv": (*q.shape[:2], q.shape[3], v.shape[3])}, dtype, q)
     with autocast_off(q):
-        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # what stands there must not reach the gradients
+        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # values at padding must not reach the gradients
         logits = F.linear(F.linear(x, gate_down.to(dtype)), gate_up.to(dtype), gate_bias.to(dtype))  # (B, n, H d)
-        # log α (B, H, n, d), 0 at padding: a padded token leaves the sums as they are.
+        # log α (B, H, n, d), 0 at padding: a padded token does not change the sums.
         log_decay = (F.logsigmoid(logits) / temperature).unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2)
         log_decay = zero_padding(log_decay, key_padding_mask)
         queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
@@ -79,9 +79,9 @@ def _check_gate(q: Tensor, gate_down: Tensor, gate_up: Tensor, gate_bias: Tensor
     weights = {"gate_down": gate_down, "gate_up": gate_up, "gate_bias": gate_bias}
     for (name, tensor), dims in zip(weights.items(), (2, 2, 1)):
         if not isinstance(tensor, Tensor) or tensor.dim() != dims:
-            given = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} is {given}; allowed: a tensor of {dims} dimensions")
-    wanted = {"gate_up": (channels, gate_down.shape[0]), "gate_bias": (channels,)}
-    for name, shape in wanted.items():
+            actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name} is {actual}; allowed: a tensor of {dims} dimensions")
+    expected = {"gate_up": (channels, gate_down.shape[0]), "gate_bias": (channels,)}
+    for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:
             raise ValueError(f"{name} has shape {tuple(weights[name].shape)}; allowed for q {tuple(q.shape)}: {shape}")

@@ -1,7 +1,7 @@
 """Hedgehog: linear attention with learned features that imitate the weights of softmax attention.
 
 Zhang, Bhatia, Kumbong, Ré, *The Hedgehog & the Porcupine: Expressive Linear Attentions with Softmax Mimicry*, ICLR
-2024, in the form of Zhang et al., *LoLCATs*, ICLR 2025: a softmax over what the map gives and one over its negative.
+2024, in the form of Zhang et al., *LoLCATs*, ICLR 2025: a softmax over the map's output and one over its negative.
 """
 
 from torch import Tensor
@@ -79,7 +79,7 @@ def check_maps(
     key_weight: Tensor,
     key_bias: Tensor | None,
 ) -> None:
-    """Raise ValueError unless the maps fit q and k and give equally many features."""
+    """Raise ValueError unless the maps fit q and k and give the same number of features."""
     check_map("query", q, query_weight, query_bias)
     check_map("key", k, key_weight, key_bias)
     if query_weight.shape[1] != key_weight.shape[1]:
@@ -103,8 +103,8 @@ def attend_source(
 ) -> Tensor:
     """``hedgehog_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype.
 
-    O(n r (d + e)). ``query_padding_mask`` (B, n), True = padding, gives 0. Checked are the map and ``state``; what does
-    not fit is a ValueError.
+    O(n r (d + e)). ``query_padding_mask`` (B, n), True = padding, gives 0. Only the map and ``state`` are checked
+    (ValueError).
     """
     check_map("query", q, query_weight, query_bias)
     with autocast_off(q):

@@ -1,4 +1,4 @@
-"""Linear attention with the feature map elu+1, the baseline of every table.
+"""Linear attention with the feature map elu+1, the baseline of all tables.
 
 Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equations 5, 7 and 9-12.
 """
@@ -51,10 +51,10 @@ def linear_attention(
     (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0. Cost: O(n d e)
     time and, causal, O(n C + (n / C) d e) memory with C = ``chunk_size``. ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv`` (B, H, d, e), float32.
-    ``cumulative_sum``: how the causal sums are computed, with the same result. ``matmul`` is products of matrices chunk
-    by chunk; ``scan`` is n steps, one after the other, in O(n (d + e) + d e) memory (``chunk_size`` is not used then).
-    ``log_decay`` (causal) makes both sums forget: before token t is added they are multiplied by exp(log_decay_t), with
-    (B, H, n) as a whole, with (B, H, n, d) each channel of the keys by its own.
+    ``cumulative_sum``: how the causal sums are computed, with the same result. ``matmul`` is matrix products chunk by
+    chunk; ``scan`` is n sequential steps in O(n (d + e) + d e) memory, without ``chunk_size``.
+    ``log_decay`` (causal) makes both sums decay: before token t is added they are multiplied by exp(log_decay_t). It is
+    (B, H, n), one gate per head, or (B, H, n, d), one per channel of the keys.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -101,8 +101,7 @@ def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str
 def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, phi: str) -> Tensor:
     """``linear_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n d e).
 
-    ``query_padding_mask`` (B, n), True = padding, gives 0. Only ``state`` is checked; one that does not fit is a
-    ValueError.
+    ``query_padding_mask`` (B, n), True = padding, gives 0. Only ``state`` is checked (ValueError).
     """
     with autocast_off(q):
         values, weights = read_source(real_features(q.to(compute_dtype(q)), phi, query_padding_mask), state)

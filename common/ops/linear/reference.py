@@ -19,7 +19,7 @@ def linear_attention_reference(
 ) -> Tensor:
     """Katharopoulos et al. 2020, equations 5 and 9, one query at a time; shapes as in ``linear_attention``.
 
-    O(n m (d + e)): for comparison only. Padded tokens are left out of every sum, and make nothing forgotten.
+    O(n m (d + e)): for comparison only. Padded tokens are in no sum, and their gates are not applied.
     """
     rows = []
     for b in range(q.shape[0]):

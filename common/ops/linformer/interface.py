@@ -26,10 +26,10 @@ def linformer_attention(
 ) -> Tensor:
     """softmax(q (Eᵀ k)ᵀ / √d) Fᵀ v, with E = ``key_rows`` and F = ``value_rows``, both (M, p), for all heads.
 
-    Row j of E and F belongs to the j-th real key, whatever padding is around it; fewer than M keys use the first rows.
-    Every sum is of all keys, so there is no causal form. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e)
-    in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key is in no sum.
-    Cost: O((n + m) p (d + e)) time, O(n p) memory.
+    Row j of E and F belongs to the j-th real key, whatever the padding; fewer than M keys use the first rows. All sums
+    are over all keys, so there is no causal form. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e) in v's
+    dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key is in no sum. Cost: O((n
+    + m) p (d + e)) time, O(n p) memory.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -57,5 +57,5 @@ def _sums(x: Tensor, rows: Tensor, padding_mask: Tensor | None) -> Tensor:
     """The sums of x (B, H, m, c) with the weights ``rows`` (M, p) of its real tokens: (B, H, p, c)."""
     x = zero_padding(x.to(compute_dtype(x)), padding_mask)
     if padding_mask is not None:
-        x = take(x, real_first(padding_mask))[:, :, : rows.shape[0]]  # after M real tokens there is padding alone
+        x = take(x, real_first(padding_mask))[:, :, : rows.shape[0]]  # tokens after the first M are padding
     return rows[: x.shape[2]].to(x.dtype).transpose(0, 1) @ x

@@ -1,8 +1,8 @@
-"""Local attention: softmax over a sliding window of tokens, or over chunks that see nothing of each other.
+"""Local attention: softmax over a sliding window of tokens, or over chunks that do not see each other.
 
 The windows of Beltagy, Peters, Cohan, *Longformer*, 2020, section 3.1, without global tokens, and the chunks of the
-Long Range Arena (Tay et al., ICLR 2021). The Arena's released code lays n tokens out as (w, n / w) and attends along
-the first, among tokens i, i + n / w, i + 2 n / w and so on: its published accuracies are of that.
+Long Range Arena (Tay et al., ICLR 2021). The Arena's released code lays out n tokens as (w, n / w) and attends along
+the first dimension, among tokens i, i + n / w, i + 2 n / w and so on: its published accuracies are of this variant.
 """
 
 from torch import Tensor
@@ -30,12 +30,12 @@ def local_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """softmax(q·k / √d) v over w = ``window`` tokens for each query.
 
-    Those are the last w tokens up to the query itself when causal, otherwise the query, w // 2 tokens before and
-    (w - 1) // 2 after it. With ``chunked`` they are the query's own of the chunks 0..w-1, w..2w-1, and so on, up to
-    itself when causal. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
+    When causal, these are the last w tokens up to the query itself, otherwise the query, w // 2 tokens before and
+    (w - 1) // 2 after it. With ``chunked`` they are the query's chunk among 0..w-1, w..2w-1 and so on, when causal up
+    to the query. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True =
     padding; windows and chunks count real keys, and a token that is padding, as a key or as a query, gives 0. Cost:
     O(n w (d + e)) time, O(n w) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state
-    ``count`` (B,), ``k`` (B, H, w, d), ``v`` (B, H, w, e), float32; O(w (d + e)) for a token.
+    ``count`` (B,), ``k`` (B, H, w, d), ``v`` (B, H, w, e), float32; O(w (d + e)) per token.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.

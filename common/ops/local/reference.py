@@ -1,4 +1,4 @@
-"""Local attention, literally: which token sees which, and a softmax for each."""
+"""Local attention, literally: the tokens that each query sees, and one softmax per query."""
 
 from torch import Tensor
 

@@ -1,6 +1,6 @@
-"""The state after some tokens: the last keys and values as they are, at most w, and the sums over all before them.
+"""The state of causal LoLCATs: at most w last keys and values, and the sums over all earlier tokens.
 
-Sums have no features while fewer than w tokens are held, since there is nothing before those.
+Sums have no features while the state holds fewer than w tokens, since there are no earlier tokens then.
 """
 
 import torch
@@ -33,9 +33,9 @@ def extend(
     shapes: dict[str, tuple[int, ...]],
     state: State | None,
 ) -> tuple[Tensor, State]:
-    """The next tokens' outputs (B, H, n, e) and the state after them; q, k and v are 0 at padding (B, n).
+    """The outputs (B, H, n, e) of the next tokens and the state after them; q, k and v are 0 at padding (B, n).
 
-    ``shapes`` are those of ``state``.
+    ``shapes`` are the shapes of ``state``.
     """
     if state is None:
         state = zero_state(shapes, q.dtype, q.device)
@@ -47,7 +47,7 @@ def extend(
 def _step(
     q: Tensor, k: Tensor, v: Tensor, maps: Maps, share: Tensor, window: int, state: State
 ) -> tuple[Tensor, State]:
-    """One token after ``state``, not padding; O((L + f) (d + e)) for L tokens that it holds."""
+    """One real token after ``state``; O((L + f) (d + e)) if the state holds L tokens."""
     count, sums, is_full = state["count"] + 1, {}, state["k"].shape[2] == window
     keys, values = (with_next(state[name], x, window) for name, x in (("k", k), ("v", v)))
     size = keys.shape[2]
@@ -56,7 +56,7 @@ def _step(
     weights = window_weights(scores, share)
     total, normaliser = weights @ values, weights.sum(-1, keepdim=True)
     if is_full:
-        # The oldest of the window becomes far; before there are w tokens, its place is empty.
+        # The oldest token of the window becomes far; its slot is empty until there are w tokens.
         leaving = maps.of_keys(state["k"][:, :, :1]) * (state["count"] >= window).view(-1, 1, 1, 1)
         sum_k = state["sum_k"] + leaving.squeeze(2)
         sum_kv = torch.addcmul(state["sum_kv"], leaving.transpose(-2, -1), state["v"][:, :, :1])
@@ -70,7 +70,7 @@ def _step(
 
 
 def _no_sums(state: State, maps: Maps, is_full: bool) -> State:
-    """Sums over no tokens: of all features if the window ``is_full`` from now on, otherwise of none."""
+    """Empty sums: with all features if the window ``is_full`` from now on, otherwise without features."""
     features = maps.number_of_features() if is_full else 0
     vectors = state["v"].new_zeros(*state["v"].shape[:2], features)
     return {"sum_k": vectors, "sum_kv": vectors.unsqueeze(-1).expand(*vectors.shape, state["v"].shape[3]).contiguous()}
@@ -87,25 +87,25 @@ def _several(
     chunk_size: int,
     state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, as a sequence of the window that it holds and them."""
-    n, held = q.shape[2], state["k"].shape[2]
+    """n tokens after ``state``, computed as a sequence that begins with the window of the state."""
+    n, held_count = q.shape[2], state["k"].shape[2]
     if padding_mask is None:
         padding_mask = torch.zeros(q.shape[0], n, dtype=torch.bool, device=q.device)
-    unused = torch.arange(held, device=q.device) < held - state["count"].unsqueeze(1)
+    unused = torch.arange(held_count, device=q.device) < held_count - state["count"].unsqueeze(1)
     padding = torch.cat([unused, padding_mask], dim=1)  # (B, L + n)
     order = real_first(padding)
-    q = take(F.pad(q, (0, 0, held, 0)), order)  # the state holds no queries, and needs none
+    q = take(F.pad(q, (0, 0, held_count, 0)), order)  # the state holds no queries: their outputs are not needed
     k, v = (take(torch.cat([state[name], x], dim=2), order) for name, x in (("k", k), ("v", v)))
     real = (~padding).sum(1, keepdim=True)  # (B, 1)
-    values, weights = near(q, k, v, sliding_window(window - 1, 0, held + n), share, real)
-    size = min(window, held + n)
+    values, weights = near(q, k, v, sliding_window(window - 1, 0, held_count + n), share, real)
+    size = min(window, held_count + n)
     if size == window:
-        before = {name: state[name] for name in ("sum_k", "sum_kv")} if held == window else None
+        before = {name: state[name] for name in ("sum_k", "sum_kv")} if held_count == window else None
         features = maps.of_queries(q), maps.of_keys(k)
         far_values, far_weights, sums = far_before(*features, v, window, chunk_size, before, real)
         values, weights = values + far_values, weights + far_weights
     else:
         sums = _no_sums(state, maps, False)
-    out = take(values / weights, invert(order))[:, :, held:]
+    out = take(values / weights, invert(order))[:, :, held_count:]
     last = {name: last_tokens(x, real, size) for name, x in (("k", k), ("v", v))}
     return out, {"count": state["count"] + (~padding_mask).sum(1), **last, **sums}

@@ -1,8 +1,8 @@
-"""A whole sequence: blocks of queries beside the keys of their windows, and running sums over all other keys.
+"""A whole sequence: blocks of queries with the keys of their windows, and running sums over all other keys.
 
-A short one is every query beside every key, which is faster on a CPU, the more so the fewer the tokens.
-What is far of a query, and before it, is a running sum of keys and values that are shifted by the window; what is far
-and after it is the same from the end. No sum is formed as a difference.
+A short sequence is computed as all pairs of queries and keys, which is faster on a CPU.
+Far keys before a query are a running sum of keys and values that are shifted by the window; far keys after it are the
+same sum from the end. No sum is formed as a difference.
 """
 
 from typing import NamedTuple
@@ -59,7 +59,7 @@ def whole_sequence(
     n = q.shape[2]
     real = None if padding_mask is None else (~padding_mask).sum(1, keepdim=True)  # (B, 1)
     before, after = (window - 1, 0) if causal else (window // 2, (window - 1) // 2)
-    few = n <= (chunk_size if causal else 2 * chunk_size)  # a chunk of each of the sums below
+    few = n <= (chunk_size if causal else 2 * chunk_size)  # one chunk for each of the sums below
     if few and part == "both" and not torch.compiler.is_compiling():  # a graph must not depend on the length
         return put_back(_every_pair(q, k, v, maps, share, (before, after), causal, real), order)
     if part == "window":
@@ -89,15 +89,15 @@ def _every_pair(
     causal: bool,
     real: Tensor | None,
 ) -> Tensor:
-    """``whole_sequence`` of few tokens, every query beside every key; O(n² (d + e + f)) time, O(n²) memory.
+    """``whole_sequence`` for few tokens, as all pairs of queries and keys; O(n² (d + e + f)) time, O(n²) memory.
 
-    q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e), the ``real`` (B, 1) tokens of each row first; all if None.
-    ``reach`` is how many tokens before and after a query are near.
+    q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); the first ``real`` (B, 1) tokens of a row are real, None for all.
+    ``reach`` is the numbers of near tokens before and after a query.
     """
-    place = torch.arange(q.shape[2], device=q.device)
-    distance = place.unsqueeze(1) - place  # (n, n)
+    position = torch.arange(q.shape[2], device=q.device)
+    distance = position.unsqueeze(1) - position  # (n, n)
     near = (distance <= reach[0]) & (distance >= -reach[1])
-    seen = near if real is None else near & (place < real.view(-1, 1, 1, 1))
+    seen = near if real is None else near & (position < real.view(-1, 1, 1, 1))
     scores = hide(q * q.shape[3] ** -0.5 @ k.transpose(-2, -1), seen)
     weights = window_weights(scores, share)
     far = maps.of_queries(q) @ _real(maps.of_keys(k), real).transpose(-2, -1)
@@ -117,31 +117,31 @@ def far_before(
 ) -> tuple[Tensor, Tensor, State]:
     """Sums over the keys at least ``distance`` tokens before each query: of values, of weights, and the state of both.
 
-    ``queries`` and ``keys`` are features (B, H, n, f), v (B, H, n, e). After ``state``, the sums over all keys before.
-    The state that is given back is that of the last of the ``real`` (B, 1) tokens of each row.
+    ``queries`` and ``keys`` are features (B, H, n, f), v (B, H, n, e). ``state`` has the sums over all earlier keys.
+    The returned state is that after the last of the ``real`` (B, 1) tokens of each row.
     """
     n = v.shape[2]
-    # What has moved beyond the end is far of no token that is here.
+    # Keys shifted beyond the end are not far from any of these tokens.
     keys, v = (F.pad(x, (0, 0, distance, 0))[:, :, :n] for x in (keys, v))
     return causal_sums(queries, _real(keys, real), v, chunk_size, state)
 
 
 def window_weights(scores: Tensor, share: Tensor) -> Tensor:
-    """γ e^(s_ij - c_i) of ``scores`` (..., K), where c_i is the largest of a row; ``share`` is γ, and broadcasts."""
+    """γ e^(s_ij - c_i) of ``scores`` (..., K), where c_i is the largest of a row; ``share`` is γ and broadcasts."""
     return (scores - scores.amax(-1, keepdim=True)).exp() * share
 
 
 def near(q: Tensor, k: Tensor, v: Tensor, window: Window, share: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
     """γ Σ e^(s_ij - c_i) v_j (B, H, n, e) and γ Σ e^(s_ij - c_i) (B, H, n, 1) over each query's window; O(n K (d + e)).
 
-    ``real`` (B, 1) tokens of each row, the first ones, are no padding; None if all are.
+    The first ``real`` (B, 1) tokens of each row are not padding; None for all.
     """
     n, size, before, after = q.shape[2], window.size, window.blocks_before, window.blocks_after
     seen = torch.arange(n, device=q.device) < (n if real is None else real)  # (n,) or (B, n)
     seen = seen.view(-1, 1, n, 1)
     near_k, near_v, near_seen = (beside(split_blocks(x, size), before, after) for x in (k, v, seen))
-    place = torch.arange(size, device=q.device) + before * size
-    distance = place.unsqueeze(1) - torch.arange(near_k.shape[3], device=q.device)  # (S, K)
+    position = torch.arange(size, device=q.device) + before * size
+    distance = position.unsqueeze(1) - torch.arange(near_k.shape[3], device=q.device)  # (S, K)
     visible = near_seen.transpose(-2, -1) & (distance <= window.before) & (distance >= -window.after)
     scores = hide(split_blocks(q * q.shape[3] ** -0.5, size) @ near_k.transpose(-2, -1), visible)  # (B, H, G, S, K)
     weights = window_weights(scores, share.unsqueeze(2))

@@ -1,4 +1,4 @@
-"""LoLCATs: exact softmax attention to the last tokens, learned linear attention to those before, one normaliser.
+"""LoLCATs: exact softmax attention to the last tokens, learned linear attention to earlier ones, one normaliser.
 
 Zhang, Arora, Chalamala, Wu, Spector, Singhal, Ramesh, Ré, *LoLCATs: On Low-Rank Linearizing of Large Language Models*,
 ICLR 2025, equation 7, with a sliding window.
@@ -18,7 +18,7 @@ from ..shared.state import State, check_continuation, state_of_sums
 from .decoding import extend, state_shapes
 from .full import Maps, whole_sequence
 
-#: What of the formula is computed; all but the first show what a part of a trained model does.
+#: Computed part of the formula; all but the first serve to inspect a part of a trained model.
 PARTS = ("both", "window", "linear")
 
 
@@ -48,27 +48,27 @@ def lolcats_attention(
 
     y_i = (Σ_near a_ij v_j + phi(q_i)·Σ_far psi(k_j) v_jᵀ) / (Σ_near a_ij + phi(q_i)·Σ_far psi(k_j))
 
-    with a_ij = γ e^(s_ij - c_i), s_ij = q_i·k_j / √d, c_i the largest s_ij of the near ones, and of each head
-    γ = sigmoid(``window_gate``), (H,). Near are w = ``window`` tokens: the last ones up to the query when causal,
-    otherwise the query, w // 2 tokens before and (w - 1) // 2 after it; all others are far. phi and psi are learned,
-    with ``query_weight`` and ``key_weight``
+    with a_ij = γ e^(s_ij - c_i), s_ij = q_i·k_j / √d, c_i the largest s_ij of near tokens, and
+    γ = sigmoid(``window_gate``) (H,) of each head. w = ``window`` tokens are near: the last ones up to the query when
+    causal, otherwise the query, w // 2 tokens before and (w - 1) // 2 after it; all others are far. phi and psi are
+    learned, with ``query_weight`` and ``key_weight``
     (H, r, d) and, unless they are None, ``query_bias`` and ``key_bias`` (H, r): for ``feature_map`` softmax
     [softmax(W x + b), softmax(-W x - b)], Hedgehog's, for relu relu(W x + b), T2R's. q, k (B, H, n, d), v (B, H, n, e)
     -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; windows count real keys, and a token that is
     padding, as a key or as a query, gives 0. Cost: O(n (w + r) (d + e)) time and O(n (w + C + r) + (n / C) r e) memory
     with C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``count`` (B,),
-    the last L <= w keys and values ``k`` (B, H, L, d) and ``v`` (B, H, L, e), and the sums over all before them,
+    the last L <= w keys and values ``k`` (B, H, L, d) and ``v`` (B, H, L, e), and the sums over all earlier tokens,
     ``sum_k`` (B, H, f) and ``sum_kv`` (B, H, f, e), float32, with f = 0 while L < w.
 
-    ``part`` is "both" in the paper. "window" is the softmax over the near tokens alone, "linear" the learned linear
-    attention alone, which then sees the near tokens too, with 1e-6 added to its normaliser; whole sequences alone.
+    ``part`` is "both" in the paper. "window" is only the softmax over the near tokens, "linear" only the learned linear
+    attention, which then sees the near tokens too, with 1e-6 added to its normaliser. Both are for whole sequences.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number, name or state that does not fit; maps of different r; a state without
-            ``causal``, or of a ``part``.
+            ``causal``, or with a ``part`` other than "both".
     """
     check_positive_int("window", window)
     check_positive_int("chunk_size", chunk_size)

@@ -1,4 +1,4 @@
-"""Longformer: softmax over a sliding window of tokens, and over global ones that see and are seen by all.
+"""Longformer: softmax over a sliding window of tokens, and over global tokens that see all and are seen by all.
 
 Beltagy, Peters, Cohan, *Longformer: The Long-Document Transformer*, 2020, section 3.1.
 """
@@ -26,18 +26,18 @@ def longformer_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
-    """softmax(q·k / √d) v over a window of w = ``window`` tokens and the g = ``global_tokens`` first ones.
+    """softmax(q·k / √d) v over a window of w = ``window`` tokens and the first g = ``global_tokens`` tokens.
 
     The window is that of ``local_attention``. The first g real tokens of a sequence are global: every token sees them,
-    and they see every token. Causal, no token sees a later one: the global ones are seen by all after them. q, k
+    and they see every token. Causal, no token sees a later one: global tokens are seen by all later tokens. q, k
     (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; the window and the
     first tokens count real keys, and a token that is padding, as a key or as a query, gives 0. Cost: O(n (w + g)
     (d + e)) time, O(n (w + g)) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state
     ``count`` (B,), ``k`` and ``v`` (B, H, w, channels) of the last tokens, ``global_k`` and ``global_v`` (B, H, g,
-    channels), float32; O((w + g) (d + e)) for a token.
+    channels), float32; O((w + g) (d + e)) per token.
 
-    The paper projects global tokens to queries, keys and values of their own; here, as in the Long Range Arena's code,
-    all projections are shared. Windows are not dilated: the paper has gaps in some heads of its upper layers.
+    The paper has separate projections for global tokens; here, as in the Long Range Arena's code, all projections are
+    shared. Windows are not dilated; the paper dilates some heads of its upper layers.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.

@@ -1,4 +1,4 @@
-"""Longformer, literally: which token sees which, and a softmax for each."""
+"""Longformer, literally: the tokens that each query sees, and one softmax per query."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
-"""Causal mixed chunk attention with relu² in blocks that stay in a CPU's caches, with the backward pass by hand.
+"""Causal mixed chunk attention with relu² in blocks that fit a CPU's caches, with a hand-written backward pass.
 
-A block is some chunks of some rows of the batch. The backward pass computes its scores once more, so that only the
-inputs and the sums before each chunk are kept; both passes leave out scores above the diagonal, in bands of rows. The
+A block is some chunks of some rows of the batch. The backward pass recomputes its scores, so that only the inputs and
+the sums before each chunk are kept; both passes skip scores above the diagonal, in bands of rows. The
 kernel is relu², because its weights need no other score of their row, and no maximum.
 """
 
@@ -43,9 +43,9 @@ def applies(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions) -> 
 def causal_attention_in_blocks(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
 ) -> Tensor:
-    """Both terms, (B, H, n, e); float32 or float64. Padding stands after the real tokens and is zero.
+    """Both terms, (B, H, n, e); float32 or float64. Padding comes after the real tokens and is zero.
 
-    O(n (C (s + e) + s e)) time; beside the inputs, the output and their gradients, O(n s e / C) memory.
+    O(n (C (s + e) + s e)) time; in addition to inputs, output and their gradients, O(n s e / C) memory.
     """
     return _InBlocks.apply(*tokens, bias, options)
 
@@ -76,7 +76,7 @@ class _InBlocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, sums = ctx.saved_tensors
-        with autocast_off(sums):  # the forward pass's does not reach here
+        with autocast_off(sums):  # that of the forward pass does not apply here
             if torch.is_grad_enabled() or not runs_eagerly(grad_out):
 
                 def attend(*inputs: Tensor | None) -> Tensor:
@@ -146,7 +146,7 @@ def _after_first(block: _Block) -> slice:
 
 
 def _room(out: Tensor, block: _Block, size: int) -> Tensor:
-    """Where to form what ``_write`` writes to ``out``: its place as (B H G, C, c), new memory if that is no view."""
+    """Memory for the result that ``_write`` writes to ``out``: a view of it as (B H G, C, c), or new if impossible."""
     batch, heads, n, channels = out[block.rows, :, block.tokens].shape
     if n % size == 0 and (n == out.shape[2] or batch * heads == 1):
         return _flat_chunks(out[block.rows, :, block.tokens], size)
@@ -155,9 +155,9 @@ def _room(out: Tensor, block: _Block, size: int) -> Tensor:
 
 def _write(out: Tensor, block: _Block, result: Tensor) -> None:
     """Write ``result`` (B H G, C, c) to the place of ``block`` in ``out`` (B, H, n, c), unless it was formed there."""
-    place = out[block.rows, :, block.tokens]
-    if result.data_ptr() != place.data_ptr():
-        place.copy_(result.view(*place.shape[:2], -1, place.shape[3])[:, :, : place.shape[2]])
+    target = out[block.rows, :, block.tokens]
+    if result.data_ptr() != target.data_ptr():
+        target.copy_(result.view(*target.shape[:2], -1, target.shape[3])[:, :, : target.shape[2]])
 
 
 def _forward_block(
@@ -197,7 +197,7 @@ def _backward_block(
     of the output; ``grad_bias`` (1 or H, C, C) is added to.
     """
     if sums.shape[:3].numel() < len(grad_out):
-        sums = F.pad(sums, (0, 0, 0, 0, 1, 0))  # 0 before the first chunk of all
+        sums = F.pad(sums, (0, 0, 0, 0, 1, 0))  # 0 before the first chunk of the sequence
     grad_q, grad_k, grad_q_lin, grad_k_lin, grad_v = grads
     torch.bmm(grad_out, sums.flatten(0, 2).transpose(-2, -1), out=grad_q_lin).div_(divisor)
     shape = sums.shape

@@ -1,11 +1,12 @@
-"""Causal mixed chunk attention from a state: its shapes, one step, several tokens at once.
+"""Causal mixed chunk attention from a state: shapes of the state, one step, several tokens at once.
 
-The state holds a ring of C slots. A slot has a token's k_quad, k_lin and v side by side, 2s + e channels. A token's
-slot is its position mod C, so slots below count mod C are of the current chunk, and the others of the chunk before it.
-A step does not write into the ring, since that would copy it. It adds to the current *block* of at most R tokens, which
-the state holds apart; a full block is moved into the ring. Before a block begins, the tokens of the chunk before leave
-its slots, which are 0 until it is moved, and go into ``sum_kv``, the sum over all tokens that have left. So no step
-moves more than R tokens into the sum. While the first chunk fills, the ring ends with its last full block.
+The state holds a ring of C slots. A slot is the concatenated k_quad, k_lin and v of a token, 2s + e channels. A token's
+slot is its position mod C, so slots below count mod C belong to the current chunk, the others to the previous chunk.
+A step does not write into the ring, since that would copy it. It appends to the current *block* of at most R tokens, a
+separate entry of the state; a full block is moved into the ring. Before a block begins, the previous chunk's tokens in
+its slots are moved into ``sum_kv``, the sum over all tokens that have left the ring, and the slots are 0 until the
+block is moved. So a step moves at most R tokens into the sum. While the first chunk fills, the ring ends with its last
+full block.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_
 
 
 def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
-    """The shape that every tensor of ``state`` is allowed to have."""
+    """The allowed shape of every tensor of ``state``."""
     return _shapes(tokens, sizes.of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=True))
 
 
@@ -47,7 +48,7 @@ def empty_state(tokens: Tokens, chunk_size: int) -> State:
 
 
 def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State) -> tuple[Tensor, State]:
-    """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
+    """One real token after ``state``: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
 
     The next state may share tensors with ``state``.
     """
@@ -67,15 +68,15 @@ def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state:
 def _step_at(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
 ) -> tuple[Tensor, State]:
-    """The output (B, H, 1, e) and what changes of the state, where all rows are at ``position``.
+    """The output (B, H, 1, e) and the changed entries of the state if all rows are at ``position``.
 
-    ``new`` (B, H, 1, 2s + e) is what the state is to hold of the token.
+    ``new`` (B, H, 1, 2s + e) is the slot of the token.
     """
     size, s, length = options.chunk_size, tokens.q_quad.shape[3], sizes.block_length(options.chunk_size)
     ring, slot = state["ring"], position % size
-    place = slot % length
-    begin = slot - place
-    block = torch.cat([state["block"][:, :, :place], new], dim=2)
+    offset = slot % length
+    begin = slot - offset
+    block = torch.cat([state["block"][:, :, :offset], new], dim=2)
     out = 0.0
     if options.local:
         current = [ring[:, :, :begin], block]
@@ -85,7 +86,7 @@ def _step_at(
         q, before = tokens.q_lin / size, ring[:, :, begin + length :]
         out = out + q @ state["sum_kv"] + q @ before[..., s : 2 * s].transpose(-2, -1) @ before[..., 2 * s :]
     out = torch.zeros_like(tokens.v) if isinstance(out, float) else out
-    if place < length - 1:
+    if offset < length - 1:
         return out, {"block": block}
     if position < size:
         return out, _moved_first(ring[:, :, :begin], block, state["sum_kv"], s, size)
@@ -102,8 +103,8 @@ def attend_at(
 ) -> Tensor:
     """The quadratic term (B, H, 1, e) of q (B, H, 1, s) in ``slot``.
 
-    ``keys`` and ``values`` (B, H, m, s or e) of the tokens of its chunk up to it are in two parts, the first of which
-    may have none.
+    ``keys`` and ``values`` (B, H, m, s or e) of the tokens of its chunk up to itself are in two parts; the first part
+    may be empty.
     """
     parts = [(k, v) for k, v in zip(keys, values) if k.shape[2]]
     q = q / score_divisor(options, q.shape[3])
@@ -119,7 +120,7 @@ def attend_at(
 
 
 def _moved_first(ring: Tensor, block: Tensor, sum_kv: Tensor, s: int, chunk_size: int) -> State:
-    """``_moved`` in the first chunk, whose tokens leave when it is full; before, its ring ends with the ``block``."""
+    """``_moved`` in the first chunk, whose tokens leave when it is full; until then the ring ends with ``block``."""
     ring, moved = torch.cat([ring, block], dim=2), {"block": block[:, :, :0]}
     if ring.shape[2] < chunk_size:
         return {**moved, "sum_kv": sum_kv[:, :, :0], "ring": ring}
@@ -129,7 +130,7 @@ def _moved_first(ring: Tensor, block: Tensor, sum_kv: Tensor, s: int, chunk_size
 
 
 def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
-    """Ring, block and sum when a full ``block``, of the slots from ``begin`` on, is moved into the ring."""
+    """Ring, block and sum after a full ``block``, whose slots start at ``begin``, is moved into the ring."""
     length, size = block.shape[2], ring.shape[2]
     following = (begin + length) % size
     ring = ring.clone()
@@ -142,9 +143,9 @@ def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
 def _step_anywhere(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
 ) -> tuple[Tensor, State]:
-    """``_step_at`` where each row has a position of its own: masks in place of slices, and a ring that is copied.
+    """``_step_at`` for rows at different positions: with masks in place of slices, and a copy of the ring.
 
-    A ring of fewer than C slots is that of rows whose first chunk is not full after this token.
+    The ring has fewer than C slots if the first chunk of no row is full after this token.
     """
     slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
     slots = block_slots(slot, state)
@@ -167,11 +168,11 @@ def _step_anywhere(
 def _attend_anywhere(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, slot: Tensor
 ) -> Tensor:
-    """The output (B, H, 1, e) of tokens in ``slot`` (B, 1) of the chunk, which are in the block already."""
+    """The output (B, H, 1, e) of tokens in ``slot`` (B, 1) of the chunk; the block already contains them."""
     size, s, block = options.chunk_size, tokens.q_quad.shape[3], block_slots(slot, state)
-    held = state["ring"].shape[2]
+    slot_count = state["ring"].shape[2]
     (_, k_lin, values), values_of_block = _parts(state["ring"], s), _parts(state["block"], s)[2]
-    slots = torch.arange(held, device=slot.device)
+    slots = torch.arange(slot_count, device=slot.device)
     in_ring, in_block = 0.0, None
     if options.local:
         hidden = torch.cat([slots >= block[:, :1], block > slot], dim=1)[:, None, None]  # (B, 1, 1, slots + R)
@@ -180,12 +181,12 @@ def _attend_anywhere(
         if bias is not None:
             row = bias_at(bias, size, slot)  # (B, 1 or H, 1, C)
             of_block = row.gather(3, block[:, None, None].expand(-1, row.shape[1], 1, -1))
-            scores = scores + torch.cat([row[..., :held], of_block], dim=3)
-        in_ring, in_block = score_kernel(scores, options.kernel, hidden).split([held, block.shape[1]], dim=3)
+            scores = scores + torch.cat([row[..., :slot_count], of_block], dim=3)
+        in_ring, in_block = score_kernel(scores, options.kernel, hidden).split([slot_count, block.shape[1]], dim=3)
     out = 0.0
-    if options.linear and held == size:
+    if options.linear and slot_count == size:
         q = tokens.q_lin / size
-        before = (slots > block[:, -1:])[:, None, None]  # (B, 1, 1, C): what is left of the chunk before
+        before = (slots > block[:, -1:])[:, None, None]  # (B, 1, 1, C): tokens left of the previous chunk
         in_ring, out = in_ring + (q @ k_lin.transpose(-2, -1)).masked_fill(~before, 0.0), q @ state["sum_kv"]
     if isinstance(in_ring, Tensor):
         out = out + in_ring @ values
@@ -195,7 +196,7 @@ def _attend_anywhere(
 
 
 def block_slots(slot: Tensor, state: State) -> Tensor:
-    """The slots of the block that ``slot`` (B, 1) is in, (B, R)."""
+    """The slots (B, R) of the block that contains ``slot`` (B, 1)."""
     size = state["block"].shape[2]
     return slot - slot % size + torch.arange(size, device=slot.device)
 
@@ -213,9 +214,9 @@ def _parts(x: Tensor, s: int) -> tuple[Tensor, ...]:
 def several(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, as a sequence of its two chunks and them: outputs (B, H, n, e) and the next state."""
+    """n tokens after ``state``, as a sequence that begins with its two chunks: outputs (B, H, n, e), next state."""
     batch, n, size, s = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size, tokens.k_lin.shape[3]
-    stays, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
+    keeps_largest, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
     slot = (state["count"] % size)[:, None]  # (B, 1)
     slots, block = torch.arange(size, device=slot.device), block_slots(slot, state)
     if padding_mask is None:
@@ -224,14 +225,14 @@ def several(
     frame_padding = torch.cat([torch.zeros_like(current), ~current, padding_mask], dim=1)  # (B, 2C + n)
     order = real_first(frame_padding)
     ring = state["ring"].scatter(2, slot_index(block, state["ring"]), state["block"])
-    before = slots > block[:, -1:]  # (B, C): slots of the chunk before
+    before = slots > block[:, -1:]  # (B, C): slots of the previous chunk
     frame = [ring.masked_fill(~which[:, None, :, None], 0.0) for which in (before, current)]
     frame = torch.cat([*frame, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)], dim=2)
     k_quad, k_lin, v = _parts(take(frame, order), s)
-    # The state holds no queries, and needs none.
+    # The state holds no queries: their outputs are not needed.
     q_quad, q_lin = (take(F.pad(x, (0, 0, 2 * size, 0)), order) for x in (tokens.q_quad, tokens.q_lin))
     frame = Tokens(q_quad, k_quad, q_lin, k_lin, v)
-    # One chunk more, so that there is always one after the last full one.
+    # An additional chunk, so that the last full chunk always has a successor.
     chunks = split(Tokens(*(F.pad(x, (0, 0, 0, size)) for x in frame)), size)
     sums, _ = carry_sums(chunk_sums(chunks), state["sum_kv"])  # (B, H, G, s, e): before each chunk
     hidden = hidden_keys(chunks, options, n, None)
@@ -240,14 +241,14 @@ def several(
     real = (~padding_mask).sum(1)
     new_state = _state_at(chunks, sums, size + slot + real[:, None], state)  # real tokens of the frame
     count = state["count"] + real
-    next_sizes = sizes.after(sizes.counts_of(count, stays), size, s, keeps_chunk_before=True)
+    next_sizes = sizes.after(sizes.counts_of(count, keeps_largest), size, s, keeps_chunk_before=True)
     return out, sizes.resized({**new_state, "count": count}, next_sizes)
 
 
 def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:
-    """The state after ``end`` (B, 1) tokens of ``chunks`` (B, H, G, C, c), but for the count.
+    """The state after ``end`` (B, 1) tokens of ``chunks`` (B, H, G, C, c), without the count.
 
-    ``sums`` are those before each chunk, ``state`` is any.
+    ``sums`` are over the chunks before each chunk; only the sizes of ``state`` are used.
     """
     size = state["ring"].shape[2]
     group, slot = (end // size)[:, :, None, None, None], end % size  # (B, 1, 1, 1, 1), at least 1

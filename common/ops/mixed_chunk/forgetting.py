@@ -1,4 +1,4 @@
-"""Causal mixed chunk attention whose linear term forgets, in plain PyTorch.
+"""Causal mixed chunk attention whose linear term decays, in plain PyTorch.
 
 The sum Σ k_lin vᵀ over earlier chunks is multiplied by exp(log_decay_t) at each token t, as a running sum is: so a key
 of an earlier chunk counts exp(Σ log_decay_t) over the tokens t after it up to the query. The quadratic term, inside a
@@ -31,7 +31,7 @@ from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_
 
 
 def check_terms(options: MixedChunkOptions) -> None:
-    """Raise ValueError for options that a sum which forgets does not go with."""
+    """Raise ValueError for options that do not support a decaying sum."""
     if not options.linear:
         raise ArgumentError("`log_decay` is given; allowed: only with linear=True, whose sum forgets")
     for name in ("overlap", "chunk_summaries"):
@@ -40,7 +40,7 @@ def check_terms(options: MixedChunkOptions) -> None:
 
 
 def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
-    """The shape that every tensor of ``state`` is allowed to have."""
+    """The allowed shape of every tensor of ``state``."""
     return _shapes(tokens, sizes.of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=False))
 
 
@@ -77,7 +77,7 @@ def whole_sequence(
 def step(
     tokens: Tokens, log_decay: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
 ) -> tuple[Tensor, State]:
-    """One token after ``state``, not padding: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
+    """One real token after ``state``: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
 
     The next state may share tensors with ``state``.
     """
@@ -106,19 +106,19 @@ def step(
 def _step_at(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
 ) -> tuple[Tensor | None, State]:
-    """The quadratic term (B, H, 1, e), if there is one, and the next state, where all rows are at ``position``.
+    """The quadratic term (B, H, 1, e), if there is one, and the next state if all rows are at ``position``.
 
-    ``new`` (B, H, 1, s + e) is what the state is to hold of the token; sums of ``state`` have the token already.
+    ``new`` (B, H, 1, s + e) is the slot of the token; the sums of ``state`` already include the token.
     """
     size, s, length = options.chunk_size, tokens.k_quad.shape[3], sizes.block_length(options.chunk_size)
     slot = position % size
-    place = slot % length
-    chunk = state["chunk"][:, :, : slot - place]
-    block, local = torch.cat([state["block"][:, :, :place], new], dim=2), None
+    offset = slot % length
+    chunk = state["chunk"][:, :, : slot - offset]
+    block, local = torch.cat([state["block"][:, :, :offset], new], dim=2), None
     if options.local:
         keys, values = ([x[..., part] for x in (chunk, block)] for part in (slice(s), slice(s, None)))
         local = attend_at(tokens.q_quad, keys, values, bias, options, slot)
-    if place == length - 1:
+    if offset == length - 1:
         chunk, block = torch.cat([chunk, block], dim=2), block[:, :, :0]
     state = {**state, "chunk": chunk, "block": block}
     if slot == size - 1:
@@ -131,7 +131,7 @@ def _step_at(
 def _step_anywhere(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
 ) -> tuple[Tensor | None, State]:
-    """``_step_at`` where each row has a position of its own: masks in place of slices, and a chunk that is copied."""
+    """``_step_at`` for rows at different positions: with masks in place of slices, and a copy of the chunk."""
     size, s, local = options.chunk_size, tokens.k_quad.shape[3], None
     slot = (state["count"] % size)[:, None]  # (B, 1)
     slots = block_slots(slot, state)  # (B, R)
@@ -161,10 +161,10 @@ def several(
     padding_mask: Tensor | None,
     state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, as a sequence of the current chunk and them: outputs (B, H, n, e), the next state."""
+    """n tokens after ``state``, as a sequence that begins with its chunk: outputs (B, H, n, e), the next state."""
     batch, _, n, s = tokens.q_quad.shape
     size, e = options.chunk_size, tokens.v.shape[3]
-    stays, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
+    keeps_largest, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
     slot, slots = (state["count"] % size)[:, None], torch.arange(size, device=tokens.v.device)
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
@@ -172,9 +172,9 @@ def several(
     chunk = state["chunk"].scatter(2, slot_index(block_slots(slot, state), state["chunk"]), state["block"])
     k_quad, v = chunk.split([s, e], dim=3)
     k_quad, v = torch.cat([k_quad, tokens.k_quad], dim=2), torch.cat([v, tokens.v], dim=2)
-    # The state holds no queries, and needs none; nor k_lin and gates, whose sum it holds as it is by now.
+    # The state holds no queries, since their outputs are not needed, and no k_lin and gates, but their decayed sum.
     others = (F.pad(x, (0, 0, size, 0)) for x in (tokens.q_quad, tokens.q_lin, tokens.k_lin, _by_channel(log_decay)))
-    # One chunk more, so that there is always one after the last full one.
+    # An additional chunk, so that the last full chunk always has a successor.
     rows = (F.pad(take(x, order), (0, 0, 0, size)) for x in (k_quad, v, *others))
     k_quad, v, q_quad, q_lin, k_lin, gates = rows
     frame = Tokens(q_quad, k_quad, q_lin, k_lin, v)
@@ -189,16 +189,16 @@ def several(
         return x.gather(2, group.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
 
     # Tokens after the last real one have no gates: what has decayed to the end of its chunk has decayed up to there.
-    held = {"sum_kv": pick(sums.before) * pick(sums.decay), "own_kv": pick(sums.own)}
+    next_sums = {"sum_kv": pick(sums.before) * pick(sums.decay), "own_kv": pick(sums.own)}
     chunk = pick(torch.cat([chunks.k_quad, chunks.v], dim=4))
     block = chunk.gather(2, slot_index(block_slots(end % size, state), chunk))
     count = state["count"] + real
-    next_sizes = sizes.after(sizes.counts_of(count, stays), size, s, keeps_chunk_before=False)
-    return out, sizes.resized({"count": count, **held, "chunk": chunk, "block": block}, next_sizes)
+    next_sizes = sizes.after(sizes.counts_of(count, keeps_largest), size, s, keeps_chunk_before=False)
+    return out, sizes.resized({"count": count, **next_sums, "chunk": chunk, "block": block}, next_sizes)
 
 
 class _Sums(NamedTuple):
-    """Sums of every chunk and their decay, (B, H, G, s, e) unless another shape is written."""
+    """Sums of every chunk and their decay, (B, H, G, s, e) unless another shape is stated."""
 
     own: Tensor  # Σ k_lin vᵀ of its tokens, decayed to its end
     before: Tensor  # of the tokens before it, decayed to its start
@@ -206,14 +206,14 @@ class _Sums(NamedTuple):
 
 
 def _by_channel(log_decay: Tensor) -> Tensor:
-    """(B, H, n) -> (B, H, n, 1); gates by channel as they are."""
+    """(B, H, n) -> (B, H, n, 1); gates by channel unchanged."""
     return log_decay.unsqueeze(-1) if log_decay.dim() == 3 else log_decay
 
 
 def _decayed_chunks(tokens: Tokens, gates: Tensor, state: State | None, size: int) -> tuple[Tokens, _Sums]:
     """Chunks whose queries of the linear term have decayed since their chunk began, and the sums of each.
 
-    The first of them goes on with the chunk that ``state`` holds.
+    The first chunk continues the chunk of ``state``.
     """
     (q_quad, k_quad, q_lin, k_lin, v), gates = split(tokens, size), split_chunks(gates, size)  # (B, H, G, C, 1 or s)
     # Over the tokens after a key, so that nothing is subtracted.

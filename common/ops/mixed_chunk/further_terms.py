@@ -1,4 +1,4 @@
-"""Local attention over chunks that overlap, and attention to summaries of chunks, beside the terms of ``sequence``.
+"""Local attention over chunks that overlap, and attention to their summaries, in addition to ``sequence``.
 
 FLASH, ICML 2022, section 3.2.1 and Appendix A, which name both and prefer the model without; ``README.md`` has the
 formulas.
@@ -31,7 +31,7 @@ def attend_further(
 
 
 def _overlapping(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, real: Tensor) -> Tensor:
-    """The quadratic term over the own chunk and its neighbours: (B, H, n, e); O(n C (s + e))."""
+    """The quadratic term over a chunk and its neighbours: (B, H, n, e); O(n C (s + e))."""
     n, s = tokens.q_quad.shape[2:]
     size, sides = chunk_length(options.chunk_size, n), 1 if options.causal else 2
     queries = split_chunks(tokens.q_quad, size)

@@ -54,8 +54,8 @@ def mixed_chunk_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """kernel(q_quad·k_quad / C + bias) v inside each chunk of C tokens, plus q_lin·Σ k_lin vᵀ (FLASH, section 4).
 
-    The sum is over all real tokens, divided by their number (Eq. 7), or, causal, over those of earlier chunks, divided
-    by C (Eq. 8). With C = ``chunk_size`` and any n: q_quad, k_quad, q_lin and k_lin (B, n, s), v (B, n, e) ->
+    The sum is over all real tokens, divided by their number (Eq. 7), or, causal, over the tokens of earlier chunks,
+    divided by C (Eq. 8). With C = ``chunk_size`` and any n: q_quad, k_quad, q_lin and k_lin (B, n, s), v (B, n, e) ->
     (B, n, e), or with heads (B, H, n, s) and (B, H, n, e) -> (B, H, n, e); in v's dtype.
     ``key_padding_mask``: bool (B, n), True = padding, on any side; chunks and positions count real tokens and a padded
     token gives 0. Cost: O(n (C (s + e) + s e)) time, O(n (C + s + e) + (n / C) s e) memory; on a CPU, causal with
@@ -63,33 +63,33 @@ def mixed_chunk_attention(
 
     Args:
         log_decay: causal; the linear term's sum over earlier chunks is multiplied by exp(log_decay_t) at each token t:
-            (B, H, n) by head, (B, H, n, s) by channel of k_lin. The state has ``own_kv`` (B, H, s, e), and ``chunk``
-            (B, H, <= C, s + e) and ``block`` (B, H, <= R, s + e) of the current chunk, in place of ``ring`` and its
-            ``block``. See ``forgetting``.
+            (B, H, n) by head, or (B, H, n, s) by channel of k_lin. The state then has ``own_kv`` (B, H, s, e) and, for
+            the current chunk, ``chunk`` (B, H, <= C, s + e) and ``block`` (B, H, <= R, s + e), in place of ``ring``
+            and its ``block``. See ``forgetting``.
         bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
         kernel: ``relu2``, ``laplace``, or ``softmax``, whose scores are divided by √s; see ``score_kernel``.
-        local, linear: leave one of the two terms out (Figure 7).
+        local, linear: False omits the term (Figure 7).
         first_softmax: the first real token attends inside its chunk with softmax, whatever the kernel (Table 4).
         first_to_all: the first token of each chunk attends to the whole sequence with softmax in place of its chunk,
             without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Table 4, "first-to-all").
-        overlap: in the quadratic term, a token also attends to the chunk before its own and, not causal, the one after
-            it. Scores are divided by the 2C or 3C tokens of these chunks, and ``bias`` is (4C-1,) or (H, 4C-1), entry
+        overlap: in the quadratic term, a token also attends to the previous chunk and, if not causal, to the next one.
+            Scores are divided by the 2C or 3C tokens of these chunks, and ``bias`` is (4C-1,) or (H, 4C-1), entry
             r + 2C - 1 for a query r tokens after its key (section 3.2.1).
-        chunk_summaries: add softmax attention to the mean of k_quad and of v of each chunk, causal those before the own
-            one, without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Appendix A).
+        chunk_summaries: add softmax attention to the mean of k_quad and of v of each chunk (causal: of each earlier
+            chunk), without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Appendix A).
         initial_state, return_state: continue a causal sequence. The state has ``count`` (B,) tokens so far, ``sum_kv``
             (B, H, s, e), without rows before a chunk is full, and the last tokens, ``ring`` (B, H, <= C, 2s + e) and
-            ``block`` (B, H, <= R, 2s + e) with R <= 16, in float32 (H = 1 without heads). Of one token, the next state
-            may share tensors with the one before. See ``decoding`` and ``sizes``. With ``overlap`` or
-            ``chunk_summaries`` the state is every token so far, each input by its name in (B, H, m, s or e), and
-            ``padding_mask`` (B, m), and a call computes the whole sequence.
+            ``block`` (B, H, <= R, 2s + e) with R <= 16, in float32 (H = 1 without heads). After a single token, the
+            next state may share tensors with the previous one. See ``decoding`` and ``sizes``. With ``overlap`` or
+            ``chunk_summaries`` the state holds all tokens so far, each input by its name as (B, H, m, s or e) and
+            ``padding_mask`` (B, m), and each call computes the whole sequence.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
 
     Raises:
-        ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms left
-            out; ``first_softmax`` or ``first_to_all`` with ``causal`` or without ``local``; ``overlap`` with one of
+        ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms
+            omitted; ``first_softmax`` or ``first_to_all`` with ``causal`` or without ``local``; ``overlap`` with one of
             these two or without ``local``; a state or gates without ``causal``; gates without ``linear``, or with
             ``overlap`` or ``chunk_summaries``.
     """
@@ -152,7 +152,7 @@ def _whole(
 def _further(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State | None
 ) -> Tensor:
-    """The outputs (B, H, n, e) of ``tokens`` with further terms; ``state`` holds them and all tokens before, if any."""
+    """The outputs (B, H, n, e) of ``tokens`` with further terms; ``state`` holds these and all earlier tokens."""
     v, seen, padding = tokens.v, tokens, padding_mask
     if state is not None:
         seen, padding = Tokens(*(state[name].to(v.dtype) for name in Tokens._fields)), state["padding_mask"]

@@ -1,4 +1,4 @@
-"""The linear term of a sequence whose parts are computed apart: what a part that begins with a chunk lacks."""
+"""The linear term over earlier parts of a sequence, for parts that start at a chunk and are computed separately."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,9 @@ def linear_term_of_parts_before(
 ) -> Tensor:
     """q_lin / C · Σ k_lin vᵀ over the parts before this one (FLASH, Eq. 8): (B, H, n, e) in v's dtype; O(n s e).
 
-    q_lin, k_lin (B, H, n, s) and v (B, H, n, e) are of this part; ``padding_mask`` (B, n), True = padding. Causal,
-    where each part begins with a chunk, the output is this and ``mixed_chunk_attention`` of the part alone.
-    The first that ``sums_before`` gives of a part's sum (B, H, s, e) is the sum of those of the parts before it.
+    q_lin, k_lin (B, H, n, s) and v (B, H, n, e) are of this part; ``padding_mask`` (B, n), True = padding. If each part
+    begins with a chunk, the causal output is the sum of this and ``mixed_chunk_attention`` of the part alone.
+    The first result of ``sums_before`` for a part's sum (B, H, s, e) is the total of the sums of the parts before it.
     """
     dtype = compute_dtype(v)
     with autocast_off(v):

@@ -89,7 +89,7 @@ def mixed_chunk_attention_reference(
 
 
 def _bias(bias: Tensor | None, chunk_size: int, overlap: bool, head: int, query: int, key: int, start: int):
-    """One entry of the bias, by positions in the sequence; ``start`` is that of the query's chunk."""
+    """One entry of the bias, by positions in the sequence; ``start`` is the position where the query's chunk begins."""
     if bias is None or not overlap:
         return bias_of(bias, chunk_size, head, query - start, key - start)
     return (bias if bias.dim() == 1 else bias[head])[query - key + 2 * chunk_size - 1]

@@ -16,7 +16,7 @@ from ..shared.score_kernels import SCORE_KERNELS, score_kernel
 
 
 class Tokens(NamedTuple):
-    """The five inputs, each (B, H, n, s) but v, (B, H, n, e); in chunks (B, H, G, C, s) and (B, H, G, C, e)."""
+    """The five inputs, (B, H, n, s) or, for v, (B, H, n, e); in chunks (B, H, G, C, s) and (B, H, G, C, e)."""
 
     q_quad: Tensor
     k_quad: Tensor
@@ -26,7 +26,7 @@ class Tokens(NamedTuple):
 
 
 class MixedChunkOptions(NamedTuple):
-    """The options of ``mixed_chunk_attention``, which describes them. Only ``checked`` looks at their values."""
+    """The options of ``mixed_chunk_attention``, which describes them. Only ``checked`` validates their values."""
 
     chunk_size: int
     causal: bool = False
@@ -39,15 +39,15 @@ class MixedChunkOptions(NamedTuple):
     chunk_summaries: bool = False
 
     def checked(self) -> "MixedChunkOptions":
-        """Return the options as they are; ValueError names one that is not allowed, or that others do not go with."""
+        """Return the options unchanged; ValueError names an option that is not allowed or does not fit the others."""
         check_choice("kernel", self.kernel, SCORE_KERNELS)
         check_positive_int("chunk_size", self.chunk_size)
         if not self.local and not self.linear:
             raise ValueError("local and linear are both False; allowed: one of them, or both")
         for name in ("first_softmax", "first_to_all"):
             if getattr(self, name) and (self.causal or not self.local):
-                given = f"causal={self.causal} and local={self.local}"
-                raise ValueError(f"{name} is True with {given}; allowed: only with causal=False and local=True")
+                options = f"causal={self.causal} and local={self.local}"
+                raise ValueError(f"{name} is True with {options}; allowed: only with causal=False and local=True")
         for name in ("local", "first_softmax", "first_to_all"):
             value = getattr(self, name)
             if self.overlap and value != (name == "local"):
@@ -55,16 +55,16 @@ class MixedChunkOptions(NamedTuple):
         return self
 
     def sees_more(self) -> bool:
-        """Whether there are terms beyond the local and the linear one; see ``further_terms``."""
+        """Whether there are terms in addition to the local and the linear one; see ``further_terms``."""
         return self.overlap or self.chunk_summaries
 
     def bias_reach(self) -> int:
-        """The number of tokens that a bias by distance is for: C, or 2C where chunks overlap."""
+        """The number of tokens that a bias by distance covers: C, or 2C if chunks overlap."""
         return 2 * self.chunk_size if self.overlap else self.chunk_size
 
 
 def prepare(tokens: Tokens, bias: Tensor | None, padding_mask: Tensor | None) -> tuple[Tokens, Tensor | None]:
-    """Inputs and bias in the dtype of sums, and padding cleared: a NaN there would pass any mask, as 0 * NaN is NaN."""
+    """Inputs and bias in the dtype for sums, padding cleared: a NaN there would pass any mask, since 0 * NaN is NaN."""
     dtype = compute_dtype(tokens.v)
     tokens = Tokens(*(zero_padding(in_dtype(x, dtype), padding_mask) for x in tokens))
     return tokens, None if bias is None else bias.to(dtype)
@@ -94,7 +94,7 @@ def whole_sequence(
     padding_mask: Tensor | None,
     attend: Callable[..., Tensor] = attend_in_graph,
 ) -> Tensor:
-    """A whole sequence with padding on any side; ``attend`` gets it in the dtype of sums, real tokens first."""
+    """A whole sequence with padding on any side; ``attend`` gets real tokens first, in the dtype for sums."""
     tokens, bias = prepare(tokens, bias, padding_mask)
     order = real_first(padding_mask)
     tokens = Tokens(*(take(x, order) for x in tokens))
@@ -112,12 +112,12 @@ def chunk_sums(chunks: Tokens) -> Tensor:
 
 
 def score_divisor(options: MixedChunkOptions, s: int) -> float:
-    """The number that scores inside a chunk are divided by: C, also for a chunk that is not full, or √s for softmax."""
+    """The divisor of scores inside a chunk: C, also for a chunk that is not full, or √s for softmax."""
     return math.sqrt(s) if options.kernel == "softmax" else float(options.chunk_size)
 
 
 def hidden_keys(chunks: Tokens, options: MixedChunkOptions, n: int, real: Tensor | None) -> Tensor | None:
-    """The keys of a chunk that its queries must not see: (C, C) when causal, else (B, 1, G, 1, C), or None for none."""
+    """Mask of the keys that a chunk's queries must not see: (C, C) if causal, else (B, 1, G, 1, C), or None."""
     groups, size = chunks.v.shape[2:4]
     slot = torch.arange(size, device=chunks.v.device)
     if options.causal:
@@ -141,7 +141,7 @@ def both_terms(
     """The local and the linear term of every chunk: (B, H, G C, e).
 
     ``linear``: Σ k_lin vᵀ over the tokens that a chunk sees across chunks, (B, H, G or 1, s, e); None without the term.
-    ``real``: real tokens of each row (B,), None for all; they and ``tokens`` are for ``first_to_all``.
+    ``real``: number of real tokens of each row (B,), None for all; only ``first_to_all`` uses this and ``tokens``.
     """
     out = None
     if options.local:
@@ -149,7 +149,7 @@ def both_terms(
         if options.first_to_all:
             out = _replace_first(out, _first_to_all(chunks, tokens, real))
     if linear is not None:
-        # Causal sums are not divided yet. The divisor is C also where n < C, as it is a constant of the model.
+        # Causal sums are not divided yet. The divisor is C even if n < C, because it is a constant of the model.
         q_lin = chunks.q_lin / options.chunk_size if options.causal else chunks.q_lin
         across = q_lin @ linear
         out = across if out is None else out + across

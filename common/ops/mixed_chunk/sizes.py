@@ -1,8 +1,8 @@
-"""Sizes of a state of causal mixed chunk attention: what the tokens so far require, where their number is known.
+"""Sizes of a state of causal mixed chunk attention: as small as the tokens so far allow, if their number is known.
 
 A state has slots for the tokens of a chunk, a block of fewer than R tokens, and a sum over earlier chunks, which has no
-rows before the first chunk is full. On a GPU, and where something traces, numbers of tokens are not looked at: all of
-these have their largest size from the beginning, with a block of R slots. A state of the largest size keeps it.
+rows before the first chunk is full. On a GPU, and under tracing, token counts are not read: these entries then have
+their largest size from the beginning, with a block of R slots. A state of the largest size keeps it.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from ..shared.state import State, begins_largest
 from ..shared.tracing import runs_eagerly
 
-#: The limit of the slots of a block, whose number divides a chunk.
+#: The largest number of slots of a block; the number divides the chunk size.
 _LARGEST_BLOCK = 16
-#: The sizes that entries of a state have.
+#: The field of ``Sizes`` for each entry of a state.
 _FIELDS = {"ring": "slots", "chunk": "slots", "block": "block", "sum_kv": "sums"}
 
 
@@ -33,24 +33,24 @@ class Sizes(NamedTuple):
 
 
 def block_length(chunk_size: int) -> int:
-    """R, the slots of a block."""
+    """R, the number of slots of a block."""
     return max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
 
 
 def counts_of(count: Tensor, keeps_largest: bool) -> list[int] | None:
-    """The tokens of each row, None where the state ``keeps_largest`` sizes or they may not be looked at."""
+    """Number of tokens of each row; None if the state ``keeps_largest`` sizes or the values may not be read."""
     if keeps_largest or count.device.type != "cpu" or not runs_eagerly(count):
         return None
     return count.tolist()
 
 
 def keeps_largest(state: State, chunk_size: int) -> bool:
-    """Whether ``state`` has the largest sizes, which it keeps."""
+    """Whether ``state`` has the largest sizes, and so keeps them."""
     return state["block"].shape[2] == block_length(chunk_size)
 
 
 def counts_of_state(state: State, chunk_size: int) -> list[int] | None:
-    """``counts_of`` the tokens of ``state``."""
+    """``counts_of`` for a ``state``."""
     return counts_of(state["count"], keeps_largest(state, chunk_size))
 
 
@@ -60,17 +60,17 @@ def first(chunk_size: int, s: int) -> Sizes:
 
 
 def one_position(counts: list[int] | None) -> int | None:
-    """The position of every row, if it is known and the same."""
+    """The common position of all rows; None if it is not known or not the same."""
     return counts[0] if counts and counts.count(counts[0]) == len(counts) else None
 
 
 def largest(chunk_size: int, s: int) -> Sizes:
-    """Sizes that no state exceeds."""
+    """The largest possible sizes."""
     return Sizes(chunk_size, block_length(chunk_size), s)
 
 
 def after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
-    """Sizes after ``counts`` tokens of a state that holds the current chunk, and with the flag the one before it."""
+    """Sizes after ``counts`` tokens of a state with the current chunk and, with the flag, the previous chunk."""
     if counts is None:
         return largest(chunk_size, s)
     length, slots = block_length(chunk_size), [count % chunk_size for count in counts]
@@ -81,14 +81,14 @@ def after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before:
 
 
 def of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
-    """Sizes for a step in which each row writes into a slot of its own: whole blocks of slots, and one block."""
+    """Sizes for a step in which rows write into different slots: whole blocks of slots, and one block."""
     most = largest(chunk_size, s)
     slots = chunk_size if counts is None else (max(counts, default=0) // most.block + 1) * most.block
     return most if slots >= chunk_size else Sizes(slots, most.block, 0)
 
 
 def resized(state: State, sizes: Sizes) -> State:
-    """``state`` with dimension 2 of its entries cut, or filled up with zeros, at the end; O(size) of what changes."""
+    """``state`` with dimension 2 of its entries cut, or padded with zeros, at the end; O(size of changed entries)."""
     return {name: _resized(x, sizes.of(name)) for name, x in state.items()}
 
 
@@ -99,7 +99,7 @@ def _resized(x: Tensor, size: int | None) -> Tensor:
 
 
 def of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
-    """Sizes of a given ``state`` where they are allowed: what its tokens require at least, the largest at most."""
+    """The sizes of ``state`` if they are allowed: at least what its tokens require, at most the largest."""
     count = state.get("count") if isinstance(state, dict) else None
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
     counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest(chunk_size, s)
@@ -108,8 +108,8 @@ def of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: b
     sizes = {"slots": base.slots, "block": base.block, "sums": base.sums}  # torch 2.6 does not compile _replace
     for name, field in _FIELDS.items():
         entry = state.get(name) if isinstance(state, dict) else None
-        given = entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else -1
-        # A sum has all of its rows or none.
-        if least.of(name) <= given <= most.of(name) and (name != "sum_kv" or given in (0, s)):
-            sizes[field] = given
+        size = entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else -1
+        # A sum has either all of its rows or no rows.
+        if least.of(name) <= size <= most.of(name) and (name != "sum_kv" or size in (0, s)):
+            sizes[field] = size
     return Sizes(**sizes)

@@ -14,8 +14,8 @@ from ..shared.padding import either_mask, put_back, real_first, real_positions, 
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import masked_softmax
 
-#: Each step magnifies rounding errors up to 13/4 times: those of float32 are 0.001 of the result after 20, more than
-#: the result itself after 30.
+#: Each step magnifies rounding errors up to 13/4 times: float32 errors are 0.001 of the result after 20 steps, and
+#: larger than the result after 30.
 MOST_ITERATIONS = 20
 
 
@@ -32,16 +32,15 @@ def nystrom_attention(
     query_padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q k̃ᵀ) Z (softmax(q̃ kᵀ) v), with Z about the pseudoinverse of softmax(q̃ k̃ᵀ), and a convolution of v.
+    """softmax(q k̃ᵀ) Z (softmax(q̃ kᵀ) v), with Z ≈ the pseudoinverse of softmax(q̃ k̃ᵀ), and a convolution of v.
 
-    q and k are divided by d^(1/4). q̃ and k̃ are means of m = ``landmarks`` segments, as long as each other but for one
-    token: the t-th of n real tokens is in segment floor(t m / n). With fewer tokens than landmarks each token is one.
-    Z is what ``iterations`` steps Z ← Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4 make of Aᵀ / (|A|₁ |A|∞), each A =
-    softmax(q̃ k̃ᵀ) by itself. With ``conv_weight`` (H, 1, K, 1), K odd, a depthwise convolution of v over the real tokens
+    q and k are divided by d^(1/4). q̃ and k̃ are means of m = ``landmarks`` segments of equal length up to one token:
+    the t-th of n real tokens is in segment floor(t m / n). With fewer tokens than landmarks, each token is a landmark.
+    Z is Aᵀ / (|A|₁ |A|∞) after ``iterations`` steps Z ← Z (13 I - AZ (15 I - AZ (7 I - AZ))) / 4, separately for each
+    A = softmax(q̃ k̃ᵀ). With ``conv_weight`` (H, 1, K, 1), K odd, a depthwise convolution of v over the real tokens
     is added. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding.
-    Queries and keys are the same tokens, so one that is padding as a key is no query either, whatever the other mask
-    says: a token that is padding by either gives 0 and is in no landmark of queries. Cost: O(n m (d + e) + m³ + n K e)
-    time, O(n m + m²) memory.
+    Queries and keys are the same tokens: a token that is padding by either mask gives 0 and is in no landmark of
+    queries. Cost: O(n m (d + e) + m³ + n K e) time, O(n m + m²) memory.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -67,7 +66,7 @@ def nystrom_attention(
         mean_k, no_k = _segment_means(keys, key_padding_mask, landmarks)
         few_q, few_k = mean_q @ queries, (mean_k @ keys).transpose(2, 3)  # (B, H, m, d), (B, H, d, m)
         first = masked_softmax(queries @ few_k, no_k.unsqueeze(2))  # (B, H, n, m)
-        # A landmark of no token has a row or column of zeros, and so in the inverse.
+        # A landmark without tokens has a row or column of zeros, also in the inverse.
         middle = masked_softmax(few_q @ few_k, no_k.unsqueeze(2)).masked_fill(no_q.unsqueeze(3), 0.0)
         hidden = None if key_padding_mask is None else key_padding_mask[:, None, None]
         last = masked_softmax(few_q @ keys.transpose(2, 3), hidden)  # (B, H, m, n)
@@ -78,9 +77,9 @@ def nystrom_attention(
 
 
 def _segment_means(x: Tensor, padding_mask: Tensor | None, landmarks: int) -> tuple[Tensor, Tensor]:
-    """The matrix (B or 1, 1, m, n) that makes means of segments of x (B, H, n, d), and which are empty, (B or 1, 1, m).
+    """The matrix (B or 1, 1, m, n) of segment means of x (B, H, n, d), and True for empty segments, (B or 1, 1, m).
 
-    A segment is one of equal parts of the real tokens; an empty one has a row of zeros. O(n m).
+    Segments are equal parts of the real tokens; an empty segment has a row of zeros. O(n m).
     """
     if padding_mask is None:
         n = x.shape[2]
@@ -95,14 +94,14 @@ def _segment_means(x: Tensor, padding_mask: Tensor | None, landmarks: int) -> tu
 
 
 def _inverse(a: Tensor, iterations: int) -> Tensor:
-    """About the pseudoinverse of each matrix of a (B, H, m, m), entries at least 0; O(m³)."""
-    one = torch.eye(a.shape[3], dtype=a.dtype, device=a.device)
-    # Each matrix has its own start, so that no other sequence of the batch matters. Only that of no token is all zeros.
+    """The approximate pseudoinverse of each matrix of a (B, H, m, m), entries at least 0; O(m³)."""
+    identity = torch.eye(a.shape[3], dtype=a.dtype, device=a.device)
+    # Each matrix has its own start, independent of the rest of the batch. It is all zeros only without tokens.
     norm = a.sum(2).amax(2) * a.sum(3).amax(2)  # (B, H)
     z = a.transpose(2, 3) / norm.masked_fill(norm == 0.0, 1.0)[..., None, None]
     for _ in range(iterations):
         az = a @ z
-        z = 0.25 * z @ (13.0 * one - az @ (15.0 * one - az @ (7.0 * one - az)))
+        z = 0.25 * z @ (13.0 * identity - az @ (15.0 * identity - az @ (7.0 * identity - az)))
     return z
 
 
@@ -118,7 +117,7 @@ def _check_weight(weight: Tensor | None, v: Tensor) -> None:
         return
     fits = isinstance(weight, Tensor) and weight.dim() == 4 and weight.shape[2] % 2 == 1
     if not fits or weight.shape != (v.shape[1], 1, weight.shape[2], 1):
-        given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        value = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
-            f"v has {v.shape[1]} heads and conv_weight is {given}; allowed: (heads of v, 1, an odd number of tokens, 1)"
+            f"v has {v.shape[1]} heads and conv_weight is {value}; allowed: (heads of v, 1, an odd number of tokens, 1)"
         )

@@ -33,31 +33,31 @@ def nystrom_attention_reference(
             middle = torch.softmax(few_q @ few_k.transpose(1, 2), dim=-1)
             last = torch.softmax(few_q @ real_k.transpose(1, 2), dim=-1)
             attended = first @ _inverse(middle, iterations) @ (last @ v[b, :, keys])
-            for place, i in enumerate(queries):
-                rows[i] = attended[:, place]
+            for index, i in enumerate(queries):
+                rows[i] = attended[:, index]
         if conv_weight is not None:
-            for place, i in enumerate(keys):
+            for index, i in enumerate(keys):
                 if i in queries:
-                    rows[i] = rows[i] + _convolved(v[b, :, keys], conv_weight[:, 0, :, 0].to(v.dtype), place)
+                    rows[i] = rows[i] + _convolved(v[b, :, keys], conv_weight[:, 0, :, 0].to(v.dtype), index)
         out.append(torch.stack(rows, dim=1))  # (H, n, e)
     return torch.stack(out)  # (B, H, n, e)
 
 
 def _landmarks(x: Tensor, landmarks: int) -> Tensor:
-    """The mean of each segment that holds a token: (H, n, d) -> (H, at most m, d)."""
+    """The mean of each segment that has tokens: (H, n, d) -> (H, at most m, d)."""
     n = x.shape[1]
-    segments = ([place for place in range(n) if place * landmarks // n == s] for s in range(landmarks))
+    segments = ([index for index in range(n) if index * landmarks // n == s] for s in range(landmarks))
     return torch.stack([x[:, segment].mean(1) for segment in segments if segment], dim=1)
 
 
 def _inverse(a: Tensor, iterations: int) -> Tensor:
-    """About the pseudoinverse of each matrix of a (H, rows, columns)."""
-    one = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+    """The approximate pseudoinverse of each matrix of a (H, rows, columns)."""
+    identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
     norms = [matrix.sum(0).max() * matrix.sum(1).max() for matrix in a]
     z = torch.stack([matrix.T / norm for matrix, norm in zip(a, norms)])
     for _ in range(iterations):
         az = a @ z
-        z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
+        z = z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az))) / 4
     return z
 
 

@@ -1,7 +1,7 @@
 """The quadratic attention of the gated attention unit: single-headed, relu² in place of softmax, in blocks of rows.
 
 Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 3. relu² needs no running maximum,
-so rows are computed block by block and again in the backward pass, and nothing of size n x n is kept.
+so rows are computed block by block and recomputed in the backward pass, and nothing of size n x n is kept.
 """
 
 import math
@@ -21,7 +21,7 @@ from ..shared.score_kernels import SCORE_KERNELS, score_kernel
 from ..shared.state import State, check_continuation
 from ..shared.tracing import may_checkpoint
 
-#: Rows of the score matrix that exist at once: a block.
+#: Rows of a block: the rows of the score matrix that exist at the same time.
 BLOCK_ROWS = 256
 
 
@@ -51,14 +51,14 @@ def gau_attention(
 
     Args:
         bias: (2n-1,), entry r + n - 1 for a query r tokens after its key, or (n, n); with heads (H, 2n-1), (H, n, n).
-        divisor: of the scores. None: the number of real tokens the query sees, which is never the padded length
-            (relu2, laplace), or √s (softmax). Training and decoding agree for a constant; the paper's is the maximum
+        divisor: divides the scores. None: the number of real tokens that the query sees, without padding (relu2,
+            laplace), or √s (softmax). With a constant, training and decoding agree; the paper uses the maximum
             training length.
         kernel: ``relu2``, ``softmax`` or ``laplace``; see ``score_kernel``.
         first_softmax: the first real token attends with softmax, whatever the kernel (not causal; fine-tuning).
-        initial_state, return_state: continue a causal sequence. The state is every token so far, ``k``, ``v`` and
-            ``padding_mask`` (B, m), so it grows; n is then the number of all tokens, m included, in ``bias``. With
-            ``segment_ids`` m is what the state has left, ``k.shape[2]``, once documents have ended.
+        initial_state, return_state: continue a causal sequence. The state holds all tokens so far, ``k``, ``v`` and
+            ``padding_mask`` (B, m), so it grows; the n of ``bias`` is then the number of all tokens, including these m.
+            With ``segment_ids``, m is ``k.shape[2]`` of the state, which drops documents that have ended.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -77,7 +77,7 @@ def gau_attention(
     (q, k, v), without_heads = with_heads(("q", "k", "v"), (q, k, v))
     check_query_key_value(q, k, v, one_length=True)
     check_masks(key_padding_mask, k, query_padding_mask, q)
-    q = zero_padding(q, query_padding_mask)  # what stands in padding must not reach any gradient
+    q = zero_padding(q, query_padding_mask)  # values at padding must not reach any gradient
     check_continuation(causal, initial_state, return_state)
     remember = initial_state is not None or return_state
     history = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state) if remember else None
@@ -93,7 +93,7 @@ def gau_attention(
 
 
 def _divided(q: Tensor, divisor: float | None, kernel: str, visible: Tensor) -> Tensor:
-    """q (B, H, n, s) over the divisor of its scores; ``visible`` are the real tokens each query sees."""
+    """q (B, H, n, s) divided by the divisor of its scores; ``visible`` counts the real tokens that each query sees."""
     if divisor is not None:
         return q / divisor
     return q / math.sqrt(q.shape[3]) if kernel == "softmax" else q / visible
@@ -116,7 +116,7 @@ def _whole(
     q, k, v = (take(zero_padding(x.to(dtype), padding_mask), order) for x in (q, k, v))
     bias = None if bias is None else bias.to(dtype)
     position = torch.arange(n, device=q.device)
-    hidden = None  # padding stands after the real tokens now, so causal queries of real tokens do not see it
+    hidden = None  # padding is after the real tokens now, so causal queries of real tokens do not see it
     visible = (position[:, None] + 1).to(dtype)  # (n, 1)
     if not causal:
         real = torch.full((q.shape[0],), n, device=q.device) if padding_mask is None else (~padding_mask).sum(1)
@@ -129,7 +129,7 @@ def _whole(
         keys = stop if causal else n
         tensors = (divided[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], bias, hidden)
         arguments = (*tensors, causal, kernel, start, stop, n)
-        # A single block is no larger than the tensors it is computed from, so it is kept.
+        # A single block is not larger than its inputs, so it is kept and not recomputed.
         again = n > BLOCK_ROWS and may_checkpoint()
         rows.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     out = torch.cat(rows, dim=2)
@@ -151,7 +151,7 @@ def _block(
     stop: int,
     tokens: int,
 ) -> Tensor:
-    """The outputs of rows start..stop-1; q is divided already. The causal mask is made here, so that none is kept."""
+    """The outputs of rows start..stop-1 for divided q. The causal mask is made here, so that it is not kept."""
     if causal:
         position = torch.arange(k.shape[2], device=k.device)
         hidden = position > position[start:stop, None]  # (rows, keys)
@@ -169,7 +169,7 @@ def _continued(
     padding_mask: Tensor | None,
     kernel: str,
 ) -> Tensor:
-    """The last n of the m tokens of ``history``; O(n m) memory."""
+    """The outputs of the last n of the m tokens of ``history``; O(n m) memory."""
     n, dtype, padding = q.shape[2], compute_dtype(q), padding_or_none(history["padding_mask"])
     order = real_first(padding)
     k, v = (take(zero_padding(history[name].to(dtype), padding), order) for name in ("k", "v"))

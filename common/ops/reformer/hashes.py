@@ -1,15 +1,15 @@
-"""Buckets of tokens, their sorted order, and codes that say which keys a token finds."""
+"""Buckets of tokens, their sorted order, and codes that determine which keys a token finds."""
 
 import torch
 from torch import Generator, Tensor
 
-#: How many numbers a code has for each bucket.
+#: The number of codes for each bucket.
 _NUMBERS = 1 << 40
 
 
 def draw_rotations(rounds: int, channels: int, directions: int, generator: Generator | None = None) -> Tensor:
     """(R, d, D) Gaussian, from torch's generator or ``generator``: one random rotation for each round."""
-    device = None if generator is None else generator.device  # not torch's default device, where it is another one
+    device = None if generator is None else generator.device  # not torch's default device, which may differ
     return torch.randn(rounds, channels, directions, generator=generator, device=device)
 
 
@@ -26,7 +26,7 @@ def buckets_of(q: Tensor, rotations: Tensor, padding_mask: Tensor | None) -> Ten
 
 
 def sorted_order(buckets: Tensor) -> tuple[Tensor, Tensor]:
-    """Which token comes at each place when sorted by (bucket, position), and the place of each token.
+    """The order of tokens when sorted by (bucket, position), and the place of each token in it.
 
     (B, H, R, n) -> both (B, H, R, n); padding comes last. O(n log n).
     """
@@ -36,15 +36,15 @@ def sorted_order(buckets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def codes_of(buckets: Tensor, number: Tensor) -> Tensor:
-    """One number for bucket and ``number``, a chunk or a rank (B, H, R, n): close ones are in the same bucket.
+    """One code for bucket and ``number``, a chunk or a rank (B, H, R, n): close codes are in the same bucket.
 
-    None is close to 0, the code of no token.
+    No code is close to 0, the code of an empty slot.
     """
     return (buckets + 1) * _NUMBERS + number
 
 
 def parts_of_codes(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """The bucket and the number of each of ``codes``; those of no token are -1 and 0."""
+    """The bucket and the number of each of ``codes``; -1 and 0 for an empty slot."""
     buckets = codes.div(_NUMBERS, rounding_mode="floor")
     return buckets - 1, codes - buckets * _NUMBERS
 
@@ -52,8 +52,8 @@ def parts_of_codes(codes: Tensor) -> tuple[Tensor, Tensor]:
 def finds(code: Tensor, key_code: Tensor, chunk_size: int, causal: bool) -> Tensor:
     """Whether tokens with ``code`` find keys with ``key_code``, of shapes that broadcast.
 
-    Causal codes are of ranks in the bucket: the last C keys up to the token itself. Others are of chunks: the token's
-    own, the one before and the one after it.
+    Causal codes contain ranks in the bucket: a token finds the last C keys up to itself. Other codes contain chunks: a
+    token finds its own chunk, the one before and the one after it.
     """
     if causal:
         return (key_code <= code) & (key_code > code - chunk_size)

@@ -34,10 +34,11 @@ def reformer_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """softmax over j in P_i of q_i·k_j with k_j = q_j / |q_j|, times v_j (equations 2 to 6).
 
-    P_i are the keys that i finds in any round: of its bucket, argmax [q R ; -q R] for R in ``rotations`` (R, d, D) from
-    ``draw_rotations``. Tokens are sorted by bucket and position and cut into chunks of C = ``chunk_size``: i finds
-    those of its chunk and of the two beside it. Causal, i finds the last C of its bucket up to itself: the paper's
-    chunks would move with later tokens, see the README. A token attends to itself only where it finds nothing else.
+    P_i are the keys that i finds in any round. They are in its bucket, argmax [q R ; -q R] for R in ``rotations``
+    (R, d, D) from ``draw_rotations``. Tokens are sorted by bucket and position and cut into chunks of
+    C = ``chunk_size``: i finds keys of its chunk and of the two neighbouring chunks. Causal, i finds the last C keys of
+    its bucket up to itself, because the paper's chunks would depend on later tokens; see the README. A token attends
+    to itself only if it finds nothing else.
 
     q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query
     gives 0, and so does a token that is padding as a key. Cost: O(R n C (d + e + R) + R n D d + R n log n) time and
@@ -54,14 +55,14 @@ def reformer_attention(
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
     if not isinstance(rotations, Tensor) or rotations.dim() != 3 or rotations.shape[1] != q.shape[3]:
-        given = tuple(rotations.shape) if isinstance(rotations, Tensor) else type(rotations).__name__
+        actual = tuple(rotations.shape) if isinstance(rotations, Tensor) else type(rotations).__name__
         raise ValueError(
-            f"q has {q.shape[3]} channels and rotations {given}; allowed: (rounds, channels of q, directions)"
+            f"q has {q.shape[3]} channels and rotations {actual}; allowed: (rounds, channels of q, directions)"
         )
     check_masks(key_padding_mask, q, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
-    held = held_length(initial_state, "k", decoding.most_held(rotations, chunk_size))
-    shapes = decoding.state_shapes(q, v, rotations, held)
+    held_count = held_length(initial_state, "k", decoding.most_held(rotations, chunk_size))
+    shapes = decoding.state_shapes(q, v, rotations, held_count)
     state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
     with autocast_off(q):
         tokens = _prepared(q, v, key_padding_mask)
@@ -87,7 +88,7 @@ def _causal(
     state: State | None,
     return_state: bool,
 ) -> tuple[Tensor, State | None]:
-    """The outputs (B, H, n, e) of ``_prepared`` tokens after those of ``state``, of ``shapes``, and the state then."""
+    """The outputs (B, H, n, e) of ``_prepared`` tokens after ``state``, which has ``shapes``, and the next state."""
     buckets, is_step = buckets_of(q, rotations, padding_mask), q.shape[2] == 1
     order, place = (None, None) if is_step else sorted_order(buckets)
     state = zero_state(shapes, k.dtype, k.device) if state is None else state
@@ -100,8 +101,8 @@ def _causal(
     else:
         outs, totals = attend_rounds(q, k, v, order, place, codes, chunk_size, True)
         if state["k"].shape[2]:
-            held = decoding.attend_held(q, codes, state, 2 * rotations.shape[2], chunk_size)
-            outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), held))
+            earlier = decoding.attend_held(q, codes, state, 2 * rotations.shape[2], chunk_size)
+            outs, totals = (torch.cat(pair, dim=2) for pair in zip((outs, totals), earlier))
         out = together(outs, totals)
     if not return_state:
         return out, None
@@ -110,12 +111,12 @@ def _causal(
 
 
 def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, unit keys, and values, in the dtype of sums and 0 at padding."""
+    """Queries, unit keys, and values, in the dtype for sums and 0 at padding."""
     dtype = compute_dtype(q)
     q = zero_padding(q.to(dtype), padding_mask)
     return q, unit_vectors(q), zero_padding(v.to(dtype), padding_mask)
 
 
 def _cleared(out: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None) -> Tensor:
-    """0 where a token is padding, as a key or as a query."""
+    """``out`` with 0 for tokens that are padding, as a key or as a query."""
     return zero_padding(zero_padding(out, key_padding_mask), query_padding_mask)

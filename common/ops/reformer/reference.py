@@ -18,8 +18,8 @@ def reformer_attention_reference(
 ) -> Tensor:
     """Kitaev et al. 2020, equations 2 to 6, one token at a time; shapes as in ``reformer_attention``.
 
-    O(n² R (d + e)): for comparison only. Every key counts once, in however many rounds it is found, which is what
-    equation 6 with log N is. The README says why sets of causal attention are windows of a bucket.
+    O(n² R (d + e)): for comparison only. Every key counts once, in however many rounds it is found, as in equation 6
+    with log N. The README explains why causal attention uses windows of a bucket.
     """
     batch, heads, n = q.shape[:3]
     out = torch.zeros_like(v)
@@ -27,10 +27,12 @@ def reformer_attention_reference(
         real = real_tokens(key_padding_mask, b, n)
         queries = set(real_tokens(query_padding_mask, b, n)) & set(real)
         for h in range(heads):
-            found = [_keys_of(q[b, h], rotation, real, chunk_size, causal) for rotation in rotations.to(q.dtype)]
+            keys_by_round = [
+                _keys_of(q[b, h], rotation, real, chunk_size, causal) for rotation in rotations.to(q.dtype)
+            ]
             for i in queries:
-                keys = sorted(set().union(*(keys[i] for keys in found)))
-                keys = [j for j in keys if j != i] or [i]  # its own token only if there is no other
+                keys = sorted(set().union(*(keys[i] for keys in keys_by_round)))
+                keys = [j for j in keys if j != i] or [i]  # the token itself only if there is no other
                 units = q[b, h, keys] / torch.clamp(q[b, h, keys].norm(dim=-1, keepdim=True), min=1e-12)
                 weights = torch.softmax(units @ q[b, h, i], dim=0)
                 index = (torch.tensor(b), torch.tensor(h), torch.tensor(i))
@@ -39,11 +41,11 @@ def reformer_attention_reference(
 
 
 def _keys_of(q: Tensor, rotation: Tensor, real: list[int], chunk_size: int, causal: bool) -> dict[int, list[int]]:
-    """The keys that each real token of one head finds in one round, in the order of their places."""
+    """The keys that each real token of one head finds in one round, in sorted order."""
     bucket = {i: int(torch.cat([q[i] @ rotation, -(q[i] @ rotation)]).argmax()) for i in real}
     order = sorted(real, key=lambda i: (bucket[i], i))
     if causal:
         earlier = {i: [j for j in order if bucket[j] == bucket[i] and j <= i] for i in real}
         return {i: keys[-chunk_size:] for i, keys in earlier.items()}
-    chunk = {i: place // chunk_size for place, i in enumerate(order)}
+    chunk = {i: index // chunk_size for index, i in enumerate(order)}
     return {i: [j for j in order if bucket[j] == bucket[i] and abs(chunk[j] - chunk[i]) <= 1] for i in real}

@@ -1,4 +1,4 @@
-"""Retention: linear attention without a feature map, whose heads forget each at a fixed pace.
+"""Retention: linear attention without a feature map, in which each head has a fixed decay.
 
 Sun, Dong, Huang, Ma, Xia, Xue, Wang, Wei, *Retentive Network: A Successor to Transformer for Large Language Models*,
 2023, section 2.
@@ -15,7 +15,7 @@ from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, state_of_sums
 
-#: How 1 - γ falls from head to head: 2^(-5 - h) for h = 0, 1, ... (equation 8), or from 1/32 to 1/512 whatever H is.
+#: How 1 - γ falls from head to head: 2^(-5 - h) for h = 0, 1, ... (equation 8), or from 1/32 to 1/512 for any H.
 DECAYS = ("powers", "log_space")
 
 
@@ -35,15 +35,15 @@ def retention_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
-    """Σ_(j <= i) R_ij v_j with R_ij = q_i·k_j / √d γ^(i - j), Eq. 5; γ of head h as ``decays`` says, see ``DECAYS``.
+    """Σ_(j <= i) R_ij v_j with R_ij = q_i·k_j / √d γ^(i - j), Eq. 5; ``decays`` selects the γ of heads, see ``DECAYS``.
 
     With ``score_norm`` ("Retention Score Normalization" of section 2.2) each row of γ^(i - j) is divided by the root of
     its sum s_i, and each row of R by max(|its sum|, 1). Both together divide row i by max(|Σ_j R_ij|, √s_i). A norm of
-    each head's output leaves none of it, but for its ε. Rotation of q and k by position is the caller's. i - j counts
-    real tokens. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a
-    padded query gives 0, a padded key neither adds nor forgets. Cost: O(n (C + d) (d + e)) time, O(n C + (n / C) d e)
-    memory with C = ``chunk_size``. ``initial_state`` and ``return_state`` continue a sequence: state ``sum_k``
-    (B, H, d), ``sum_kv`` (B, H, d, e), float32, and ``count`` (B,), real tokens so far.
+    each head's output cancels this, up to its ε. The caller rotates q and k by position. i - j counts real tokens. q, k
+    (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query gives
+    0, a padded key neither adds nor forgets. Cost: O(n (C + d) (d + e)) time, O(n C + (n / C) d e) memory with C =
+    ``chunk_size``. ``initial_state`` and ``return_state`` continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv``
+    (B, H, d, e), float32, and ``count`` (B,), real tokens so far.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -73,7 +73,7 @@ def retention_attention(
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, before, log_decay)
         counts = _counts(q, key_padding_mask, None if state is None else state["count"])  # (B, n)
         if score_norm:
-            # 1 + γ + ... of so many terms: (γ^count - 1) / (γ - 1), of no token as of one
+            # 1 + γ + ... with ``count`` terms is (γ^count - 1) / (γ - 1); no token counts as one
             terms = counts if key_padding_mask is None else counts.clamp(min=1)
             decay_sum = torch.expm1(log_of_each * terms[:, None]) / lost  # (B, H, n)
             out = out / torch.maximum(weights.abs(), decay_sum.sqrt().to(dtype).unsqueeze(-1))
@@ -82,7 +82,7 @@ def retention_attention(
 
 
 def _lost(q: Tensor, decays: str) -> Tensor:
-    """γ - 1 of each head of q (B, H, n, d), (H, 1), in float64: minus what a head forgets in one token."""
+    """γ - 1 (H, 1) of each head of q (B, H, n, d), in float64: minus the share that a head loses per token."""
     heads = q.shape[1]
     step = -1.0 if decays == "powers" else -4.0 / max(heads - 1, 1)  # else from 2^-5 to 2^-9
     powers = torch.arange(heads, device=q.device, dtype=torch.float64).unsqueeze(1) * step
@@ -90,7 +90,7 @@ def _lost(q: Tensor, decays: str) -> Tensor:
 
 
 def _counts(q: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:
-    """Real tokens up to each, itself included: int64 (B, n)."""
+    """The number of real tokens up to and including each token: int64 (B, n)."""
     if before is not None and padding_mask is None and q.shape[2] == 1:
         return before[:, None] + 1
     if padding_mask is None:

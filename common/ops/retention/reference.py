@@ -19,9 +19,9 @@ def retention_attention_reference(
     decays: str = "powers",
     score_norm: bool = True,
 ) -> Tensor:
-    """Sun et al. 2023, equation 5 with "Retention Score Normalization", one query at a time; as in its op.
+    """Sun et al. 2023, equation 5 with "Retention Score Normalization"; arguments as in ``retention_attention``.
 
-    For comparison only: O(n² (d + e)).
+    One query at a time, for comparison only: O(n² (d + e)).
     """
     out = []
     for b in range(q.shape[0]):
@@ -34,8 +34,8 @@ def retention_attention_reference(
                 row = torch.zeros_like(v[b, h, 0])
                 seen = [j for j in keys if j <= i]
                 if i in queries and seen:
-                    # A power for each real token after the key, up to the query.
-                    d = torch.stack([q.new_tensor(gamma ** (len(seen) - 1 - place)) for place in range(len(seen))])
+                    # One factor γ for each real token after the key, up to the query.
+                    d = torch.stack([q.new_tensor(gamma ** (len(seen) - 1 - index)) for index in range(len(seen))])
                     d = d / d.sum().sqrt() if score_norm else d
                     r = (q[b, h, i] * k[b, h, seen]).sum(-1) / math.sqrt(q.shape[3]) * d
                     r = r / torch.clamp(r.sum().abs(), min=1) if score_norm else r
@@ -47,8 +47,8 @@ def retention_attention_reference(
 
 
 def _gamma(decays: str, head: int, heads: int) -> float:
-    """The decay of a head in each token."""
+    """The decay of a head per token."""
     if decays == "powers":
         return 1 - 2 ** (-5 - head)
-    place = head / (heads - 1) if heads > 1 else 0.0
-    return 1 - math.exp(math.log(1 / 32) * (1 - place) + math.log(1 / 512) * place)
+    fraction = head / (heads - 1) if heads > 1 else 0.0
+    return 1 - math.exp(math.log(1 / 32) * (1 - fraction) + math.log(1 / 512) * fraction)

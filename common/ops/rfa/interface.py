@@ -41,8 +41,8 @@ def rfa_attention(
     phi(x) = [sin(W x/|x|); cos(W x/|x|)] / √r with the W of each head in ``directions`` (H, r, d): phi(q)·phi(k) is
     exp(-|q/|q| - k/|k||²/2) in expectation for directions from N(0, 1). With ``log_gate`` (B, H, n), log g_t <= 0,
     causal: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_tᵀ, and z likewise. With ``log_decay`` (B, H, n), or (B, H, n, 2r)
-    for each feature by its own, causal: S_t = exp(log_decay_t) S_(t-1) + phi(k_t) v_tᵀ, and z likewise. Features may be
-    negative, and so may the normaliser: hence ``floor``. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
+    for one gate per feature, causal: S_t = exp(log_decay_t) S_(t-1) + phi(k_t) v_tᵀ, and z likewise. Features, and so
+    the normaliser, may be negative: hence ``floor``. q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) ->
     (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key
     changes no sum. Cost: O(n r (d + e)) time and, causal, O(n (C + r) + (n / C) r e) memory with C = ``chunk_size``.
     ``initial_state`` and ``return_state``
@@ -114,9 +114,9 @@ def rfa_gate_attention(
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
     check_tokens(x, q, gate_weight.shape[1])
-    # In float32 or float64 whatever autocast says: over many tokens its errors add up.
+    # In float32 or float64, also under autocast: errors add up over many tokens.
     dtype = compute_dtype(q)
-    x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # it must not reach the gradients
+    x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # values at padding must not reach the gradients
     with autocast_off(q):
         gate = F.linear(x, gate_weight.to(dtype), gate_bias.to(dtype))  # (B, n, H)
     log_gate = F.logsigmoid(gate).transpose(1, 2)
@@ -142,8 +142,8 @@ def attend_source(
 ) -> Tensor:
     """``rfa_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype; O(n r e).
 
-    ``query_padding_mask`` (B, n), True = padding, gives 0. ``directions`` are those of the state. Checked are they and
-    ``state``; what does not fit is a ValueError.
+    ``query_padding_mask`` (B, n), True = padding, gives 0. ``directions`` are those of the state. Only they and
+    ``state`` are checked (ValueError).
     """
     _check_directions("q", q, directions)
     with autocast_off(q):
@@ -163,9 +163,9 @@ def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Ten
 def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
     fits = isinstance(directions, Tensor) and directions.dim() == 3
     if not fits or (directions.shape[0], directions.shape[2]) != (x.shape[1], x.shape[3]):
-        given = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
+        actual = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)} and directions {given}; "
+            f"{name} has shape {tuple(x.shape)} and directions {actual}; "
             f"allowed: (heads of {name}, features, channels of {name})"
         )
 
@@ -176,5 +176,5 @@ def _check_gate(q: Tensor, log_gate: Tensor | None, causal: bool) -> None:
     if not causal:
         raise ValueError("log_gate is given with causal=False; allowed: only with causal=True")
     if not isinstance(log_gate, Tensor) or log_gate.shape != q.shape[:3]:
-        given = tuple(log_gate.shape) if isinstance(log_gate, Tensor) else type(log_gate).__name__
-        raise ValueError(f"log_gate is {given}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
+        actual = tuple(log_gate.shape) if isinstance(log_gate, Tensor) else type(log_gate).__name__
+        raise ValueError(f"log_gate is {actual}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")

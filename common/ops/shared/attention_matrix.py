@@ -1,4 +1,4 @@
-"""The map that an attention implies, read off its outputs for values that are unit vectors."""
+"""The attention matrix of any mechanism, read from its outputs for values that are unit vectors."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def read_attention_matrix(attend: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-    """The map A (B, H, n, m) of an ``attend`` that is linear in its values: ``attend(v)`` is A v.
+    """The matrix A (B, H, n, m) of a function ``attend`` that is linear in its values: ``attend(v)`` is A v.
 
-    v (B, H, m, e) gives shape, dtype and device alone: ``attend`` is called m / e times, each time with the unit
-    vectors of e sources as the channels. Every call begins with the same state of torch's generators, which stay as
-    they were, so that directions that are drawn anew in training are the same ones in all calls. O(n m) memory.
+    Only shape, dtype and device of v (B, H, m, e) are used: ``attend`` is called m / e times, each time with the unit
+    vectors of e sources as the channels. Every call begins with the same state of torch's generators, which is restored
+    at the end, so that directions that are redrawn in training are the same in all calls. O(n m) memory.
     """
     sources, channels = v.shape[2], v.shape[3]
     devices = [v.device] if v.device.type == "cuda" else []

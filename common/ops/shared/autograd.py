@@ -1,4 +1,4 @@
-"""Gradients by torch's own graph, for functions whose backward pass is written by hand."""
+"""Gradients by torch's autograd graph, for functions with a hand-written backward pass."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,15 +11,15 @@ def graph_gradients(
     inputs: Sequence[Tensor | None],
     grad_outputs: Sequence[Tensor],
 ) -> list[Tensor | None]:
-    """The gradients of ``inputs``, from those of the outputs of ``function(*inputs)``, which is computed once more.
+    """The gradients of ``inputs``, from those of the outputs of ``function(*inputs)``, which is recomputed.
 
-    A backward pass by hand has no derivative. It calls this where one is asked for (``create_graph=True``, in which
-    case gradients are enabled inside a backward pass), for batches of gradients (``is_grads_batched``), and where a
-    kernel has failed. None for inputs that need no gradient, and for those that the outputs do not depend on.
+    A hand-written backward pass has no derivative. It calls this if one is required (``create_graph=True``, which
+    enables gradients inside a backward pass), for batches of gradients (``is_grads_batched``), and if a kernel has
+    failed. None for inputs that need no gradient, and for inputs on which the outputs do not depend.
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views, since one tensor may be several of the inputs: each is to have its own gradient, not their sum.
+        # Views, since the same tensor may be passed as several inputs, which need separate gradients, not their sum.
         views = [None if x is None else x.view_as(x) for x in inputs]
         outputs = function(*views)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs

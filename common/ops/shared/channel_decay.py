@@ -1,12 +1,12 @@
-"""Causal sums whose features decay each at their own pace: Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j.
+"""Causal sums with a separate decay for each feature: Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j.
 
 Legend: B batch, H heads, n tokens, f features of a query or key, e channels of a value, C tokens of a chunk, G chunks,
 b tokens of a block, a power of two.
 
-With one decay for each feature, the scores of a chunk are no product of queries and keys times one matrix. Cumulative
-products P would make them one, of q_i P_i with k_j / P_j, but 1 / P_j overflows. So a chunk is halved again and again:
-the queries of a second half see the keys of the first across the border between them. What decays from a key to the
-border, and from there to a query, are products of decays, each at most 1 and each formed by itself. All pairs of one
+With a decay for each feature, the scores of a chunk are not a product of queries and keys times one matrix. They would
+be products of q_i P_i and k_j / P_j with cumulative products P, but 1 / P_j overflows. So a chunk is halved repeatedly:
+the queries of a second half see the keys of the first half across the border between them. The decays from a key to the
+border, and from the border to a query, are products of factors of at most 1, each formed separately. All pairs of one
 level are one batched product.
 """
 
@@ -25,13 +25,13 @@ from .tracing import is_compiled, runs_eagerly
 def channel_decayed_sums(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, chunk_size: int, initial: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Σ_(j <= i) Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j (B, H, n, e), and the sum (B, H, f, e) after all.
+    """Σ_(j <= i) Σ_c q_ic k_jc exp(Σ_(j < t <= i) log_decay_tc) v_j (B, H, n, e), and the final sum (B, H, f, e).
 
     q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is
     the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
-    time; beside inputs, output and gradients O(f e) memory for each block of chunks on a CPU, elsewhere
-    O(n (f + e) log C + (n / C) f e). torch.compile sees one operator on a CPU, since the halvings are a graph of
-    hundreds of operations for each layer.
+    time; in addition to inputs, output and gradients O(f e) memory for each block of chunks on a CPU, elsewhere
+    O(n (f + e) log C + (n / C) f e). On a CPU, torch.compile sees one operator, since the halvings would be a graph of
+    hundreds of operations per layer.
     """
     if q.shape[2] == 1 and initial is not None:
         last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
@@ -47,7 +47,7 @@ def channel_decayed_sums(
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """``channel_decayed_sums`` for the operator, none of whose outputs may be an input."""
+    """``channel_decayed_sums`` for the operator, whose outputs must not be its inputs."""
     out, last = channel_decayed_sums(q, k, v, log_decay, chunk_size, initial)
     return out.contiguous(), last.clone(memory_format=torch.contiguous_format)
 
@@ -66,7 +66,7 @@ def _in_graph(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tenso
     length = q.shape[2]
     q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
     inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())
-    # What a chunk begins with has decayed when a query reads it, and so have its own keys when it ends.
+    # Earlier sums decay until a query of the chunk reads them, and the chunk's own keys decay until its end.
     chunk_sums = (k * until_end).transpose(-2, -1) @ v  # (B, H, G, f, e)
     earlier, last = carry_decayed_sums(chunk_sums, initial, log_decay.sum(3))
     out = inside + (q * since_start) @ earlier
@@ -74,7 +74,7 @@ def _in_graph(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tenso
 
 
 def _chunk_length(chunk_size: int, length: int) -> int:
-    """The least power of two that is at least ``chunk_size`` or ``length``."""
+    """The smallest power of two that is at least ``chunk_size``, or at least ``length`` if that is smaller."""
     size = 1
     while size < chunk_size and size < length:
         size *= 2
@@ -82,10 +82,10 @@ def _chunk_length(chunk_size: int, length: int) -> int:
 
 
 def _within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums over keys of a query's own chunk (B, H, G, C, e), and the products of ``decay`` that reach its ends.
+    """The sums over keys of a query's own chunk (B, H, G, C, e), and the products of ``decay`` to the chunk's ends.
 
-    q, k and ``decay`` (B, H, G, C, f), v (B, H, G, C, e). The products (B, H, G, C, f) are those from the start of the
-    chunk to a token, with its own, and from a token to the end, without its own.
+    q, k and ``decay`` (B, H, G, C, f), v (B, H, G, C, e). The products (B, H, G, C, f) are from the start of the chunk
+    to a token, including its own decay, and from a token to the end, without its own.
     """
     out = (q * k).sum(-1, keepdim=True) * v  # a token does not decay before it is read
     # Blocks of b tokens, at first of one: (B, H, G, C / b, b, channels)

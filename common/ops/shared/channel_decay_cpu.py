@@ -1,10 +1,10 @@
-"""``channel_decayed_sums`` in blocks that stay in a CPU's caches, with the backward pass by hand.
+"""``channel_decayed_sums`` in blocks that fit a CPU's caches, with a hand-written backward pass.
 
-Between the passes the inputs and the sum before each block are kept; everything else is computed once more. The
-backward pass goes through the blocks from the last to the first.
+Saved for the backward pass are the inputs and the sum before each block; everything else is recomputed. The backward
+pass goes through the blocks from the last to the first.
 
-Legend, besides that of ``channel_decay.py``: a block is g chunks of R rows of the batch, and has M = R H g chunks of a
-head; b tokens are half of what a level halves, of which a chunk has N = C / 2b.
+Legend, in addition to that of ``channel_decay.py``: a block is g chunks of R rows of the batch, M = R H g chunks of
+single heads; a level halves pieces of 2b tokens, N = C / 2b of them in a chunk.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ from .chunks import split_chunks
 from .precision import autocast_off
 from .tracing import runs_eagerly
 
-#: Numbers in the q of a block, for each thread. Of an eighth to four times as many none was faster beyond the noise (8
-#: heads of 32 and of 64 channels, 2,048 and 8,192 tokens).
+#: Numbers in the q of a block, for each thread. An eighth to four times as many were not faster, within noise (8 heads
+#: of 32 and of 64 channels, 2,048 and 8,192 tokens).
 BLOCK_NUMBERS = 2**17
 
 _Sums = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class _Block(NamedTuple):
-    """Where a block lies in (B, H, n, channels)."""
+    """The position of a block in (B, H, n, channels)."""
 
     rows: slice
     heads: slice
@@ -34,7 +34,7 @@ class _Block(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """The inputs of a block, and what decays in it."""
+    """The inputs of a block, and its decays."""
 
     q: Tensor  # (M, C, f)
     k: Tensor  # (M, C, f)
@@ -50,16 +50,16 @@ class _Level(NamedTuple):
     half: int  # b
     queries: Tensor  # times ``since``
     keys: Tensor  # times ``until``
-    since: Tensor  # what decays from the border to a query
-    until: Tensor  # from a key to the border
+    since: Tensor  # decay from the border to a query
+    until: Tensor  # decay from a key to the border
 
 
 def sums_in_blocks(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, size: int, in_graph: _Sums
 ) -> tuple[Tensor, Tensor]:
-    """``channel_decayed_sums`` for chunks of ``size``, a power of two; ``in_graph`` is the same in torch's own graph.
+    """``channel_decayed_sums`` for chunks of ``size``, a power of two; ``in_graph`` is its version for autograd.
 
-    O(n (C + e) f) time; beside the inputs, the output and their gradients, O(f e) memory for each block.
+    O(n (C + e) f) time; in addition to inputs, output and their gradients, O(f e) memory for each block.
     """
     inputs = (q, k, v, log_decay, initial)
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
@@ -73,7 +73,7 @@ class _InBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, size: int, in_graph: _Sums, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         before: list[Tensor] = []
-        # Kept, because the number of threads may have changed in the backward pass.
+        # Kept, because the number of threads may be different in the backward pass.
         ctx.size, ctx.in_graph, ctx.blocks = size, in_graph, _blocks(inputs[0], size, _numbers())
         result = _forward(*inputs, size, ctx.blocks, before)
         ctx.save_for_backward(*inputs, *before)
@@ -83,7 +83,7 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once, as activation checkpointing allows
         inputs, before = saved[:5], saved[5:]
-        with autocast_off(grad_out):  # the forward pass's does not reach here
+        with autocast_off(grad_out):  # that of the forward pass does not apply here
             if torch.is_grad_enabled() or not runs_eagerly(grad_out, grad_last):
                 return (None, None, *graph_gradients(ctx.in_graph, inputs, (grad_out, grad_last)))
             return (None, None, *_backward(inputs[:4], ctx.size, ctx.blocks, before, grad_out, grad_last))
@@ -94,7 +94,7 @@ def _numbers() -> int:
 
 
 def _blocks(q: Tensor, size: int, numbers: int) -> list[_Block]:
-    """Whole chunks of all heads of some rows, the tokens of a row one block after the other."""
+    """Blocks of whole chunks of all heads of some rows, in the order of a row's tokens."""
     batch, heads, length, f = q.shape
     fitting = max(numbers // max(heads * size * f, 1), 1)  # chunks
     chunks = min(fitting, (length + size - 1) // size)
@@ -140,7 +140,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, block: _Block, s
 
 
 def _levels(chunks: _Chunks) -> Iterator[_Level]:
-    """The levels from single tokens up. What they hold is good until the next; ``chunks`` has its decays after all."""
+    """The levels from single tokens up. Each is valid until the next; at the end ``chunks`` has its decays."""
     half = 1
     while half < chunks.q.shape[1]:
         queries, keys = _pairs(chunks.q, half)[:, :, 1], _pairs(chunks.k, half)[:, :, 0]
@@ -157,7 +157,7 @@ def _pairs(x: Tensor, half: int) -> Tensor:
 
 
 def _own_scores(chunks: _Chunks) -> Tensor:
-    """(M, C, C) with the scores of each query and its own key, which do not decay."""
+    """(M, C, C) with the scores of each query with its own key, which do not decay."""
     return torch.diag_embed((chunks.q * chunks.k).sum(-1))
 
 
@@ -170,7 +170,7 @@ def _between(scores: Tensor, half: int) -> Tensor:
 
 
 def _carried(chunks: _Chunks, sums: Tensor) -> Tensor:
-    """The sums before each chunk (R, H, g, f, e); ``sums`` (R, H, f, e), those before all, becomes that after them."""
+    """The sums before each chunk (R, H, g, f, e); updates ``sums`` (R, H, f, e) from before to after all chunks."""
     added = ((chunks.k * chunks.until).transpose(1, 2) @ chunks.v).unflatten(0, chunks.total.shape[:3])
     before = torch.empty_like(added)
     for own, total, further in zip(before.unbind(2), chunks.total.unbind(2), added.unbind(2)):
@@ -180,7 +180,7 @@ def _carried(chunks: _Chunks, sums: Tensor) -> Tensor:
 
 
 def _write(result: Tensor, whole: Tensor, block: _Block) -> None:
-    """Put (M, C, c) where the block lies in ``whole`` (B, H, n, c); what fills the last chunk is left out."""
+    """Write (M, C, c) to the block's place in ``whole`` (B, H, n, c), without the filling of the last chunk."""
     part = whole[block]
     batch, heads, tokens, channels = part.shape
     part.copy_(result.view(batch, heads, -1, channels)[:, :, :tokens])
@@ -208,8 +208,8 @@ def _backward(
 def _backward_block(chunks: _Chunks, sums: Tensor, grad: Tensor, grad_sum: Tensor) -> tuple[Tensor, ...]:
     """Gradients (M, C, c) of q, k, v and log_decay from ``grad`` (M, C, e).
 
-    ``sums`` is that before the block, and ``grad_sum`` the gradient of that after it, which becomes the gradient of
-    that before it.
+    ``sums`` are the sums before the block. ``grad_sum`` is the gradient of the sums after the block, and is updated to
+    that of the sums before it.
     """
     q, k, v, since, until, total = chunks
     grad_scores, scores = grad @ v.transpose(1, 2), _own_scores(chunks)
@@ -236,9 +236,9 @@ def _backward_block(chunks: _Chunks, sums: Tensor, grad: Tensor, grad_sum: Tenso
 
 
 def _carried_back(grad_read: Tensor, total: Tensor, grad_sum: Tensor) -> Tensor:
-    """The gradients of the sums after each chunk (R, H, g, f, e), from those that the chunks' queries give (M, f, e).
+    """The gradients of the sums after each chunk (R, H, g, f, e), from those through the chunks' queries (M, f, e).
 
-    ``grad_sum`` (R, H, f, e), of the sum after all, becomes that of the sum before them.
+    ``grad_sum`` (R, H, f, e) is updated from the gradient of the sum after all chunks to that of the sum before them.
     """
     grad_read = grad_read.unflatten(0, total.shape[:3])
     after = torch.empty_like(grad_read)
@@ -249,10 +249,11 @@ def _carried_back(grad_read: Tensor, total: Tensor, grad_sum: Tensor) -> Tensor:
 
 
 def _grad_log_decay(grad_since: Tensor, grad_until: Tensor, of_levels: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The gradient of ``log_decay``, (M, C, f), from those of its sums to a token from its chunk's start and end.
+    """The gradient of ``log_decay`` (M, C, f), from those of its sums between a token and its chunk's start and end.
 
-    From a chunk down to single tokens: a sum that reaches over the first half of a pair is the sum within the second
-    and that over the whole first; nothing is subtracted. ``of_levels`` come in on the way. Both tensors are changed.
+    From a chunk down to single tokens: a sum that reaches across the first half of a pair is the sum within the second
+    half plus that over the whole first half; nothing is subtracted. ``of_levels`` is added level by level. Both tensors
+    are changed.
     """
     for level in reversed(range(len(of_levels))):
         (since_first, since_second), (until_first, _) = (

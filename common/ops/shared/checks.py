@@ -12,17 +12,17 @@ _NAME = re.compile(r"`([^`]*)`")
 
 
 class ArgumentError(ValueError):
-    """A ValueError about options; their names stand between backquotes in its text and bare in its message.
+    """A ValueError about options, whose names are in backquotes in its text and bare in its message.
 
-    A host whose user typed options of a command line names those: ``error.with_names({"heads": "--attention-heads"})``.
-    A flag that is on or off is named with its value, as in "local=False", since a command line has one word for both.
+    A host can substitute command line options: ``error.with_names({"heads": "--attention-heads"})``. A flag that is on
+    or off is named with its value, as in "local=False", since a command line has one word for both.
     """
 
     def __str__(self) -> str:
         return self.with_names({})
 
     def with_names(self, names: Mapping[str, str]) -> str:
-        """The message with ``names`` in place of those that it is about."""
+        """The message with the option names replaced by ``names``."""
         return _NAME.sub(lambda found: names.get(found[1], found[1]), self.args[0])
 
 
@@ -33,14 +33,14 @@ def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def allowed_names(value: Any, allowed: Iterable[str], show: Callable[[str], str] = str) -> str:
-    """The end of a message about ``value``: every name that is allowed, and the one that is nearest to it."""
+    """The end of a message about ``value``: all allowed names, and the name nearest to it."""
     names = list(allowed)
     near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
     return f"allowed: {', '.join(map(show, names)) or 'none'}" + "".join(f"; nearest: {name!r}" for name in near)
 
 
 def shortened(value: Any) -> str:
-    """``repr(value)`` in at most 100 characters, for what a file may hold."""
+    """``repr(value)`` in at most 100 characters, for values read from a file."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
@@ -62,7 +62,7 @@ def check_query_key_value(
 ) -> None:
     """Raise ValueError unless q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) fit together; ``one_length`` needs n = m.
 
-    ``names`` are the names that the user knows them by.
+    ``names`` are the user's names for the three.
     """
     for name, tensor in zip(names, (q, k, v)):
         check_heads(name, tensor)
@@ -90,7 +90,7 @@ def check_key_value(k: Tensor, v: Tensor) -> None:
 
 
 def check_heads(name: str, x: Tensor) -> None:
-    """Raise ValueError unless x is a floating point tensor (B, H, tokens, channels), not without either of these."""
+    """Raise ValueError unless x is a floating point tensor (B, H, tokens, channels), with at least 1 of all but B."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}; allowed: a tensor")
     if x.dim() != 4:
@@ -112,15 +112,15 @@ def _check_one_kind(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     """Raise ValueError unless all tensors have one dtype and are on one device."""
     first = tensors[0]
     if any(x.dtype != first.dtype for x in tensors):
-        found = _listed([x.dtype for x in tensors])
-        raise ValueError(f"{_listed(names)} have dtypes {found}; allowed: one dtype")
+        actual = _listed([x.dtype for x in tensors])
+        raise ValueError(f"{_listed(names)} have dtypes {actual}; allowed: one dtype")
     if any(x.device != first.device for x in tensors):
-        found = _listed([x.device for x in tensors])
-        raise ValueError(f"{_listed(names)} are on {found}; allowed: one device")
+        actual = _listed([x.device for x in tensors])
+        raise ValueError(f"{_listed(names)} are on {actual}; allowed: one device")
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """As in a sentence: "q, k and v"."""
+    """The values as in a sentence: "q, k and v"."""
     return f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
 
 
@@ -147,16 +147,16 @@ def check_gate_key_value(q: Tensor | None, k: Tensor, v: Tensor, key_channels: i
 
 def check_tokens(x: Tensor, q: Tensor, width: int) -> None:
     """Raise ValueError unless x, the tokens before their projection to q (B, H, n, d), is (B, n, ``width``)."""
-    wanted = (q.shape[0], q.shape[2], width)
-    if not isinstance(x, Tensor) or tuple(x.shape) != wanted:
+    expected = (q.shape[0], q.shape[2], width)
+    if not isinstance(x, Tensor) or tuple(x.shape) != expected:
         shape = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
-        raise ValueError(f"x has {shape}; allowed: a tensor (batch, tokens, width) = {wanted}")
+        raise ValueError(f"x has {shape}; allowed: a tensor (batch, tokens, width) = {expected}")
     if not x.is_floating_point() or x.device != q.device:
         raise ValueError(f"x is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")
 
 
 def check_spatial_shape(shape: Any, tokens: int) -> None:
-    """Raise ValueError unless ``shape`` is the (height, width) of an image of so many tokens."""
+    """Raise ValueError unless ``shape`` is the (height, width) of an image with ``tokens`` tokens."""
     if not isinstance(shape, Sequence) or len(shape) != 2 or shape[0] * shape[1] != tokens:
         raise ValueError(f"spatial_shape is {shape}; allowed: (height, width) of {tokens} tokens")
 
@@ -165,19 +165,19 @@ def check_positions(positions: Tensor | None, q: Tensor) -> None:
     """Raise ValueError unless ``positions`` is None or int64 (B, n) for q (B, H, n, d), on its device."""
     if positions is None:
         return
-    wanted = (q.shape[0], q.shape[2])
-    if not isinstance(positions, Tensor) or tuple(positions.shape) != wanted or positions.dtype != torch.int64:
+    expected = (q.shape[0], q.shape[2])
+    if not isinstance(positions, Tensor) or tuple(positions.shape) != expected or positions.dtype != torch.int64:
         is_tensor = isinstance(positions, Tensor)
-        found = f"{tuple(positions.shape)}, {positions.dtype}" if is_tensor else type(positions).__name__
-        raise ValueError(f"positions is {found}; allowed: a tensor (batch, queries) = {wanted}, torch.int64")
+        actual = f"{tuple(positions.shape)}, {positions.dtype}" if is_tensor else type(positions).__name__
+        raise ValueError(f"positions is {actual}; allowed: a tensor (batch, queries) = {expected}, torch.int64")
     if positions.device != q.device:
         raise ValueError(f"positions is on {positions.device}; allowed: the device of q, {q.device}")
 
 
 def check_both_masks(key_padding_mask: Tensor | None, query_padding_mask: Tensor | None) -> None:
-    """Raise ValueError if one of the masks is given alone, where queries may or may not be the tokens of the keys.
+    """Raise ValueError if only one of the masks is given, since queries may or may not be the tokens of the keys.
 
-    For mechanisms in which that changes the result. Works in TorchScript.
+    For mechanisms whose result depends on it. Works in TorchScript.
     """
     if key_padding_mask is not None and query_padding_mask is None:
         raise ValueError(

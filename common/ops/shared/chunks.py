@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Tokens that the causal form of a linear mechanism computes at once, unless a caller says otherwise.
+#: Default number of tokens that the causal form of a linear mechanism computes at once.
 CHUNK_SIZE = 64
 #: Up to this many chunks, running sums over chunks are a matrix product: on a CPU, and with decay.
 _FEW_CHUNKS = 32
 
 
 def chunk_length(chunk_size: int, length: int) -> int:
-    """Tokens of a chunk: C, or all of an input that is no longer.
+    """Tokens of a chunk: C, or the whole input if that is not longer.
 
-    Not min(): torch.compile would keep it as an unknown in every shape, and look long at each.
+    Not min(): torch.compile would keep it as a symbol in every shape, which makes compilation slow.
     """
     return chunk_size if length > chunk_size else length
 
@@ -21,10 +21,10 @@ def chunk_length(chunk_size: int, length: int) -> int:
 def chunk_count(length: int, chunk_size: int) -> int:
     """G = ceil(n / C). Written so that torch.compile sees one chunk as the number 1, whatever the length is.
 
-    As ceil(n / C) it stays an unknown that happens to be 1, of which inductor (torch 2.14) makes wrong products: it
-    reads a dimension of that size as one of 64 that is to be broadcast.
+    As ceil(n / C) it would be a symbol with the value 1, for which inductor (torch 2.14) computes wrong products: it
+    treats a dimension of this size as one of size 64 to broadcast.
     """
-    # Not -(-n // C): with it torch.compile takes long to see that shapes fit.
+    # Not -(-n // C), with which torch.compile needs much longer to verify shapes.
     return 1 if length <= chunk_size else (length + chunk_size - 1) // chunk_size
 
 
@@ -35,25 +35,25 @@ def split_chunks(x: Tensor, chunk_size: int) -> Tensor:
     missing = groups * chunk_size - length
     if missing:
         x = F.pad(x, [0, 0] * (x.dim() - 3) + [0, missing])
-    if torch.jit.is_tracing():  # reshape to all of the sizes would keep the batch of the example
+    if torch.jit.is_tracing():  # a reshape to all sizes would fix the batch size of the example
         return x.unflatten(2, (groups, chunk_size))
     # Not unflatten: torch.autograd.grad cannot batch its gradient.
     return x.reshape(*x.shape[:2], groups, chunk_size, *x.shape[3:])
 
 
 def reverse_cumsum(x: Tensor) -> Tensor:
-    """Sums over the last dimension from each place to the end, (..., C) -> (..., C)."""
+    """Sums over the last dimension from each position to the end, (..., C) -> (..., C)."""
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
 def carry_sums(
     chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Running sums over chunks: (B, H, G, ...) -> up to before each chunk (B, H, G, ...) and over all (B, H, ...).
+    """Running sums over chunks: (B, H, G, ...) -> sums before each chunk (B, H, G, ...) and over all (B, H, ...).
 
     ``initial`` (B, H, ...) is the sum over everything before the first chunk, zero when None. With ``reverse``, sums
-    run from the last chunk to the first: the result is the sum after each chunk, and ``initial`` that after the last.
-    The sums of each chunk are written into ``out`` if given, without a graph.
+    run from the last chunk to the first: the result is the sum after each chunk, and ``initial`` is after the last.
+    If ``out`` is given, the sums for each chunk are written into it, without a graph.
     """
     groups = chunk_sums.shape[2]
     if chunk_sums.device.type == "cpu" and not torch.compiler.is_compiling() and groups <= _FEW_CHUNKS:
@@ -72,7 +72,7 @@ def carry_sums(
 def _carry_few_sums(
     chunk_sums: Tensor, initial: Tensor | None, reverse: bool, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """``carry_sums`` as a product with a triangle of ones, which takes a CPU a third of the time; O(G²)."""
+    """``carry_sums`` as a product with a triangle of ones, in a third of the time on a CPU; O(G²)."""
     batch, heads, groups = chunk_sums.shape[:3]
     triangle = chunk_sums.new_ones(groups, groups)
     triangle = (triangle.triu(1) if reverse else triangle.tril(-1)).expand(batch * heads, -1, -1)
@@ -105,7 +105,7 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
 def decay_between(log_decay: Tensor) -> Tensor:
     """exp(Σ log_decay_t over j < t <= i) for i >= j, otherwise 0: (..., C) -> (..., C, C); O(C²).
 
-    Each sum is formed by itself, since a difference of two running sums would lose small decays after a large one.
+    Each sum is formed separately, since a difference of two running sums would lose small decays after a large one.
     """
     size = log_decay.shape[-1]
     below = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
@@ -115,7 +115,7 @@ def decay_between(log_decay: Tensor) -> Tensor:
 def _decayed_scan(sums: Tensor, log_decay: Tensor) -> Tensor:
     """R_g = exp(log_decay_g) R_(g-1) + sums_g: (B, H, G, c) -> (B, H, G, c), for ``log_decay`` (B, H, G).
 
-    Up to a few places as one product; of more, that many at a time, and the ends of these parts in the same way.
+    A few chunks are one product; more chunks are computed in parts of that many, whose ends are summed in the same way.
     """
     length = sums.shape[2]
     if length <= _FEW_CHUNKS:

@@ -10,9 +10,9 @@ FEATURE_MAPS = ("sigmoid", "elu+1", "relu")
 
 
 def feature_map(x: Tensor, phi: str) -> Tensor:
-    """phi(x), positive and of the shape of ``x``; O(size of x).
+    """phi(x), positive, in the shape of ``x``; O(size of x).
 
-    ``relu`` adds 1e-6, as the authors' long-range-arena code does: a sink whose features are all zero would divide
+    ``relu`` adds 1e-6, as in the authors' long-range-arena code: a sink whose features are all zero would divide
     by an incoming flow of zero.
     """
     if phi == "sigmoid":
@@ -24,7 +24,7 @@ def feature_map(x: Tensor, phi: str) -> Tensor:
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1; O(size of x)."""
-    # torch traces the gradient of elu of a transposed x with other strides than it has, and then no view of it fits.
+    # For a transposed x, torch traces the gradient of elu with wrong strides, so that views of it fail.
     if not torch.jit.is_scripting() and torch.compiler.is_compiling():
         x = x.contiguous()
     return F.elu(x) + 1.0
@@ -33,7 +33,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:
     """phi(x) for x (B, H, n, d), zero at padding (B, n; True = padding).
 
-    Padding is cleared before the map too. Clearing the result alone would keep NaN out of the output but not out of
+    Padding is cleared before the map too. Clearing only the result would keep NaN out of the output but not out of
     the gradient, since 0 * NaN is NaN.
     """
     return zero_padding(feature_map(zero_padding(x, padding_mask), phi), padding_mask)
@@ -41,7 +41,7 @@ def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:
 
 def write_real_features(x: Tensor, phi: str, padding_mask: Tensor | None, out: Tensor) -> None:
     """``real_features`` of x, in the dtype of ``out``, written there without a graph."""
-    out.copy_(x)  # first, since the map of numbers that lie far apart takes longer than both
+    out.copy_(x)  # first, since the map of scattered memory takes longer than both steps
     padding = None if padding_mask is None else padding_mask[:, None, :, None]
     if padding is not None:
         out.masked_fill_(padding, 0.0)
@@ -56,7 +56,7 @@ def write_real_features(x: Tensor, phi: str, padding_mask: Tensor | None, out: T
 def feature_map_gradient(grad: Tensor, features: Tensor, phi: str, out: Tensor) -> None:
     """Write the gradient of x into ``out``, from that of ``features`` = phi(x); 0 at padding, where these are 0.
 
-    All of one shape; O(size of x).
+    All have the same shape; O(size of x).
     """
     if phi == "sigmoid":
         torch.ops.aten.sigmoid_backward.grad_input(grad, features, grad_input=out)

@@ -1,13 +1,13 @@
-"""Adding the dimension of heads to inputs that come without one."""
+"""Adds a dimension of heads to inputs without one."""
 
 from torch import Tensor
 
 
 def with_heads(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], bool]:
-    """(B, n, c) -> (B, 1, n, c) for tensors without heads, and whether they had none.
+    """(B, n, c) -> (B, 1, n, c) for tensors without heads, and whether they were without heads.
 
     Raises:
-        ValueError: the first has neither 3 nor 4 dimensions, or another has not as many as the first.
+        ValueError: the first tensor has neither 3 nor 4 dimensions, or another does not have as many as the first.
     """
     first = tensors[0]
     without_heads = isinstance(first, Tensor) and first.dim() == 3

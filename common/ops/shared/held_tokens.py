@@ -1,8 +1,8 @@
 """The last tokens that a state holds, newest last: all tokens so far, up to the size of a window.
 
-What it holds of them, (B, H, L, ...), grows with the tokens that are read, padding included, so that its size does not
-depend on what tensors hold. Once L is the window, it stays. A row that had fewer real tokens has nothing in its first
-places; the mechanism counts real tokens and hides those places.
+Its entries (B, H, L, ...) grow with the tokens that are read, including padding, so that their size does not depend on
+the values of tensors, until L is the window. The first slots of a row with fewer real tokens are empty; the mechanism
+counts real tokens and hides these slots.
 """
 
 import torch
@@ -17,7 +17,7 @@ from .tracing import runs_eagerly
 def held_length(state: State | None, name: str, most: int) -> int:
     """L, the number of tokens in ``state[name]``, at most ``most``; for None, that of a new state.
 
-    For an entry of another kind it is ``most``, so that ``check_state`` says what is allowed.
+    For an invalid entry it is ``most``, so that ``check_state`` reports what is allowed.
 
     Raises:
         ValueError: a row had more than L tokens and L is below ``most``: the state of a shorter window.
@@ -36,18 +36,18 @@ def held_length(state: State | None, name: str, most: int) -> int:
 
 
 def with_next(held: Tensor, new: Tensor, most: int) -> Tensor:
-    """The last tokens, at most ``most``, of ``held`` (B, H, L, ...) and one ``new`` one; O(L)."""
+    """The last tokens, at most ``most``, of ``held`` (B, H, L, ...) followed by one ``new`` token; O(L)."""
     return torch.cat([held[:, :, max(held.shape[2] + 1 - most, 0) :], new], dim=2)
 
 
 def last_tokens(x: Tensor, real: Tensor, size: int) -> Tensor:
-    """The last ``size`` of the first ``real`` (B, 1) tokens of x (B, H, m, c); zeros before, where there are fewer."""
+    """The last ``size`` of the first ``real`` (B, 1) tokens of x (B, H, m, c), zeros before if there are fewer."""
     places = real - size + torch.arange(size, device=x.device)  # (B, size): before the first token where negative
     return take(x, places.clamp(min=0)).masked_fill((places < 0)[:, None, :, None], 0.0)
 
 
 def unless_padding(padding_mask: Tensor | None, before: State, after: State) -> State:
-    """The state ``after`` one token, and ``before`` it in the rows in which ``padding_mask`` (B, 1) is True."""
+    """The state ``after`` one token, but that ``before`` it in rows where ``padding_mask`` (B, 1) is True."""
     if padding_mask is None:
         return after
     state = {}

@@ -1,11 +1,11 @@
-"""The state of attention that needs every token it has seen: tensors that grow along their token axis."""
+"""The state of attention that needs all earlier tokens: tensors that grow along their token axis."""
 
 import torch
 from torch import Tensor
 
 from .state import State, check_state, state_entry
 
-#: What keys and values may be kept in.
+#: Allowed dtypes of cached keys and values.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -13,8 +13,8 @@ def extend_kv_cache(new: dict[str, Tensor], padding_mask: Tensor | None, state: 
     """``state`` with the tokens of ``new`` after it: each (B, H, n, c); ``padding_mask`` (B, n), True = padding.
 
     The result holds the names of ``new``, (B, H, m + n, c) for m tokens before, and ``padding_mask`` (B, m + n); O(m).
-    A sequence may go on in another floating point dtype than it began in, as it does when autocast is switched on or
-    off: the result is in the more precise one of both.
+    A sequence may continue in another floating point dtype, for example when autocast is switched on or off: the result
+    has the more precise dtype of the two.
 
     Raises:
         ValueError: ``state`` does not fit the new tokens.
@@ -28,5 +28,5 @@ def extend_kv_cache(new: dict[str, Tensor], padding_mask: Tensor | None, state: 
     seen = state_entry(state, "padding_mask", 2, first).shape[1]
     shapes = {name: (*x.shape[:2], seen, x.shape[3]) for name, x in new.items() if name != "padding_mask"}
     check_state(state, {**shapes, "padding_mask": (first.shape[0], seen)}, _DTYPES, first)
-    # torch.cat promotes: half precision beside float32 is float32, float16 beside bfloat16 is float32 too.
+    # torch.cat promotes: half precision with float32 gives float32, and so does float16 with bfloat16.
     return {name: torch.cat([state[name], new[name]], dim=1 if name == "padding_mask" else 2) for name in new}

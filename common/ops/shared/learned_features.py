@@ -1,4 +1,4 @@
-"""Learned feature maps of each head: a matrix and then relu, or a softmax of what it gives and one of its negative.
+"""Learned feature maps of each head: a matrix followed by relu, or by a softmax of its output and of the negative.
 
 Legend: B batch, H heads, n tokens, d channels of a query or key, r rows of the matrix, f features.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 from .padding import zero_padding
 from .precision import compute_dtype
 
-#: relu(W x + b), f = r; or softmax(W x + b) beside softmax(-W x - b), f = 2r.
+#: relu(W x + b), f = r; or softmax(W x + b) and softmax(-W x - b), concatenated, f = 2r.
 LEARNED_MAPS = ("relu", "softmax")
 
 
@@ -23,8 +23,8 @@ def learned_features(
 ) -> Tensor:
     """The features of x (B, H, n, d) by ``weight`` (H, r, d) and ``bias`` (H, r): (B, H, n, f), 0 at padding; O(n r d).
 
-    In float32, or float64 of such an x. ``padding_mask`` (B, n), True = padding, is cleared before the map too, so that
-    what stands there does not reach a gradient.
+    In float32, or float64 for a float64 x. ``padding_mask`` (B, n), True = padding, is also cleared before the map, so
+    that values at padding do not reach a gradient.
     """
     dtype = compute_dtype(x)
     mapped = zero_padding(x.to(dtype), padding_mask) @ weight.to(dtype).transpose(1, 2)  # (B, H, n, r)
@@ -41,11 +41,11 @@ def check_map(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None
     """Raise ValueError unless ``name``_weight (H, r, d) and ``name``_bias, (H, r) or None, are a map of x."""
     fits = isinstance(weight, Tensor) and weight.dim() == 3 and weight.is_floating_point()
     if not fits or (weight.shape[0], weight.shape[2]) != (x.shape[1], x.shape[3]) or weight.shape[1] < 1:
-        given = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"{name}_weight is {given}; allowed: a tensor ({x.shape[1]}, features, {x.shape[3]})")
+        actual = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"{name}_weight is {actual}; allowed: a tensor ({x.shape[1]}, features, {x.shape[3]})")
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:2]):
-        given = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
-        raise ValueError(f"{name}_bias is {given}; allowed: a tensor {tuple(weight.shape[:2])}, or None")
+        actual = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
+        raise ValueError(f"{name}_bias is {actual}; allowed: a tensor {tuple(weight.shape[:2])}, or None")
     for what, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name}_{what} is on {tensor.device}; allowed: the device of the queries, {x.device}")

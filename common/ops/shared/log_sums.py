@@ -1,7 +1,7 @@
 """Logarithms of sums of exponentials with derivatives of every order.
 
-The second derivatives of ``torch.logcumsumexp`` and ``torch.logaddexp`` are NaN where one term is far below another,
-such as an empty sum or padding. Without a graph these are torch's functions.
+The second derivatives of ``torch.logcumsumexp`` and ``torch.logaddexp`` are NaN if one term is far below another,
+such as an empty sum or padding. Without a graph, torch's functions are used.
 """
 
 import torch
@@ -12,7 +12,7 @@ from .decayed_cumsum import decayed_cumsum
 
 
 def log_add(first: Tensor, second: Tensor) -> Tensor:
-    """log(exp(first) + exp(second)), finite numbers of shapes that broadcast; O(size of the result)."""
+    """log(exp(first) + exp(second)) for finite numbers in shapes that broadcast; O(size of the result)."""
     if not torch.is_grad_enabled():
         return torch.logaddexp(first, second)
     unit = torch.maximum(first, second).detach()
@@ -22,7 +22,7 @@ def log_add(first: Tensor, second: Tensor) -> Tensor:
 def log_cumsum(x: Tensor, before: Tensor) -> Tensor:
     """log(exp(before) + Σ_(j <= i) exp(x_j)) for finite x (B, H, n) and ``before`` (B, H); O(B H n).
 
-    torch.compile, which has no second derivatives, sees one operation of any length.
+    torch.compile, which has no second derivatives, sees one operation for any length.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return torch.cat([before.unsqueeze(-1), x], dim=-1).logcumsumexp(-1)[..., 1:]
@@ -34,8 +34,8 @@ def decayed_log_cumsum(x: Tensor, log_decay: Tensor, before: Tensor) -> Tensor:
     """log Σ_(j <= i) Γ_ij exp(x_j) with Γ_ij = exp(Σ_(j < t <= i) log_decay_t), for x and ``log_decay`` (B, H, n, g).
 
     ``before`` (B, H, g) is the logarithm of the sum before the first token. O(size of x). Sums are in units of exp(m),
-    m the largest logit so far, which decays too: so nothing overflows, and what is forgotten hides nothing. Rounding of
-    m changes the unit alone.
+    where m is the largest logit so far, which decays too: so nothing overflows, and forgotten tokens do not hide later
+    ones. Rounding of m only changes the unit.
     """
     first = before.unsqueeze(2)
     if x.shape[2] == 1:

@@ -17,29 +17,29 @@ from .segments import SEGMENT, Documents, find_documents, without_segment
 from .state import State, joined_entries
 from .tracing import may_be_exported, runs_eagerly
 
-#: What one more call costs, in tokens.
+#: Cost of an additional call, in tokens.
 _CALL = 128
-#: Inputs of tokens that have no channels: their dimension of tokens.
+#: Inputs without channels, and their dimension of tokens.
 _WITHOUT_CHANNELS = {"log_decay": 2, "log_gate": 2, "beta": 2}
 _MASKS = ("key_padding_mask", "query_padding_mask")
 
-#: ``call(mask, state, **tokens)`` of rows -> output, or output and state.
+#: ``call(masks, state, **tokens)`` on rows -> output, or output and state.
 Call = Callable[..., Any]
 
 
 def takes_segments(*tokens: str, bias: bool = False, shared: str | None = None) -> Callable[[Callable], Callable]:
-    """A decorator: gives a function of ``common.ops`` its argument ``segment_ids`` (B, n), documents in a row.
+    """A decorator that gives a function of ``common.ops`` the argument ``segment_ids`` (B, n), documents in a row.
 
-    ``tokens`` are the names of its inputs that have a dimension of tokens, beside the masks; with ``bias`` it has a
-    relative bias of that name for all tokens and those of the state, which each document gets the first part of; the
-    input ``shared`` may have no batch, in three dimensions, and is then the same for all documents. With
-    ``segment_ids`` the function is called once for all documents of about one length, each of them a row, padded on the
-    right. With ``initial_state`` and ``return_state`` the state has the further entry ``segment_id`` (B,): a document
-    that has this id goes on from the state, others begin anew. torch.compile breaks its graph there.
+    ``tokens`` are the names of its inputs that have a dimension of tokens, in addition to the masks. With ``bias`` it
+    has a relative bias of that name for all tokens and those of the state; each document gets its leading part. The
+    input ``shared`` may be without batch, in three dimensions, and is then the same for all documents. With
+    ``segment_ids`` the function is called once for all documents of about the same length, each of them a row, padded
+    on the right. With ``initial_state`` and ``return_state`` the state has an additional entry ``segment_id`` (B,): a
+    document with this id continues from the state, others start without it. torch.compile breaks its graph there.
 
     Raises:
-        ValueError: ids that are no integers (B, n), or that go back; queries and keys of two sequences; one mask alone
-            where attention is not causal; a bias for another number of tokens; under torch.export.
+        ValueError: ids that are not integers (B, n), or that decrease; queries and keys of two sequences; only one mask
+            if attention is not causal; a bias for another number of tokens; under torch.export.
     """
 
     def decorate(op: Callable) -> Callable:
@@ -67,7 +67,7 @@ def _by_document(
     segment_ids: Tensor,
     has_bias: bool,
 ) -> Any:
-    """``op`` of ``arguments``, of which ``names`` are tokens, document by document."""
+    """``op`` of ``arguments``, document by document; the arguments ``names`` are tokens."""
     arguments = {name: x for name, x in arguments.items() if name != "segment_ids"}
     inputs = {name: arguments.pop(name) for name in names}
     tokens = {name: x for name, x in inputs.items() if x is not None}
@@ -75,7 +75,7 @@ def _by_document(
     decodes = "return_state" in arguments
     state, return_state = arguments.pop("initial_state", None), arguments.pop("return_state", False)
     if not _is_one_sequence(tokens, masks):
-        op(**inputs, **masks, **arguments)  # says what does not fit
+        op(**inputs, **masks, **arguments)  # reports what does not fit
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tokens.items())
         raise ValueError(f"segment_ids is given with {shapes}; allowed: queries and keys of the same tokens")
     if not arguments.get("causal") and sum(x is None for x in masks.values()) == 1 and len(masks) == 2:
@@ -95,13 +95,13 @@ def _by_document(
 
 
 def _length(tokens: dict[str, Tensor]) -> int:
-    """How many tokens each row has."""
+    """The number of tokens of each row."""
     name, x = next(iter(tokens.items()))
     return x.shape[_token_dim(name, x)]
 
 
 def _tokens_of(state: State | None) -> int:
-    """How many tokens a state of every token has."""
+    """The number of tokens of a state that holds all tokens."""
     return state["padding_mask"].shape[1] if isinstance(state, dict) and "padding_mask" in state else 0
 
 
@@ -114,21 +114,21 @@ def attend_by_document(
     state: State | None = None,
     return_state: bool = False,
 ) -> Any:
-    """``call(masks, state, **tokens)`` of each document as a row: its output (B, H, n, e) or (B, n, e), packed again.
+    """``call(masks, state, **tokens)`` with each document as a row; the output (B, H, n, e) or (B, n, e), packed again.
 
-    ``tokens`` are (B, H, n, c) or (B, n, c) each, in the names of ``_WITHOUT_CHANNELS`` (B, H, n) as well. ``masks``
-    are those that ``call`` takes, (B, n) with True = padding, or None; a token that all of them hide is left out. After
-    the end of a shorter document its last token is repeated. ``call`` gets masks that hide this, but where it is
-    ``causal`` and there are none: no token sees what follows it.
-    ``state``, with its entry ``segment_id``, is of the documents that go on; with ``return_state`` the new one follows
-    the output. O(size of the tokens) beside the calls, which have at most about twice the tokens.
+    ``tokens`` are (B, H, n, c) or (B, n, c) each, or (B, H, n) for the names in ``_WITHOUT_CHANNELS``. ``masks`` are
+    the masks that ``call`` accepts, (B, n) with True = padding, or None; tokens that all of them hide are omitted. A
+    shorter document is filled by repeating its last token. ``call`` gets masks that hide the filling, unless it is
+    ``causal`` without masks, when no token sees later ones anyway.
+    ``state``, with its entry ``segment_id``, belongs to the documents that continue; with ``return_state`` the new
+    state follows the output. O(size of the tokens) in addition to the calls, which have at most about twice the tokens.
 
     Raises:
         ValueError: ``segment_ids`` or ``state`` do not fit; under torch.export.
     """
     if may_be_exported():
         raise ValueError("segment_ids is given; allowed in torch.export: None, since the lengths of documents are data")
-    # Not as a decorator: that would import the compiler, which takes a second, with this file.
+    # Not as a decorator: importing this file would then import the compiler, which takes a second.
     run = torch.compiler.disable(_eager) if torch.compiler.is_compiling() else _eager
     return run(call, tokens, segment_ids, masks, causal, state, return_state)
 
@@ -173,26 +173,26 @@ def _eager(
 class _Part(NamedTuple):
     """Documents that share a call."""
 
-    begin: int  # its first place among those of all parts
+    begin: int  # its first place among the places of all parts
     length: int  # L
-    row: Tensor  # of the batch, for each document
-    lengths: Tensor  # of each
-    goes_on: bool  # from the state
+    row: Tensor  # row of the batch, for each document
+    lengths: Tensor  # length of each document
+    goes_on: bool  # whether they continue from the state
     last: Tensor  # bool: the last document of its row
 
 
 class _Layout(NamedTuple):
-    """Where tokens go. All parts stand one after the other, (documents, L) each."""
+    """The places of tokens. All parts are concatenated, (documents, L) each."""
 
     parts: list[_Part]
-    tokens: Tensor  # the token, of all B n, that stands at each place; after the end of a document its last one
+    tokens: Tensor  # index among all B n of the token at each place; after the end of a document, its last token
     filler: Tensor  # bool: the place is after the end of a document
     counting: Tensor  # ``tokens``, but -1 after the end of a document
-    slots: Tensor  # the place of each of the B n tokens; -1 for one that is left out
+    slots: Tensor  # the place of each of the B n tokens; -1 for an omitted token
 
 
 def _lay_out(documents: Documents, kept: Tensor, has_state: bool, return_state: bool) -> _Layout:
-    """The parts of documents of the tokens that are ``kept`` (B, n)."""
+    """The parts of documents for the tokens that are ``kept`` (B, n)."""
     batch, n = kept.shape
     token = kept.flatten().nonzero().squeeze(1)
     row, ids = token // n, documents.ids.flatten()[token]
@@ -210,16 +210,16 @@ def _lay_out(documents: Documents, kept: Tensor, has_state: bool, return_state: 
     order = torch.arange(len(run_row), device=run_row.device)
     last[torch.zeros(batch, dtype=torch.long, device=row.device).scatter_reduce(0, run_row, order, "amax")] = True
     parts, begins, end = [], torch.zeros_like(lengths), 0
-    for on, members, length in _grouped(lengths.tolist(), goes_on.tolist()):
-        which = torch.tensor(members, device=row.device)
-        parts.append(_Part(end, length, run_row[which], lengths[which], on, last[which]))
-        begins[which] = end + length * torch.arange(len(members), device=row.device)
+    for continues, members, length in _grouped(lengths.tolist(), goes_on.tolist()):
+        index = torch.tensor(members, device=row.device)
+        parts.append(_Part(end, length, run_row[index], lengths[index], continues, last[index]))
+        begins[index] = end + length * torch.arange(len(members), device=row.device)
         end += len(members) * length
     slot = begins[run] + torch.arange(len(token), device=row.device) - starts[run]
     slots = row.new_full((batch * n,), -1).scatter(0, token, slot)
     filler = torch.ones(end, dtype=torch.bool, device=row.device).scatter(0, slot, False)
-    # Within a document tokens stand in their order, so the last one so far is that of the largest number; a row without
-    # a token begins with the first of all.
+    # Tokens of a document are in order, so the last token so far has the largest index; a document without tokens is
+    # filled with the first token of all.
     tokens = row.new_zeros(end).scatter(0, slot, token)
     pieces = [tokens[part.begin : part.begin + len(part.row) * part.length].view(-1, part.length) for part in parts]
     tokens = torch.cat([piece.cummax(1).values.flatten() for piece in pieces])
@@ -228,16 +228,17 @@ def _lay_out(documents: Documents, kept: Tensor, has_state: bool, return_state: 
 
 def _grouped(lengths: list[int], goes_on: list[bool]) -> Iterator[tuple[bool, list[int], int]]:
     """Groups of document indices for one call, with the longest length; continued documents are grouped apart."""
-    for on in (True, False):
-        members = sorted((i for i, x in enumerate(goes_on) if x == on), key=lambda i: lengths[i])
+    for continues in (True, False):
+        members = sorted((i for i, x in enumerate(goes_on) if x == continues), key=lambda i: lengths[i])
         yield from (
-            (on, group, max(1, lengths[group[-1]])) for group in _cheapest([lengths[i] for i in members], members)
+            (continues, group, max(1, lengths[group[-1]]))
+            for group in _cheapest([lengths[i] for i in members], members)
         )
 
 
 def _cheapest(lengths: list[int], members: list[int]) -> list[list[int]]:
-    """``members``, in the order of their ``lengths``, in groups that cost least: tokens with padding, and calls."""
-    # Borders are only where a length is an eighth above that of the last border, so that there are few.
+    """``members``, sorted by ``lengths``, in the groups of least cost: tokens with padding, and calls."""
+    # Borders are only at lengths that are an eighth above that of the last border, so that there are few.
     borders = [0]
     for i, length in enumerate(lengths):
         if length > 1.125 * lengths[borders[-1]]:
@@ -257,7 +258,7 @@ def _cheapest(lengths: list[int], members: list[int]) -> list[list[int]]:
 
 
 class _Rows:
-    """Tokens at their places, from which each part takes its rows."""
+    """Tokens at their places, from which the rows of each part are taken."""
 
     def __init__(self, x: Tensor, dim: int, layout: _Layout, fill: bool = False) -> None:
         self.heads_first = dim == 2
@@ -269,7 +270,7 @@ class _Rows:
             self.places = _moved(x, layout.tokens, layout.slots, layout.counting)
 
     def of(self, part: _Part) -> Tensor:
-        """(documents, ..., L, ...)."""
+        """The rows of a part, (documents, ..., L, ...)."""
         x = self.places[part.begin : part.begin + len(part.row) * part.length].unflatten(0, (-1, part.length))
         return x.transpose(1, 2) if self.heads_first else x
 
@@ -277,8 +278,8 @@ class _Rows:
 def _moved(x: Tensor, source: Tensor, target: Tensor, counting: Tensor) -> Tensor:
     """x[source], with zeros where ``source`` is -1.
 
-    ``target`` is the one place where each of x counts, -1 for nowhere, and ``counting`` its inverse: elsewhere the
-    result is only repeated, and has no gradient.
+    ``target`` is the only place where each entry of x counts, -1 for nowhere, and ``counting`` is its inverse: other
+    places only repeat an entry, and have no gradient.
     """
     if torch.is_grad_enabled() and x.requires_grad and runs_eagerly(x):
         return _Move.apply(x, source, target, counting)
@@ -293,7 +294,7 @@ def _taken(x: Tensor, source: Tensor) -> Tensor:
 
 
 class _Move(torch.autograd.Function):
-    """``_moved``, whose gradient is taken back in the same way; torch adds into places, which takes longer."""
+    """``_moved`` with a gradient that is moved back in the same way; torch would accumulate, which takes longer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, target: Tensor, counting: Tensor) -> Tensor:
@@ -307,7 +308,7 @@ class _Move(torch.autograd.Function):
 
 
 def _kept(masks: dict[str, Tensor | None], segment_ids: Tensor) -> Tensor:
-    """Tokens (B, n) that some mask shows."""
+    """Tokens (B, n) that at least one mask shows."""
     if not masks or any(x is None for x in masks.values()):
         return torch.ones_like(segment_ids, dtype=torch.bool)
     hidden, *others = masks.values()
@@ -317,7 +318,7 @@ def _kept(masks: dict[str, Tensor | None], segment_ids: Tensor) -> Tensor:
 
 
 def _filler(part: _Part, device: torch.device) -> Tensor | None:
-    """Bool (documents, L), True after the end of each; None where all are equally long."""
+    """Bool (documents, L), True after the end of each; None if all are equally long."""
     filler = torch.arange(part.length, device=device) >= part.lengths[:, None]
     return filler if bool(filler.any()) else None
 
@@ -342,7 +343,7 @@ def _token_dim(name: str, x: Tensor) -> int:
 
 
 def _is_one_sequence(tokens: dict[str, Any], masks: dict[str, Any]) -> bool:
-    """Whether all inputs have the batch and the tokens of the first."""
+    """Whether all inputs have the same batch and number of tokens."""
     sizes = set()
     for name, x in tokens.items():
         if not isinstance(x, Tensor) or x.dim() not in (3, 4) or _token_dim(name, x) not in (1, 2):
@@ -357,8 +358,8 @@ def _is_one_sequence(tokens: dict[str, Any], masks: dict[str, Any]) -> bool:
 
 
 def _check_state(state: State | None, batch: int) -> None:
-    """Raise ValueError unless each entry of ``state`` has the rows of the batch; its function checks the rest."""
+    """Raise ValueError unless each entry of ``state`` has ``batch`` rows; the function itself checks the rest."""
     for name, x in (state or {}).items():
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != batch:
-            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"initial_state[{name!r}] is {found}; allowed: a tensor whose first dimension is {batch}")
+            actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"initial_state[{name!r}] is {actual}; allowed: a tensor whose first dimension is {batch}")

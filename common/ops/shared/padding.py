@@ -1,4 +1,4 @@
-"""Padding: moving each row's real tokens to its front, so that chunks and positions count those alone; clearing it."""
+"""Padding: moving each row's real tokens to its front, so that chunks and positions count only these; clearing it."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def real_positions(padding_mask: Tensor) -> Tensor:
 
 
 def padding_or_none(padding_mask: Tensor) -> Tensor | None:
-    """``padding_mask``, or None if it hides nothing and may be looked at: on a CPU, where nothing traces."""
+    """``padding_mask``, or None if it hides nothing and its values may be read: on a CPU, without tracing."""
     may_look = padding_mask.device.type == "cpu" and runs_eagerly(padding_mask)
     return None if may_look and not bool(padding_mask.any()) else padding_mask
 

@@ -1,4 +1,4 @@
-"""The dtype that sums are formed in, and keeping autocast from rounding products to half precision."""
+"""The dtype for sums, and a context in which autocast does not round products to half precision."""
 
 import contextlib
 
@@ -12,14 +12,14 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, without the call where there is nothing to convert: in decoding, calls are what takes time."""
+    """``x.to(dtype)``, without the call if there is nothing to convert: in decoding, calls take most of the time."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def autocast_off(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """A context in which autocast does not turn the products of ``tensor``'s device into half precision."""
+    """A context in which autocast does not turn products on ``tensor``'s device into half precision."""
     device = tensor.device.type
-    # The meta device, on which models are measured without memory, knows no autocast and refuses the question. (Asking
+    # The meta device, on which models are measured without memory, has no autocast and raises for the query. (Calling
     # torch.amp.is_autocast_available would break the graph of torch.compile in torch 2.6.)
     if device == "meta" or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
@@ -27,9 +27,9 @@ def autocast_off(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 
 def autocast_remains(x: Tensor) -> bool:
-    """Whether autocast rounds products of ``x`` inside TorchScript, which has no ``autocast_off``; float64 never.
+    """Whether autocast rounds products of ``x`` inside TorchScript, which has no ``autocast_off``; never for float64.
 
-    TorchScript cannot ask whether autocast is on either (torch 2.15 crashes), so a small product is tried.
+    TorchScript cannot query whether autocast is on either (torch 2.15 crashes), so a small product is computed.
     """
     if not torch.jit.is_scripting():
         return False

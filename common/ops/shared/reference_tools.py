@@ -1,6 +1,6 @@
 """Parts of the literal references: one query's keys, bias and weights, features, positions, layout.
 
-Nothing here is shared with what it checks: this file imports torch alone, and only references import it.
+Nothing here is shared with the code that it checks: this file imports only torch, and only references import it.
 """
 
 import math
@@ -16,7 +16,7 @@ def real_tokens(padding_mask: Tensor | None, row: int, n: int) -> list[int]:
 
 
 def either_padding(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Padding by either of two masks (B, n), True = padding; None where neither is given."""
+    """Padding by either of two masks (B, n), True = padding; None if both are None."""
     if mask is None or other is None:
         return other if mask is None else mask
     rows = [[bool(a) or bool(b) for a, b in zip(first, second)] for first, second in zip(mask, other)]
@@ -65,7 +65,7 @@ def rotated(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def kept(log_decay: Tensor | None, row: int, real: list[int], query: int, sources: list[int]) -> Tensor | float:
-    """How much the token ``query`` still knows of each of ``sources``: (H, sources, f or 1); 1.0 without gates.
+    """The decay of each of ``sources`` at the token ``query``: (H, sources, f or 1); 1.0 without gates.
 
     The product of exp(log_decay_t) over the ``real`` tokens t after the source, up to the query: ``log_decay`` is
     (B, H, n) or (B, H, n, f).
@@ -84,7 +84,7 @@ def kept(log_decay: Tensor | None, row: int, real: list[int], query: int, source
 
 
 def positive_features(x: Tensor, phi: str) -> Tensor:
-    """phi(x) of the linear mechanisms, of the shape of ``x``."""
+    """phi(x) of the linear mechanisms, in the shape of ``x``."""
     return {
         "sigmoid": 1 / (1 + torch.exp(-x)),
         "elu+1": torch.where(x > 0, x + 1, torch.exp(x)),
@@ -119,10 +119,10 @@ def softmax_where(
     query_padding_mask: Tensor | None,
     sees: Callable[[int, int, int], bool],
 ) -> Tensor:
-    """Self-attention where the token at position i sees that at position j if ``sees(i, j, count)``, one at a time.
+    """Self-attention, one query at a time, in which position i sees position j if ``sees(i, j, count)``.
 
-    Positions are those among the ``count`` real tokens of a row. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); a
-    token that is padding, as a key or as a query, gives 0. O(n²) whatever is seen.
+    Positions are among the ``count`` real tokens of a row. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e); a
+    token that is padding, as a key or as a query, gives 0. Always O(n²).
     """
     out = []
     for b in range(q.shape[0]):

@@ -1,4 +1,4 @@
-"""Biases on scores that depend on the distance of two tokens, without a matrix of them where none is needed.
+"""Biases on scores that depend on the distance of two tokens, without forming their matrix unless it is needed.
 
 A bias for n tokens is a vector (2n-1,), whose entry r + n - 1 belongs to a query r tokens after its key (a Toeplitz
 matrix), or any matrix (n, n). Either may have a leading dimension of H heads.
@@ -35,7 +35,7 @@ def bias_rows(bias: Tensor, tokens: int, start: int, stop: int, keys: int) -> Te
     """Rows start..stop-1 and the first ``keys`` columns of the bias of ``tokens`` tokens: (..., stop - start, keys)."""
     if not is_toeplitz(bias, tokens):
         return bias[..., start:stop, :keys]
-    if torch.compiler.is_compiling():  # unfold would fix the length in the graph, so that each needs its own
+    if torch.compiler.is_compiling():  # unfold would fix the length, so that each length needs its own graph
         key, query = torch.arange(keys, device=bias.device), torch.arange(start, stop, device=bias.device)
         return bias[..., query[:, None] - key + tokens - 1]
     # Row i is a window of the reversed vector that begins at n-1-i.
@@ -74,7 +74,7 @@ def resize_toeplitz(bias: Tensor, tokens: int) -> Tensor:
 
 
 def cut_bias(bias: Tensor, tokens: int, fewer: int) -> Tensor:
-    """The bias of ``tokens`` tokens, a vector or a matrix of them, for the first ``fewer``."""
+    """The bias of ``tokens`` tokens, a vector or a matrix, cut to the first ``fewer`` tokens."""
     if is_toeplitz(bias, tokens):
         return bias[..., tokens - fewer : tokens + fewer - 1]
     return bias[..., :fewer, :fewer]

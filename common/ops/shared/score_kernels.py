@@ -10,7 +10,7 @@ SCORE_KERNELS = ("relu2", "softmax", "laplace")
 
 
 def score_kernel(scores: Tensor, kernel: str, hidden: Tensor | None) -> Tensor:
-    """Weights of the shape of ``scores`` (..., n, m), zero where ``hidden`` (True = not visible) says so.
+    """Weights in the shape of ``scores`` (..., n, m), zero where ``hidden`` is True.
 
     ``relu2``: max(x, 0)² (FLASH, ICML 2022). ``softmax``: over the visible entries of a row, all zero in a row without
     any. ``laplace``: (1 + erf((x - μ) / (σ √2))) / 2 with μ = √(1/2), σ = √(1/(4π)), the smooth, bounded neighbour of
@@ -26,9 +26,9 @@ def score_kernel(scores: Tensor, kernel: str, hidden: Tensor | None) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
-    """``score_kernel`` for softmax alone, of scores in float32 or float64."""
+    """``score_kernel`` for softmax, of scores in float32 or float64."""
     if hidden is None:
         return scores.softmax(-1)
-    # Finite, since a row without a visible entry would be NaN otherwise, in the backward pass too. About the smallest
-    # number of float32.
+    # About the smallest number of float32: with -inf, a row without visible entries would be NaN, also in the backward
+    # pass.
     return scores.masked_fill(hidden, -3.4e38).softmax(-1).masked_fill(hidden, 0.0)

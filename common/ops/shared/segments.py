@@ -1,7 +1,7 @@
-"""Packed documents: several documents one after the other in a row, none of which sees another.
+"""Packed documents: several documents one after the other in a row, which do not see each other.
 
-``segment_ids`` (B, n) are integers that say which document of its row a token is of. Along a row those of real tokens
-never decrease; those of padding are not looked at. Legend: B rows, n tokens, H heads, c channels.
+``segment_ids`` (B, n) are integers that identify the document of each token. Along a row the ids of real tokens never
+decrease; the ids of padding are ignored. Legend: B rows, n tokens, H heads, c channels.
 """
 
 from typing import NamedTuple
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from .state import State, state_entry
 
-#: The entry of a state that says which document of each row it is of, (B,).
+#: The entry of a state with the id of each row's document, (B,).
 SEGMENT = "segment_id"
 #: The id of no document: before the first real token of a row.
 _NONE = torch.iinfo(torch.int64).min
 
 
 class Documents(NamedTuple):
-    """Which document each token is of, and where in it."""
+    """The document of each token, and the position of the token in it."""
 
-    ids: Tensor  # (B, n), int64; a padded token has that of the real token before it
-    places: Tensor  # (B, n): real tokens of the same document that come before it in this call
+    ids: Tensor  # (B, n), int64; a padded token has the id of the real token before it
+    places: Tensor  # (B, n): number of earlier real tokens of the same document in this call
     goes_on: Tensor  # (B, n), bool: the document began before this call
     count: Tensor  # (B,): real tokens of the last document in this call
     last: Tensor  # (B,): the id of the last document
@@ -30,12 +30,12 @@ class Documents(NamedTuple):
     def positions(self, before: Tensor | None = None) -> Tensor:
         """The number of real tokens of its document before each token, (B, n).
 
-        ``before`` (B,) are those of earlier calls, of the document that the state is of.
+        ``before`` (B,) counts the tokens of earlier calls, in the document of the state.
         """
         return self.places if before is None else self.places + before[:, None] * self.goes_on
 
     def counts(self, before: Tensor | None = None) -> Tensor:
-        """The real tokens of the last document so far, (B,)."""
+        """The number of real tokens of the last document so far, (B,)."""
         return self.count if before is None else self.count + before * self.last_goes_on
 
 
@@ -45,8 +45,8 @@ def find_documents(segment_ids: Tensor, padding_mask: Tensor | None, state: Stat
     ``padding_mask`` (B, n), True = padding. ``like`` (B, ..., n, c) are the tokens.
 
     Raises:
-        ValueError: ``segment_ids`` are no integers (B, n) on the device of ``like``, or go back; ``state`` is not one
-            of packed documents.
+        ValueError: ``segment_ids`` are not integers (B, n) on the device of ``like``, or decrease; ``state`` is not a
+            state of packed documents.
     """
     _check_ids(segment_ids, like)
     if state is None:
@@ -67,25 +67,27 @@ def find_documents(segment_ids: Tensor, padding_mask: Tensor | None, state: Stat
 
 
 def without_segment(state: State | None) -> State | None:
-    """``state`` without the entry of this file, as a function of one document takes it."""
+    """``state`` without ``SEGMENT``, for a function of one document per row."""
     return None if state is None else {name: x for name, x in state.items() if name != SEGMENT}
 
 
 def _check_ids(segment_ids: Tensor, like: Tensor) -> None:
-    wanted = (like.shape[0], like.shape[-2])
+    expected = (like.shape[0], like.shape[-2])
     if not isinstance(segment_ids, Tensor):
-        raise ValueError(f"segment_ids is a {type(segment_ids).__name__}; allowed: a tensor (batch, tokens) = {wanted}")
+        raise ValueError(
+            f"segment_ids is a {type(segment_ids).__name__}; allowed: a tensor (batch, tokens) = {expected}"
+        )
     if segment_ids.is_floating_point() or segment_ids.is_complex() or segment_ids.dtype == torch.bool:
         raise ValueError(f"segment_ids has dtype {segment_ids.dtype}; allowed: integers")
-    if tuple(segment_ids.shape) != wanted:
-        raise ValueError(f"segment_ids has shape {tuple(segment_ids.shape)}; allowed: (batch, tokens) = {wanted}")
+    if tuple(segment_ids.shape) != expected:
+        raise ValueError(f"segment_ids has shape {tuple(segment_ids.shape)}; allowed: (batch, tokens) = {expected}")
     if segment_ids.device != like.device:
         raise ValueError(f"segment_ids is on {segment_ids.device}; allowed: the device of the input, {like.device}")
 
 
 def _check_order(given: Tensor, ids: Tensor, real: Tensor | None) -> None:
-    """Raise ValueError if a real token's id is smaller than one before it, which ``ids`` then has in its place."""
-    if torch.compiler.is_compiling() or given.is_meta:  # where there is no number to look at
+    """Raise ValueError if a real token's id is smaller than an earlier id, which ``ids`` then has in its place."""
+    if torch.compiler.is_compiling() or given.is_meta:  # where tensors have no values
         return
     back = given != ids if real is None else (given != ids) & real
     if back.any():

@@ -13,7 +13,7 @@ from .precision import in_dtype
 State = dict[str, Tensor]
 _BEGINS_LARGEST: ContextVar[bool] = ContextVar("begins_largest", default=False)
 
-#: Entries of a state whose tokens stand in slots, by their position; those of all others stand newest last.
+#: Entries of a state whose tokens are in slots, by their position; all others have their newest token last.
 _IN_SLOTS = frozenset({"ring", "chunk", "block", "global_k", "global_v"})
 #: Entries of a state that count or mask tokens; all others are floating point.
 _ENTRY_DTYPES = {
@@ -24,10 +24,10 @@ _ENTRY_DTYPES = {
 
 @contextmanager
 def largest_states() -> Iterator[None]:
-    """Let decoding states that have a largest size have it from the first token on; they keep it afterwards.
+    """Context manager: new decoding states have their largest size, if there is one, from the first token on.
 
-    It is a context manager for what needs one shape: a graph of a step, a message between processes. Other states grow
-    with the tokens.
+    They keep it afterwards. This is for uses that need fixed shapes: a graph of a step, a message between processes.
+    Other states grow with the tokens.
     """
     token = _BEGINS_LARGEST.set(True)
     try:
@@ -37,12 +37,12 @@ def largest_states() -> Iterator[None]:
 
 
 def begins_largest() -> bool:
-    """Whether a state that begins has its largest size."""
+    """Whether new states have their largest size."""
     return not torch.compiler.is_compiling() and _BEGINS_LARGEST.get()
 
 
 def check_continuation(causal: bool, initial_state: State | None, return_state: bool) -> None:
-    """Raise ValueError if a state is given to, or wanted from, attention that is not causal."""
+    """Raise ValueError if a state is passed to, or requested from, attention that is not causal."""
     if not causal and (initial_state is not None or return_state):
         raise ValueError("initial_state and return_state are given with causal=False; allowed: only with causal=True")
 
@@ -54,10 +54,10 @@ def check_state(
     like: Tensor,
     argument: str = "initial_state",
 ) -> None:
-    """Raise ValueError unless ``state`` is None or holds exactly the tensors named in ``shapes``, so shaped.
+    """Raise ValueError unless ``state`` is None or has exactly the tensors named in ``shapes``, with these shapes.
 
     They must be on the device of ``like``. Counts and masks have their own dtypes, all others one of ``dtypes``.
-    ``argument`` is the name that the caller knows it by.
+    ``argument`` is the caller's name for the state.
     """
     if state is None:
         return
@@ -87,8 +87,7 @@ def state_of_sums(
 ) -> State | None:
     """``state``, checked against ``shapes`` and with its sums in ``dtype``, which is float32 or float64; None for None.
 
-    So a sequence may go on in another dtype than it began in. A state in half precision is refused: rounded sums are
-    no sums.
+    So a sequence may continue in another dtype. A state in half precision is refused, because its sums are rounded.
 
     Raises:
         ValueError: ``state`` does not fit; see ``check_state``.
@@ -102,7 +101,7 @@ def state_of_sums(
 def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:
     """``state`` of a source, checked and in q's dtype, for features q (B, H, n, f) of queries, float32 or float64.
 
-    It holds ``vectors`` (B, H, f) each, and ``sum_kv`` (B, H, f, e).
+    It has the entries ``vectors``, (B, H, f) each, and ``sum_kv`` (B, H, f, e).
 
     Raises:
         ValueError: ``state`` does not fit; see ``check_state``.
@@ -110,23 +109,25 @@ def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:
     if state is None:
         raise ValueError("state is None; allowed: what source_state returned")
     values = state.get("sum_kv") if isinstance(state, dict) else None
-    channels = values.shape[-1:] if isinstance(values, Tensor) else ()  # any: nothing else says what e is
+    channels = (
+        values.shape[-1:] if isinstance(values, Tensor) else ()
+    )  # any e is allowed: no other argument determines it
     vector = (*q.shape[:2], q.shape[3])
     return state_of_sums(state, {**dict.fromkeys(vectors, vector), "sum_kv": (*vector, *channels)}, q.dtype, q, "state")
 
 
 def zero_state(shapes: dict[str, Sequence[int]], dtype: torch.dtype, device: torch.device) -> State:
-    """A state of zeros, sums in ``dtype``: that before the first token, but for what does not begin with 0."""
+    """A state of zeros, with sums in ``dtype``: the initial state, except for entries that do not start at 0."""
     return {
         name: torch.zeros(shape, dtype=_ENTRY_DTYPES.get(name, dtype), device=device) for name, shape in shapes.items()
     }
 
 
 def split_state(state: State | None, names: Collection[str]) -> tuple[State | None, State | None]:
-    """The entries ``names`` of ``state`` and all others, which belong to another module; None for None.
+    """The entries ``names`` of ``state``, and all others, which belong to another module; None for None.
 
     Raises:
-        ValueError: it lacks one.
+        ValueError: an entry is missing.
     """
     if state is None:
         return None, None
@@ -155,10 +156,10 @@ def state_entry(state: State, name: str, dim: int, like: Tensor) -> Tensor:
 
 
 def joined_entries(name: str, entries: Sequence[Tensor]) -> Tensor:
-    """The entry ``name`` of several states as that of all of their rows, one after the other.
+    """The entry ``name`` of several states, concatenated along the batch.
 
-    States of fewer tokens may hold fewer: tokens that stand newest last get places before them, which are padding, and
-    those that stand in the slot of their position get empty slots after them.
+    States may hold different numbers of tokens. If the newest token is last, shorter entries get padding before their
+    tokens; if tokens are in slots, shorter entries get empty slots after them.
     """
     if len({x.shape[1:] for x in entries}) > 1:
         dim = 1 if name == "padding_mask" else 2

@@ -1,13 +1,13 @@
-"""Counting real tokens, where a mechanism is built for so many of them."""
+"""Counting real tokens, for mechanisms with a maximum number of tokens."""
 
 import torch
 from torch import Tensor
 
 
 def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> Tensor:
-    """The real tokens so far (B,), those of x (B, H, n, c) included; ValueError if a row has more than ``max_tokens``.
+    """The number of real tokens so far (B,), with those of x (B, H, n, c); ValueError if it exceeds ``max_tokens``.
 
-    They are looked at only where there may be more.
+    Values are only read if there may be more.
     """
     if before is None and padding_mask is None and x.shape[2] > max_tokens:
         raise ValueError(f"the input has {x.shape[2]} tokens; allowed: at most max_tokens={max_tokens}")
@@ -24,7 +24,7 @@ def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | N
 
 
 def check_real_positions(positions: Tensor, padding_mask: Tensor | None, max_tokens: int) -> None:
-    """Raise ValueError if ``positions`` (B, n) of real tokens, from 0, are not those of at most ``max_tokens``."""
+    """Raise ValueError if ``positions`` (B, n) of real tokens, from 0, are negative or not below ``max_tokens``."""
     if padding_mask is not None:
         positions = positions.masked_fill(padding_mask, 0)
     if not torch.compiler.is_compiling() and not positions.is_meta and (positions < 0).any():
@@ -33,8 +33,8 @@ def check_real_positions(positions: Tensor, padding_mask: Tensor | None, max_tok
 
 
 def _check_counts(tokens: Tensor, max_tokens: int) -> None:
-    """Raise ValueError if one of ``tokens``, which are numbers of them, is more than ``max_tokens``."""
-    if torch.compiler.is_compiling():  # where a graph must not depend on what a tensor holds
+    """Raise ValueError if one of the counts ``tokens`` is more than ``max_tokens``."""
+    if torch.compiler.is_compiling():  # a graph must not depend on the values of a tensor
         torch._assert_async((tokens <= max_tokens).all(), f"the input has more tokens than max_tokens={max_tokens}")
-    elif not tokens.is_meta and (tokens > max_tokens).any():  # on the meta device there is no number to look at
+    elif not tokens.is_meta and (tokens > max_tokens).any():  # the meta device has no values
         raise ValueError(f"the input has {int(tokens.max())} tokens; allowed: at most max_tokens={max_tokens}")

@@ -1,4 +1,4 @@
-"""Is anything tracing or transforming operations: torch.compile, export, torch.jit.trace, torch.func, forward mode?
+"""Detects tracing and transforms of operations: torch.compile, export, torch.jit.trace, torch.func, forward mode.
 
 Hand-written backward passes and kernels are opaque to all of these, and must not run then.
 """
@@ -9,12 +9,12 @@ from torch._subclasses import FakeTensor
 
 
 def runs_eagerly(*tensors: Tensor) -> bool:
-    """Whether operations on ``tensors`` are simply executed, one after the other.
+    """Whether operations on ``tensors`` are executed eagerly.
 
     They are not under torch.compile, torch.export, tracing, torch.func's transforms, forward-mode gradients, batches of
     gradients (``is_grads_batched``) and FakeTensorMode, whose tensors have no values.
     """
-    # First, as a graph that is being traced must not depend on the rest.
+    # First, because a graph that is being traced must not depend on the other checks.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return False
     if any(torch._C._functorch.is_legacy_batchedtensor(x) or isinstance(x, FakeTensor) for x in tensors):
@@ -23,22 +23,22 @@ def runs_eagerly(*tensors: Tensor) -> bool:
 
 
 def may_be_exported() -> bool:
-    """Whether torch.export traces; of torch 2.6, which cannot tell one from the other, torch.compile as well."""
+    """Whether torch.export traces; in torch 2.6, which cannot distinguish them, True for torch.compile as well."""
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling()
 
 
 def is_exported() -> bool:
-    """Whether torch.export certainly traces; False with torch 2.6, which cannot tell it from torch.compile."""
+    """Whether torch.export certainly traces; False in torch 2.6, which cannot distinguish it from torch.compile."""
     return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def may_checkpoint() -> bool:
-    """Whether gradients are computed, and ``torch.utils.checkpoint`` works: its hooks do not under torch.func."""
+    """Whether gradients are computed and ``torch.utils.checkpoint`` works, whose hooks do not work under torch.func."""
     return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
 def is_compiled() -> bool:
-    """Whether torch.compile traces, and not torch.export, whose graphs must hold PyTorch's own operators alone."""
+    """Whether torch.compile traces, and not torch.export, whose graphs must contain only PyTorch's own operators."""
     return torch.compiler.is_dynamo_compiling() and not may_be_exported()

@@ -9,9 +9,9 @@ _SHORTEST = 1e-12
 
 
 def unit_vectors(x: Tensor) -> Tensor:
-    """x (..., c) over its length, or over 1e-12 where that is larger, with derivatives of every order; O(size of x).
+    """x (..., c) divided by its length, or by 1e-12 if that is larger, with all derivatives; O(size of x).
 
-    ``F.normalize`` is the same function, but its second derivative at 0 is NaN, which a product takes to other tokens.
+    ``F.normalize`` is the same function, but its second derivative at 0 is NaN, which products spread to other tokens.
     """
     short = torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True) < _SHORTEST
     return torch.where(short, x / _SHORTEST, F.normalize(x.masked_fill(short, 1.0), dim=-1))

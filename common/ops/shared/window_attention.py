@@ -2,8 +2,8 @@
 
 Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, w tokens of a window, g global tokens.
 
-The state holds the keys and values of the last tokens, at most w, newest last, and of the first g. It is the mechanism
-that says which of them are still seen: all in a sliding window, those of the current chunk in chunks.
+The state holds the keys and values of at most w last tokens, newest last, and of the first g tokens. The mechanism
+determines which of the last are still visible: all in a sliding window, those of the current chunk in chunks.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from .window_softmax import (
 
 
 class WindowOptions(NamedTuple):
-    """Which tokens see each other, besides causality."""
+    """The options that determine, in addition to causality, which tokens see each other."""
 
     window: int  # w
     chunked: bool  # each token sees its own chunk of w tokens, in place of the w around it
@@ -52,9 +52,9 @@ def attend_in_window(
     initial_state: State | None,
     return_state: bool,
 ) -> Tensor | tuple[Tensor, State]:
-    """Self-attention as ``options`` say; (B, H, n, e) in v's dtype, and the next state with ``return_state``.
+    """Self-attention with ``options``: (B, H, n, e) in v's dtype, and the next state with ``return_state``.
 
-    The state is ``count`` (B,), ``k`` (B, H, L, d) and ``v`` (B, H, L, e) of the last L <= w tokens that were read, and
+    The state is ``count`` (B,), ``k`` (B, H, L, d) and ``v`` (B, H, L, e) of the last L <= w tokens, and
     with global tokens ``global_k`` (B, H, G, d) and ``global_v`` (B, H, G, e) of the first G <= g, in float32.
 
     Raises:
@@ -70,12 +70,12 @@ def attend_in_window(
     with autocast_off(q):
         if state is None and not return_state:
             return _whole(q, k, v, key_padding_mask, query_padding_mask, options, causal)
-        dtype, given = compute_dtype(q), v.dtype
+        dtype, out_dtype = compute_dtype(q), v.dtype
         q = zero_padding(zero_padding(q.to(dtype) * q.shape[3] ** -0.5, key_padding_mask), query_padding_mask)
         k, v = zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask)
         state = zero_state(shapes, dtype, q.device) if state is None else state
         out, state = (_step if q.shape[2] == 1 else _several)(q, k, v, key_padding_mask, options, state)
-        out = zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(given)
+        out = zero_padding(zero_padding(out, key_padding_mask), query_padding_mask).to(out_dtype)
     return (out, state) if return_state else out
 
 
@@ -126,7 +126,7 @@ def _window_and_first(
     first_v: Tensor,
     first_seen: Tensor,
 ) -> Tensor:
-    """Attention to a window and to the g first tokens (B, H, g, channels), which ``seen`` leaves out of the window.
+    """Attention to a window and to the g first tokens (B, H, g, channels), which ``seen`` excludes from the window.
 
     ``first_seen`` is bool (B or 1, 1, n or 1, g).
     """
@@ -136,7 +136,7 @@ def _window_and_first(
 
 
 def _state_shapes(k: Tensor, v: Tensor, held: int, first: int | None) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state that holds the last ``held`` tokens, and of the ``first`` ones if any."""
+    """The shape of every tensor of a state that holds the last ``held`` tokens and, if any, the ``first`` tokens."""
     shapes = {"count": (k.shape[0],)}
     for name, x in (("k", k), ("v", v)):
         shapes[name] = (*x.shape[:2], held, x.shape[3])
@@ -151,7 +151,7 @@ def _held(count: Tensor, options: WindowOptions) -> Tensor:
 
 
 def _with_room(state: State, options: WindowOptions, n: int) -> State:
-    """``state`` with empty places for those of the next ``n`` tokens that may be among the first g of a sequence."""
+    """``state`` with empty slots for those of the next ``n`` tokens that may be among the first g of a sequence."""
     if not options.global_tokens:
         return state
     held = state["global_k"].shape[2]
@@ -175,7 +175,7 @@ def _step(
         here = (first == count)[:, None, :, None]
         new["global_k"] = torch.where(here, k, state["global_k"])
         new["global_v"] = torch.where(here, v, state["global_v"])
-        seen = seen & (count - (size - 1) + slot >= options.global_tokens)  # the others are seen among the first
+        seen = seen & (count - (size - 1) + slot >= options.global_tokens)  # the others are visible as first tokens
         seen = torch.cat([seen, first <= count], dim=1)
         keys, values = torch.cat([keys, new["global_k"]], dim=2), torch.cat([values, new["global_v"]], dim=2)
     out = softmax_over_all(q, keys, values, seen[:, None, :, None])
@@ -185,7 +185,7 @@ def _step(
 def _several(
     q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, options: WindowOptions, state: State
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, as a sequence of what is held and them: outputs (B, H, n, e) and the next state."""
+    """n tokens after ``state``, as one sequence with the held tokens: outputs (B, H, n, e) and the next state."""
     size, n, count = state["k"].shape[2], q.shape[2], state["count"].unsqueeze(1)  # (B, 1)
     if padding_mask is None:
         padding_mask = torch.zeros(q.shape[0], n, dtype=torch.bool, device=q.device)
@@ -193,7 +193,7 @@ def _several(
     unused = torch.arange(size, device=q.device) < size - held
     padding = torch.cat([unused, padding_mask], dim=1)  # (B, L + n)
     order = real_first(padding)
-    q = take(F.pad(q, (0, 0, size, 0)), order)  # the state holds no queries, and needs none
+    q = take(F.pad(q, (0, 0, size, 0)), order)  # the state holds no queries: their outputs are not needed
     k, v = (take(torch.cat([state[name], x], dim=2), order) for name, x in (("k", k), ("v", v)))
     real = (~padding).sum(1, keepdim=True)  # (B, 1)
     place = torch.arange(size + n, device=q.device)

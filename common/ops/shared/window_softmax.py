@@ -1,8 +1,8 @@
-"""Softmax attention to the keys beside each query, and to further ones, under one normaliser.
+"""Softmax attention to the keys near each query, and to further keys, under one normaliser.
 
-Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, S tokens of a block, G blocks, K keys that a
-block of queries is compared with, m further keys. Nothing checks its arguments: q is divided by √d already, sums are
-in the dtype of q, and the real tokens of a row stand before its padding.
+Legend: B batch, H heads, n tokens, d channels of q and k, e channels of v, S tokens of a block, G blocks, K keys with
+which a block of queries is compared, m further keys. Arguments are not checked: q is already divided by √d, sums are in
+the dtype of q, and the real tokens of a row come before its padding.
 """
 
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from .precision import compute_dtype
 
 
 class Window(NamedTuple):
-    """The keys beside a query that it sees, and in which blocks they are."""
+    """The range of keys that a query sees, and the blocks that contain them."""
 
-    before: int  # how many keys before the query
-    after: int  # and how many after it
+    before: int  # number of keys before the query
+    after: int  # number of keys after it
     size: int  # S, the tokens of a block
-    blocks_before: int  # how many blocks before the query's own are looked at
-    blocks_after: int  # and how many after it
+    blocks_before: int  # number of compared blocks before the query's own
+    blocks_after: int  # number of compared blocks after it
 
 
 def sliding_window(before: int, after: int, n: int) -> Window:
@@ -34,7 +34,7 @@ def sliding_window(before: int, after: int, n: int) -> Window:
     any_length = torch.compiler.is_compiling()  # a graph must not depend on the length
     if not any_length:
         before, after = min(before, n - 1), min(after, n - 1)
-    size = max((max(before, after) + 1) // 2, 32)  # smaller products are no faster
+    size = max((max(before, after) + 1) // 2, 32)  # smaller products are not faster
     if not any_length:
         size = min(size, n)
     return Window(before, after, size, (before + size - 1) // size, (after + size - 1) // size)
@@ -42,18 +42,20 @@ def sliding_window(before: int, after: int, n: int) -> Window:
 
 def own_chunk(chunk_size: int, causal: bool, n: int) -> Window:
     """Keys of the query's own chunk, up to itself if ``causal``, for n tokens."""
-    size = chunk_size if torch.compiler.is_compiling() else min(chunk_size, n)  # fewer tokens are one smaller chunk
+    size = (
+        chunk_size if torch.compiler.is_compiling() else min(chunk_size, n)
+    )  # a shorter sequence is one smaller chunk
     return Window(size, 0 if causal else size, size, 0, 0)
 
 
 class Tokens(NamedTuple):
-    """q, k, v (B, H, n, channels) with the real tokens of each row first, padding 0, and how to undo that."""
+    """q, k, v (B, H, n, channels) with the real tokens of each row first and padding 0, and their order."""
 
     q: Tensor  # divided by √d
     k: Tensor
     v: Tensor
     seen: Tensor  # bool (B or 1, 1, n, 1): the real tokens
-    order: Tensor | None  # (B, n), as ``take`` has it
+    order: Tensor | None  # (B, n), as for ``take``
 
 
 def real_tokens_first(
@@ -80,14 +82,14 @@ def real_tokens_first(
 def as_they_came(
     out: Tensor, tokens: Tokens, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
 ) -> Tensor:
-    """The outputs of ``tokens``, (B, H, n, e), in their places again; 0 for what is padding as a key or as a query."""
+    """The outputs of ``tokens`` (B, H, n, e) in the original order; 0 for padding, as a key or as a query."""
     return zero_padding(zero_padding(put_back(out, tokens.order), key_padding_mask), query_padding_mask)
 
 
 def split_blocks(x: Tensor, size: int) -> Tensor:
     """(B, H, n, c) -> (B, H, G, S, c) with G = ceil(n / S), zeros or False after the end."""
     if torch.compiler.is_compiling():
-        # A graph for any length makes a special case of one block, and asks what it cannot prove of a reshape.
+        # A graph for any length would specialise on one block, and cannot prove that a reshape is valid.
         groups = x.shape[2] // size + 2
         return F.pad(x, [0, 0, 0, groups * size - x.shape[2]]).unfold(2, size, size).transpose(-2, -1)
     groups = (x.shape[2] + size - 1) // size
@@ -108,9 +110,9 @@ def _first(x: Tensor, n: int) -> Tensor:
 
 
 def beside(blocks: Tensor, before: int, after: int) -> Tensor:
-    """Each block with those beside it: (B, H, G, S, c) -> (B, H, G, K, c) with K = (before + 1 + after) S.
+    """Each block with its neighbours: (B, H, G, S, c) -> (B, H, G, K, c) with K = (before + 1 + after) S.
 
-    Outside of the sequence are zeros or False.
+    Zeros or False outside of the sequence.
     """
     if before == 0 and after == 0:
         return blocks
@@ -120,10 +122,10 @@ def beside(blocks: Tensor, before: int, after: int) -> Tensor:
 
 
 def hide(scores: Tensor, visible: Tensor) -> Tensor:
-    """``scores`` of keys that are not ``visible``, a mask of a shape that broadcasts, take no part in a softmax.
+    """``scores`` with keys that are not ``visible``, a mask that broadcasts, excluded from a softmax.
 
-    They are a very small number, and not -inf, which would make NaN of a query that sees nothing. Such a query gets
-    some mean of its keys; only padding sees nothing.
+    Their scores are a very small number and not -inf, which would give NaN for a query that sees nothing. Such a query
+    gets some mean of its keys; only padding sees nothing.
     """
     return scores.masked_fill(~visible, -1e30)
 
@@ -133,9 +135,9 @@ def window_softmax(
 ) -> tuple[Tensor, Tensor]:
     """Attention to the keys in ``window``, and the weights of further keys under the same normaliser.
 
-    q, k (B, H, n, d), v (B, H, n, e), ``seen`` bool (B or 1, 1, n, 1), False for keys that nobody sees in a window,
-    ``further`` None or scores (B, H, G, S, m) of other keys for the queries in blocks, hidden where they are not seen
-    -> the sum over the window (B, H, n, e) and the weights (B, H, G, S, m), by which the caller sums the other values.
+    q, k (B, H, n, d), v (B, H, n, e), ``seen`` bool (B or 1, 1, n, 1), False for keys that no query sees in a window,
+    ``further`` None or scores (B, H, G, S, m) of other keys for the queries in blocks, hidden if they are not visible
+    -> the sum over the window (B, H, n, e) and the weights (B, H, G, S, m) with which the caller sums the other values.
     O(n K (d + e)) time and O(n (K + m)) memory; see ``sliding_window`` for K.
     """
     n, size, before, after = q.shape[2], window.size, window.blocks_before, window.blocks_after
@@ -144,7 +146,7 @@ def window_softmax(
     near_seen = beside(split_blocks(seen, size), before, after).transpose(-2, -1)  # (B, 1, G, 1, K)
     keys = near_k.shape[3]
     place = torch.arange(size, device=q.device) + before * size
-    distance = place.unsqueeze(1) - torch.arange(keys, device=q.device)  # (S, K): how far before the query a key is
+    distance = place.unsqueeze(1) - torch.arange(keys, device=q.device)  # (S, K): distance of a key before the query
     near = (distance <= window.before) & (distance >= -window.after)
     scores = hide(split_blocks(q, size) @ near_k.transpose(-2, -1), near_seen & near)  # (B, H, G, S, K)
     if further is not None:
@@ -154,7 +156,7 @@ def window_softmax(
 
 
 def scores_of_all(q: Tensor, k: Tensor) -> Tensor:
-    """Scores of queries in blocks (B, H, G, S, d) and keys that all of them are compared with, (B, H, m, d).
+    """Scores of queries in blocks (B, H, G, S, d) with keys (B, H, m, d) that are the same for all queries.
 
     -> (B, H, G, S, m), O(n m d).
     """
@@ -174,5 +176,5 @@ def softmax_over_all(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 def first_tokens(x: Tensor, count: int) -> Tensor:
-    """The first ``count`` tokens of x (B, H, n, c), zeros or False where it has fewer."""
+    """The first ``count`` tokens of x (B, H, n, c), filled with zeros or False if it has fewer."""
     return F.pad(x, [0, 0, 0, count])[:, :, :count]

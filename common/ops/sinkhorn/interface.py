@@ -1,13 +1,13 @@
-"""Sparse Sinkhorn attention: a chunk attends to itself and to a chunk that a learned, soft sorting puts beside it.
+"""Sparse Sinkhorn attention: a chunk attends to itself and to a second chunk from a learned, soft sorting.
 
-Tay, Bahri, Yang, Metzler, Juan, *Sparse Sinkhorn Attention*, ICML 2020, section 3. Left out are the paper's causal
-balancing, so that there is no causal form, its SortCut, and its Gumbel noise in training. One linear map of a chunk's
-summed keys scores the chunks, as in the Long Range Arena's code (there with a bias, and one for all heads); the paper
-has a network of two layers on summed tokens.
+Tay, Bahri, Yang, Metzler, Juan, *Sparse Sinkhorn Attention*, ICML 2020, section 3. The paper's causal balancing,
+SortCut and Gumbel noise in training are not implemented, so there is no causal form. One linear map of a chunk's summed
+keys scores the chunks, as in the Long Range Arena's code (there with a bias, and shared by all heads); the paper has a
+network of two layers on summed tokens.
 
 That code (``sinkhorn_attention.py``, 2021) sorts nothing: ``einsum("bskhd,bnhl->bsnhd")`` sums over the chunks and over
-the weights apart, so with rows that add up to 1 each "sorted" chunk is the sum of all chunks. Its chunks are combs, as
-those of its local attention. So the Arena's published accuracies are of another mechanism.
+the weights separately, so with rows that add up to 1 each "sorted" chunk is the sum of all chunks. Its chunks are
+interleaved, as in its local attention. So the Arena's published accuracies are of a different mechanism.
 """
 
 import torch
@@ -22,11 +22,11 @@ from ..shared.precision import autocast_off, compute_dtype
 from ..shared.score_kernels import score_kernel
 from ..shared.token_counts import check_real_tokens
 
-#: How scores of chunks become weights: rows and columns divided by their sums in turn, the paper's, or rows alone.
+#: How scores of chunks become weights: rows and columns divided by their sums in turn (the paper), or only rows.
 SORTS = ("sinkhorn", "softmax")
-#: One softmax over the own and the sorted chunk, the paper's, or the sum of one over each, the Long Range Arena's.
+#: One softmax over the own and the sorted chunk (the paper), or the sum of one over each (the Long Range Arena).
 NORMALISERS = ("joint", "separate")
-#: The exponent of a weight that is 0.
+#: The logarithm that stands for a weight of 0.
 _NONE = -1e30
 
 
@@ -49,16 +49,16 @@ def sinkhorn_attention(
 ) -> Tensor:
     """softmax(q_i·[K_g ; K'_g] / √d) [V_g ; V'_g] for i in chunk g, with K'_g = Σ_h P_gh K_h and V' likewise.
 
-    K_h are the C keys of chunk h, and P = sort((Σ_(j in g) k_j)·W_h / ``temperature``), with W = ``sort_weight``
-    (H, d, M), M at least ``max_tokens`` / C. Chunks count real tokens. A last one of c < C tokens is sorted as all are:
-    it adds to the first c places of a K'_g and V'_g, and nothing to the others. q, k (B, H, n, d), v (B, H, n, e) ->
-    (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query gives 0, and so does a token that is
-    padding as a key. Not causal: a chunk's sum is of all its tokens. Cost: O(n C (d + e) + (n / C) n (d + e)) time and
-    O(n C + (n / C)²) memory.
+    K_h are the C keys of chunk h, and P = sort((Σ_(j in g) k_j)·W_h / ``temperature``), with W = ``sort_weight`` (H, d,
+    M), M at least ``max_tokens`` / C. Chunks count real tokens. A last chunk of c < C tokens is sorted as the others;
+    it only adds to the first c places of a K'_g and V'_g. q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's
+    dtype. Masks: bool (B, n), True = padding; a padded query gives 0, and so does a token that is padding as a key. Not
+    causal, since a chunk's sum is over all its tokens. Cost: O(n C (d + e) + (n / C) n (d + e)) time and O(n C + (n /
+    C)²) memory.
 
     Args:
-        sort: "sinkhorn", rows and columns of exp divided by their sums in turn, ``iterations`` times; "softmax", rows
-            alone and once. The paper's Gumbel noise in training is left out.
+        sort: "sinkhorn", rows and columns of exp divided by their sums in turn, ``iterations`` times; "softmax", only
+            rows, once. The paper's Gumbel noise in training is not implemented.
         normaliser: "joint", one softmax over both chunks; "separate", one over each, and the sum of both.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
@@ -78,10 +78,10 @@ def sinkhorn_attention(
     _check_sort_weight(sort_weight, q, -(-max_tokens // chunk_size))
     count = check_real_tokens(k, key_padding_mask, None, max_tokens)
     order, dtype = real_first(key_padding_mask), compute_dtype(q)
-    kept = sort_weight.shape[2] * chunk_size  # after so many there is padding alone
+    most_tokens = sort_weight.shape[2] * chunk_size  # later tokens are padding
     queries = zero_padding(zero_padding(q.to(dtype), key_padding_mask), query_padding_mask)
     tensors = (queries, zero_padding(k.to(dtype), key_padding_mask), zero_padding(v.to(dtype), key_padding_mask))
-    queries, keys, values = (split_chunks(take(x, order)[:, :, :kept], chunk_size) for x in tensors)
+    queries, keys, values = (split_chunks(take(x, order)[:, :, :most_tokens], chunk_size) for x in tensors)
     groups = keys.shape[2]
     seen = torch.arange(groups * chunk_size, device=k.device) < count[:, None]  # (B, G C)
     seen = seen.unflatten(1, (groups, chunk_size))[:, None]  # (B, 1, G, C)
@@ -95,12 +95,12 @@ def sinkhorn_attention(
 
 
 def _check_sort_weight(sort_weight: Tensor, q: Tensor, chunks: int) -> None:
-    """Raise ValueError unless ``sort_weight`` is (H, d, M) for q (B, H, n, d), with at least so many ``chunks``."""
+    """Raise ValueError unless ``sort_weight`` is (H, d, M) for q (B, H, n, d), with M at least ``chunks``."""
     is_tensor = isinstance(sort_weight, Tensor) and sort_weight.dim() == 3
     if not is_tensor or tuple(sort_weight.shape[:2]) != (q.shape[1], q.shape[3]) or sort_weight.shape[2] < chunks:
-        given = tuple(sort_weight.shape) if isinstance(sort_weight, Tensor) else type(sort_weight).__name__
+        actual = tuple(sort_weight.shape) if isinstance(sort_weight, Tensor) else type(sort_weight).__name__
         raise ValueError(
-            f"q has shape {tuple(q.shape)} and sort_weight {given}; allowed: (heads of q, channels of q, at least "
+            f"q has shape {tuple(q.shape)} and sort_weight {actual}; allowed: (heads of q, channels of q, at least "
             f"{chunks} chunks)"
         )
 
@@ -120,7 +120,7 @@ def _sort_weights(logits: Tensor, real: Tensor, sort: str, iterations: int) -> T
 def _attended(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, seen: Tensor, normaliser: str) -> Tensor:
     """Attention of chunks of queries (B, H, G, C, d) to their own and their sorted chunk; ``seen`` (B, 1, G, C)."""
     sorted_k, sorted_v = ((weights @ x.flatten(3)).unflatten(3, x.shape[3:]) for x in (k, v))
-    # Before the last chunk all are full: a place is empty in a sorted chunk only if it is in the first.
+    # All chunks before the last are full: a place of a sorted chunk is empty only if it is empty in the first chunk.
     hidden = ~torch.stack([seen, seen[:, :, :1].expand_as(seen)], dim=3).unsqueeze(3)  # (B, 1, G, 1, 2, C)
     scores = (
         torch.stack([q @ x.transpose(-2, -1) for x in (k, sorted_k)], dim=4) / q.shape[4] ** 0.5

@@ -36,7 +36,7 @@ def sinkhorn_attention_reference(
             logits = sums @ sort_weight[h, :, : len(chunks)].to(q.dtype) / temperature
             weights = _sort_weights(logits, sort, iterations)  # (G, G)
             for i, chunk in enumerate(chunks):
-                # Place t of the sorted chunk is a mean of what all chunks have there; the last one may have nothing.
+                # Place t of the sorted chunk is a mean of place t of all chunks; the last chunk may not have one.
                 places = range(len(chunks[0]))
                 sources = [[(j, other[t]) for j, other in enumerate(chunks) if t < len(other)] for t in places]
                 mixed = [

@@ -1,8 +1,8 @@
 """Softmax-free attention to images: a Gaussian kernel of queries, through landmarks on the image's grid.
 
 Lu, Yao, Zhang, Zhu, Xu, Gao, Xu, Xiang, Zhang, *SOFT: Softmax-free Transformer with Linear Complexity*, NeurIPS 2021.
-The released code adds 0.01 to the diagonal before it inverts, and starts the iteration from the largest row sum before
-that; here it starts from that of the matrix which is inverted, for any ridge.
+The released code adds 0.01 to the diagonal before the inversion, and starts the iteration from the largest row sum of
+the matrix without it; here the iteration starts from that of the inverted matrix, for any ridge.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from ..shared.checks import (
 from ..shared.padding import either_mask, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 
-#: Each step doubles the rounding errors of directions that the kernel lacks: those of float32 are 0.00001 of the result
-#: after 20, the authors' number.
+#: Each step doubles rounding errors in directions outside the kernel's range: in float32 they are 0.00001 of the result
+#: after 20 steps, the authors' number.
 MOST_ITERATIONS = 20
 
 
@@ -42,15 +42,15 @@ def soft_attention(
 ) -> Tensor:
     """κ(x, l) Z κ(l, x) v + conv(v), with κ(a, b) = exp(-|a - b|² / 2), x = q / d^(1/4) and m landmarks l of x.
 
-    Queries are the keys as well; nothing is normalised. ``spatial_shape`` is (Y, X), whose raster the tokens are.
-    Landmarks are gelu(layer_norm(c)): c is the convolution of x with ``landmark_weight`` (d, d, r, r) in steps of r,
-    with zeros in place of padding and beyond the edge, ``norm_weight`` and ``norm_bias`` are (d,); a window without a
-    real token makes none. Z is what ``iterations`` steps Z ← 2 Z - Z A Z make of 1.8 A / |A|∞², A = κ(l, l) + ``ridge``
-    on its diagonal, each matrix by itself. With ``conv_weight`` (H, 1, K, K), K odd, a depthwise convolution of v is
-    added. q (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a token that
-    is padding, as a key or as a query, gives 0, a padded key is seen by none, and a token of an image keeps its place.
-    Cost: O(n m (d + e) + m³ + n (d² + K² e)) time, O(n m + m²) memory; with m = n / r², n m is linear only where r
-    grows with the image.
+    Queries are also the keys; nothing is normalised. The tokens are the raster of ``spatial_shape`` (Y, X). Landmarks
+    are gelu(layer_norm(c)): c is the convolution of x with ``landmark_weight`` (d, d, r, r) and stride r, with zeros in
+    place of padding and beyond the edge, ``norm_weight`` and ``norm_bias`` are (d,); a window without real tokens has
+    no landmark. Z is 1.8 A / |A|∞² after ``iterations`` steps Z ← 2 Z - Z A Z, separately for each A = κ(l, l) with
+    ``ridge`` added to its diagonal. With ``conv_weight`` (H, 1, K, K), K odd, a depthwise convolution of v is added. q
+    (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a token that is
+    padding, as a key or as a query, gives 0, a padded key is not seen, and tokens of an image keep their positions.
+    Cost: O(n m (d + e) + m³ + n (d² + K² e)) time, O(n m + m²) memory; with m = n / r², n m is linear only if r grows
+    with the image.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.
@@ -89,7 +89,7 @@ def soft_attention(
 
 
 def _landmarks(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    """x (B, H, n, d) under weight (d, d, r, r) in steps of r, zeros beyond the edge: (B, H, m, d)."""
+    """x (B, H, n, d) convolved with weight (d, d, r, r), stride r, zeros beyond the edge: (B, H, m, d)."""
     batch, heads, ratio = x.shape[0], x.shape[1], weight.shape[2]
     maps = x.transpose(2, 3).flatten(0, 1).unflatten(2, [height, width])  # (B H, d, Y, X)
     maps = F.pad(maps, [0, _missing(width, ratio), 0, _missing(height, ratio)])
@@ -97,14 +97,14 @@ def _landmarks(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
 
 
 def _empty_windows(padding_mask: Tensor, ratio: int, height: int, width: int) -> Tensor:
-    """Which landmarks have no real token: padding_mask (B, n) -> (B, m)."""
+    """True for landmarks without real tokens: padding_mask (B, n) -> (B, m)."""
     real = F.pad((~padding_mask).unflatten(1, [height, width]), [0, _missing(width, ratio), 0, _missing(height, ratio)])
     windows = real.unflatten(2, [-1, ratio]).unflatten(1, [-1, ratio])  # (B, Y / r, r, X / r, r)
     return ~windows.any(4).any(2).flatten(1)
 
 
 def _missing(size: int, ratio: int) -> int:
-    """Number to be added to ``size`` to make it a multiple of ``ratio``."""
+    """The number to add to ``size`` to make it a multiple of ``ratio``."""
     return (ratio - size % ratio) % ratio
 
 
@@ -115,8 +115,8 @@ def _kernel(x: Tensor, others: Tensor) -> Tensor:
 
 
 def _inverse(a: Tensor, iterations: int, ridge: float) -> Tensor:
-    """About the inverse of each matrix of a (B, H, m, m) + ``ridge``; O(m³)."""
-    # Each matrix has its own start, so that no other image of the batch matters. That of no token is all zeros, but for
+    """The approximate inverse of each matrix of a (B, H, m, m) + ``ridge``; O(m³)."""
+    # Each matrix has its own start, independent of the rest of the batch. Without tokens it is all zeros, except for
     # the ridge.
     a = a + ridge * torch.eye(a.shape[3], dtype=a.dtype, device=a.device)
     norm = a.sum(3).amax(2)

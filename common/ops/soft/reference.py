@@ -60,7 +60,7 @@ def _kernel(some: list[Tensor], others: list[Tensor]) -> Tensor:
 
 
 def _inverse(a: Tensor, iterations: int, ridge: float) -> Tensor:
-    """About the inverse of a + ridge."""
+    """The approximate inverse of a + ridge."""
     a = a + ridge * torch.eye(len(a), dtype=a.dtype, device=a.device)
     z = 1.8 / a.sum(1).max() ** 2 * a
     for _ in range(iterations):
@@ -69,7 +69,7 @@ def _inverse(a: Tensor, iterations: int, ridge: float) -> Tensor:
 
 
 def _near(i: int, keys: list[int], width: int, kernel: int) -> list[tuple[int, int, int]]:
-    """The tokens of ``keys`` under a square filter around i: row and column there, and the token."""
+    """The tokens of ``keys`` under a square filter around i: row and column in the filter, and the token."""
     found = []
     for j in keys:
         y, z = j // width - i // width + kernel // 2, j % width - i % width + kernel // 2

@@ -32,9 +32,9 @@ def softmax_attention(
     """softmax(q·k / √d) v over all keys, or over those up to the query when causal.
 
     q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True =
-    padding; a padded query gives 0, and so does one that sees no key. ``dropout_p`` drops single weights. Cost:
-    O(n m (d + e)) time, and O(n m) memory where a mask and ``causal`` come together, otherwise O(n + m).
-    ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is every token so far, ``k``, ``v``
+    padding; a padded query gives 0, and so does a query that sees no key. ``dropout_p`` drops individual weights. Cost:
+    O(n m (d + e)) time, and O(n m) memory if a mask and ``causal`` are combined, otherwise O(n + m).
+    ``initial_state`` and ``return_state`` (causal) continue a sequence: the state holds all tokens so far, ``k``, ``v``
     and ``padding_mask`` (B, m), so it grows.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
@@ -52,11 +52,11 @@ def softmax_attention(
     state, padding = None, key_padding_mask
     if initial_state is not None or return_state:
         state = extend_kv_cache({"k": k, "v": v}, key_padding_mask, initial_state)
-        # What was seen in another dtype, under autocast or before it, is read in that of q.
+        # Earlier tokens may have another dtype, for example without autocast: cast them to that of q.
         k, v, padding = state["k"].to(q.dtype), state["v"].to(q.dtype), state["padding_mask"]
         if q.shape[2] == 1:
             padding = padding_or_none(padding)
-            causal = causal and padding is not None  # one token sees all before it
+            causal = causal and padding is not None  # a single token sees all earlier tokens
     if padding is None:
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=causal)
     else:
@@ -66,12 +66,12 @@ def softmax_attention(
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor, causal: bool, dropout_p: float) -> Tensor:
-    """Attention to real keys only; the n queries are the last n of the m tokens when causal. No real key gives 0."""
+    """Attention to real keys only, 0 without real keys; when causal, the n queries are the last n of the m tokens."""
     n, m = q.shape[2], k.shape[2]
     visible = ~key_padding_mask[:, None, None, :]  # (B, 1, 1, m)
     if causal:
         visible = visible & torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)  # (B, 1, n, m)
     blind = ~visible.any(-1, keepdim=True)
-    # A row without a visible key would be NaN, in the backward pass too: let it see everything, then drop it.
+    # A row without visible keys would be NaN, also in the backward pass: it sees everything, and its output is cleared.
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | blind, dropout_p=dropout_p)
     return out.masked_fill(blind, 0.0)

@@ -1,4 +1,4 @@
-"""Sparse Transformer: softmax over tokens nearby and over some of those far away, the fixed and the strided pattern.
+"""Sparse Transformer: softmax over near tokens and over some far tokens, in the fixed or the strided pattern.
 
 Child, Gray, Radford, Sutskever, *Generating Long Sequences with Sparse Transformers*, 2019, section 4.
 """
@@ -48,15 +48,15 @@ def sparse_attention(
     """softmax(q·k / √d) v over some tokens for each query, with l = ``stride`` and c = ``columns``.
 
     ``fixed``: the query's own chunk of l tokens, and the last c tokens of every other chunk. ``strided``: the tokens
-    less than l away, and those a multiple of l away. Causal, those up to the query. Both parts are in every head, under
-    one normaliser, which is the paper's "merged head". q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype.
+    less than l away, and those a multiple of l away. Causal, only tokens up to the query. Every head has both parts
+    under one normaliser, the paper's "merged head". q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype.
     Masks: bool (B, n), True = padding; chunks and distances count real keys, and a token that is padding, as a key or
     as a query, gives 0. Cost: O(n (l + c n / l) (d + e)) time and O(n (l + c n / l)) memory, c = 1 when strided: n √n
     for l near √n. ``initial_state`` and ``return_state`` (causal) continue a sequence: the state holds all keys and
     values, ``k`` (B, H, m, d), ``v`` (B, H, m, e), and ``padding_mask`` (B, m).
 
-    The paper has causal attention alone, and so has the Long Range Arena, which classifies with it too, and whose code
-    lets the first token of each chunk be seen as well. Not causal, the patterns here are the same in both directions.
+    The paper only has causal attention. So does the Long Range Arena, which also classifies with it; in its code the
+    first token of each chunk is visible too. Not causal, the patterns here are the same in both directions.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -93,7 +93,7 @@ def _whole(
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     stride = pattern.stride
     if not torch.compiler.is_compiling():
-        stride = min(stride, q.shape[2])  # of fewer tokens all are seen, whatever the stride
+        stride = min(stride, q.shape[2])  # a shorter sequence is seen completely, whatever the stride
     out = (
         _fixed(tokens, stride, pattern.columns, causal) if pattern.name == "fixed" else _strided(tokens, stride, causal)
     )
@@ -101,14 +101,14 @@ def _whole(
 
 
 def _fixed(tokens: Tokens, stride: int, columns: int, causal: bool) -> Tensor:
-    """The own chunk as a window, and the columns of all chunks, which are the same for all queries."""
+    """The query's own chunk as a window, and the columns of all chunks, which are the same for all queries."""
     columns = min(columns, stride)
     q, seen = split_blocks(tokens.q, stride), split_blocks(tokens.seen, stride)  # (B, H, G, l, d), (B or 1, 1, G, l, 1)
     k_columns = split_blocks(tokens.k, stride)[:, :, :, stride - columns :].flatten(2, 3)  # (B, H, G c, d)
     v_columns = split_blocks(tokens.v, stride)[:, :, :, stride - columns :].flatten(2, 3)
     chunk = torch.arange(q.shape[2], device=q.device).unsqueeze(1)  # (G, 1)
     elsewhere = chunk.transpose(0, 1) < chunk if causal else chunk.transpose(0, 1) != chunk  # (G, G)
-    # The mask of a chunk is that of each of its columns: (B or 1, 1, G, 1, G c)
+    # Each column has the mask of its chunk: (B or 1, 1, G, 1, G c)
     there = seen[:, :, :, stride - columns :].flatten(2).unsqueeze(2)  # (B or 1, 1, 1, G c)
     visible = (elsewhere.repeat_interleave(columns, dim=1) & there).unsqueeze(3)
     further = hide(scores_of_all(q, k_columns), visible)
@@ -118,7 +118,7 @@ def _fixed(tokens: Tokens, stride: int, columns: int, causal: bool) -> Tensor:
 
 
 def _strided(tokens: Tokens, stride: int, causal: bool) -> Tensor:
-    """A window, and the tokens a multiple of l away: with l tokens to a row, those of the same column."""
+    """A window, and the tokens a multiple of l away: in rows of l tokens, those of the same column."""
     q, k, v, seen = (
         split_blocks(tokens.q, stride).transpose(2, 3),  # (B, H, l, G, d)
         split_blocks(tokens.k, stride).transpose(2, 3),
@@ -129,7 +129,7 @@ def _strided(tokens: Tokens, stride: int, causal: bool) -> Tensor:
     elsewhere = row < row.unsqueeze(1) if causal else row != row.unsqueeze(1)  # (G, G)
     further = hide(q @ k.transpose(-2, -1), seen.transpose(-2, -1) & elsewhere)  # (B, H, l, G, G)
     window = Window(stride - 1, 0 if causal else stride - 1, stride, 1, 0 if causal else 1)
-    further = further.transpose(2, 3)  # (B, H, G, l, G): l queries of a row, and rows of keys
+    further = further.transpose(2, 3)  # (B, H, G, l, G): l queries of each row, and rows of keys
     out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
     return out + join_blocks((weights.transpose(2, 3) @ v).transpose(2, 3), tokens.q.shape[2])
 
@@ -141,7 +141,7 @@ def _extend(q: Tensor, state: State, query_padding_mask: Tensor | None, pattern:
     k, v = state["k"].to(dtype), state["v"].to(dtype)
     q = zero_padding(zero_padding(q.to(dtype), padding[:, m - n :]), query_padding_mask)
     if n > pattern.stride:
-        # As many queries as make a map of all keys too large. The tokens before have none, and need none.
+        # A map of so many queries and all keys would be too large. Earlier tokens need no queries.
         before = (0, 0, m - n, 0)
         out = _whole(F.pad(q, before), k, v, padding, None, pattern, True)[:, :, m - n :]
         return zero_padding(out, query_padding_mask)

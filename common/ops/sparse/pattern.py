@@ -1,4 +1,4 @@
-"""Which token sees which in a Sparse Transformer, as a mask."""
+"""The patterns of a Sparse Transformer as masks: the tokens that each query sees."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ PATTERNS = ("fixed", "strided")
 
 
 class Pattern(NamedTuple):
-    """The options that say which token sees which, besides causality."""
+    """The options that determine, in addition to causality, the tokens that each query sees."""
 
     name: str
     stride: int  # l

@@ -1,4 +1,4 @@
-"""Sparse Transformer, literally: which token sees which, and a softmax for each."""
+"""Sparse Transformer, literally: the tokens that each query sees, and one softmax per query."""
 
 from torch import Tensor
 

@@ -1,8 +1,8 @@
-"""Synthesizer: attention whose weights come from each token alone, or from positions alone.
+"""Synthesizer: attention whose weights depend only on the query token, or only on positions.
 
 Tay, Bahri, Metzler, Juan, Zhao, Zheng, *Synthesizer: Rethinking Self-Attention for Transformer Models*, ICML 2021,
 section 3. Its factorised dense form, whose logits are products of two shorter rows, and its mixtures of forms are not
-here.
+implemented.
 """
 
 import torch
@@ -35,13 +35,13 @@ def synthesizer_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """Σ_j softmax_j(f_i·c_j + b_j) v_j over all j, or j <= i when causal; i and j count real tokens, at most M.
 
-    f are relu(``features``) of each token, (B, H, n, c), the dense Synthesizer, or ``features`` of each position,
-    (H, M, c), the factorised random one. c_j are ``columns`` (H, M, c) and b ``bias`` (H, M), of each position.
-    Without ``columns``, features are the logits over M positions themselves, the random Synthesizer's. v (B, H, n, e)
-    -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query gives 0, and so does one that sees
-    no key. Cost: O(n² (c + e)) time and O(n²) memory, never linear. ``initial_state`` and ``return_state`` (causal)
-    continue a sequence; the state is all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m), and a token
-    costs O(m (c + e)).
+    f is relu(``features``) of each token, (B, H, n, c), in the dense Synthesizer, or ``features`` of each position,
+    (H, M, c), in the factorised random one. c_j is ``columns`` (H, M, c) and b is ``bias`` (H, M), of each position.
+    Without ``columns`` (the random Synthesizer), ``features`` are the logits over M positions. v (B, H, n, e)
+    -> (B, H, n, e) in v's dtype. Masks: bool (B, n), True = padding; a padded query gives 0, and so does a query that
+    sees no key. Cost: O(n² (c + e)) time and O(n²) memory, never linear. ``initial_state`` and ``return_state``
+    (causal) continue a sequence; the state holds all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m),
+    and a token costs O(m (c + e)).
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -67,7 +67,7 @@ def synthesizer_attention(
         else:
             rows = _of_positions(features, n, padding)
         if padding is not None:
-            values = take(values, real_first(padding))[:, :, :most]  # after M real tokens there is padding alone
+            values = take(values, real_first(padding))[:, :, :most]  # tokens after the first M are padding
         logits = _logits(rows.to(dtype), columns, bias, values.shape[2])
         out = zero_padding(masked_softmax(logits, hidden) @ values, query_padding_mask).to(v.dtype)
     return (out, state) if return_state else out
@@ -82,7 +82,7 @@ def _of_positions(features: Tensor, n: int, padding_mask: Tensor | None) -> Tens
 
 
 def _logits(rows: Tensor, columns: Tensor | None, bias: Tensor | None, count: int) -> Tensor:
-    """Over the first ``count`` positions, of rows (1 or B, H, n, c): (1 or B, H, n, count)."""
+    """Logits of rows (1 or B, H, n, c) over the first ``count`` positions: (1 or B, H, n, count)."""
     if columns is None:
         logits = _first(rows, 3, count)
     else:
@@ -91,16 +91,16 @@ def _logits(rows: Tensor, columns: Tensor | None, bias: Tensor | None, count: in
 
 
 def _first(x: Tensor, dim: int, count: int) -> Tensor:
-    """The first ``count`` of a dimension."""
-    # With any length, torch.export asks of a slice whether it is the whole, and not of a copy.
+    """The first ``count`` entries of a dimension."""
+    # For dynamic lengths, torch.export guards on whether a slice is the whole tensor, but not for a copy.
     copied = torch.compiler.is_compiling()
     return x.index_select(dim, torch.arange(count, device=x.device)) if copied else x.narrow(dim, 0, count)
 
 
 def _hidden(v: Tensor, causal: bool, n: int, most: int, padding_mask: Tensor | None) -> Tensor | None:
-    """Which positions the last n tokens do not see, a shape of (B or 1, 1, n or 1, positions); None where they see all.
+    """True for positions that the last n tokens do not see, (B or 1, 1, n or 1, positions); None if they see all.
 
-    A token sees as many as there are real keys, or real keys up to itself.
+    A token sees as many positions as there are real keys, or, when causal, real keys up to itself.
     """
     if padding_mask is None:
         return torch.ones(n, n, dtype=torch.bool, device=v.device).triu(1)[None, None] if causal else None
@@ -111,7 +111,7 @@ def _hidden(v: Tensor, causal: bool, n: int, most: int, padding_mask: Tensor | N
 
 
 def _check_features(features: Tensor, v: Tensor, columns: Tensor | None, bias: Tensor | None) -> int:
-    """Raise ValueError unless they fit v (B, H, n, e); the most tokens that there may be, M."""
+    """Return M, the maximum number of tokens; ValueError unless the arguments fit v (B, H, n, e)."""
     fits = isinstance(features, Tensor) and features.dim() in (3, 4)
     fits = fits and features.shape[:-1] in (v.shape[:3], (v.shape[1], features.shape[1]))
     if not fits:

@@ -1,4 +1,4 @@
-"""T2R: linear attention whose feature map is learned, so that it can take the place of a trained softmax attention.
+"""T2R: linear attention with a learned feature map, so that it can replace a trained softmax attention.
 
 Kasai, Peng, Zhang, Yogatama, Ilharco, Pappas, Mao, Chen, Smith, *Finetuning Pretrained Transformers into RNNs*, EMNLP
 2021, section 2.
@@ -36,7 +36,7 @@ def t2r_attention(
     """phi(q_i/√d)·S / max(phi(q_i/√d)·z, floor) with S = Σ_j phi(k_j) v_jᵀ, z = Σ_j phi(k_j); j <= i when causal.
 
     phi(x) = relu(W x + b) with the W of each head in ``map_weight`` (H, f, d) and b in ``map_bias`` (H, f): one map for
-    queries and keys. A query that no key answers gives 0, hence ``floor``. q (B, H, n, d), k (B, H, m, d),
+    queries and keys. A query with no weight on any key gives 0, hence ``floor``. q (B, H, n, d), k (B, H, m, d),
     v (B, H, m, e) -> (B, H, n, e) in v's dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0.
     Cost: O(n f (d + e)) time and, causal, O(n (C + f) + (n / C) f e) memory with C = ``chunk_size``. ``initial_state``
     and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, f), ``sum_kv`` (B, H, f, e), float32.
@@ -87,8 +87,8 @@ def attend_source(
 ) -> Tensor:
     """``t2r_attention`` of q (B, H, n, d) to the source of ``source_state`` -> (B, H, n, e) in q's dtype.
 
-    O(n f (d + e)). ``query_padding_mask`` (B, n), True = padding, gives 0. Checked are the map and ``state``; what does
-    not fit is a ValueError.
+    O(n f (d + e)). ``query_padding_mask`` (B, n), True = padding, gives 0. Only the map and ``state`` are checked
+    (ValueError).
     """
     check_map("map", q, map_weight, map_bias)
     with autocast_off(q):

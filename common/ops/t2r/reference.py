@@ -22,7 +22,7 @@ def t2r_attention_reference(
 ) -> Tensor:
     """Kasai et al. 2021, equations 3 and 4, one query at a time; shapes as in ``t2r_attention``.
 
-    O(n m f (d + e)): for comparison only. Padded tokens are left out of every sum.
+    O(n m f (d + e)): for comparison only. Padded tokens are in no sum.
     """
 
     def phi(x: Tensor) -> Tensor:  # (H, d) -> (H, f)

@@ -1,9 +1,9 @@
-"""YOSO-E: keys are weighed by the probability that random hashes of query and key are equal, in quadratic time.
+"""YOSO-E: keys are weighted by the probability that random hashes of query and key are equal, in quadratic time.
 
 Zeng, Xiong, Ravi, Acharya, Fung, Singh, *You Only Sample (Almost) Once: Linear Cost Self-Attention Via Bernoulli
 Sampling*, ICML 2021, section 3. The linear cost of its title is that of YOSO, which samples the hashes in a CUDA
-kernel; YOSO-E is the expectation of what that samples. The released code may add a depthwise convolution of v over
-the tokens, ``conv_window``; that is not here.
+kernel; YOSO-E is the expectation of YOSO. The released code can add a depthwise convolution of v over the tokens,
+``conv_window``, which is not implemented here.
 """
 
 import math
@@ -21,11 +21,11 @@ from ..shared.state import State, check_continuation
 from ..shared.tracing import may_be_exported, may_checkpoint
 from ..shared.unit_vectors import unit_vectors
 
-#: Derivatives of the weights by the cosine: (tau / 2) w, which the paper puts below the exact one, or that one.
+#: Derivative of the weights by the cosine: (tau / 2) w, the paper's lower bound of the exact one, or the exact one.
 GRADIENTS = ("bound", "exact")
-#: Largest cosine: at 1 the exact derivative is infinite. It takes less than 0.05 tau % from a weight.
+#: Largest cosine: at 1 the exact derivative is infinite. The limit changes a weight by less than 0.05 tau %.
 COSINE_LIMIT = 1.0 - 1e-6
-#: Rows of the weights that exist at once: a block.
+#: Rows of a block: the rows of weights that exist at the same time.
 BLOCK_ROWS = 256
 
 
@@ -46,17 +46,16 @@ def yoso_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """y_i / |y_i| with y_i = Σ_j w_ij v_j and w_ij = (1 - arccos(q_i·k_j / |q_i||k_j|) / π)^tau; j <= i when causal.
 
-    w is the probability that ``tau`` random hyperplanes have q_i and k_j on the same sides. q (B, H, n, d),
+    w is the probability that q_i and k_j are on the same sides of ``tau`` random hyperplanes. q (B, H, n, d),
     k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e) in v's dtype: unit vectors, 0 where there is no key. Masks: bool
     (B, m) and (B, n), True = padding; a padded query gives 0. Cost: O(n m (d + e)) time and O(n + m) memory, backward
-    included. ``initial_state`` and ``return_state`` (causal) continue a sequence: the state is every token so far,
+    included. ``initial_state`` and ``return_state`` (causal) continue a sequence: the state holds all tokens so far,
     ``k``, ``v`` and ``padding_mask`` (B, m), so it grows.
 
     Args:
-        gradient: of a weight by the cosine x. "bound": (tau / 2) w, the paper's and its code's, a constant for second
-            derivatives. "exact": tau w^(1 - 1/tau) / (π √(1 - x²)). Either way x is held within ±(1 - 1e-6), beyond
-            which its gradient is 0: there the exact one grows to infinity, and the direction that it multiplies is lost
-            to rounding.
+        gradient: of a weight by the cosine x. "bound": (tau / 2) w, as in the paper and its code, a constant for second
+            derivatives. "exact": tau w^(1 - 1/tau) / (π √(1 - x²)). In both cases x is clamped to ±(1 - 1e-6), beyond
+            which its gradient is 0: there the exact gradient grows to infinity, and its direction is lost to rounding.
 
     ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
     see ``shared/packed.py``.
@@ -87,7 +86,7 @@ def yoso_attention(
 def _prepared(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit queries and keys, and values, in the dtype of sums and 0 at padding."""
+    """Unit queries and keys, and values, in the dtype for sums and 0 at padding."""
     dtype = compute_dtype(q)
     q = unit_vectors(zero_padding(q.to(dtype), query_padding_mask))
     k = unit_vectors(zero_padding(k.to(dtype), key_padding_mask))
@@ -97,7 +96,7 @@ def _prepared(
 def _in_blocks(
     q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None, causal: bool, tau: int, gradient: str
 ) -> Tensor:
-    """Block of rows by block of rows, each computed once more in the backward pass; (B, H, n, e).
+    """The outputs (B, H, n, e), block by block of rows; each block is recomputed in the backward pass.
 
     Causal queries are the last n of the m tokens.
     """
@@ -108,14 +107,14 @@ def _in_blocks(
         keys = before + stop if causal else k.shape[2]
         mask = None if padding_mask is None else padding_mask[:, None, None, :keys]
         arguments = (q[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], mask, causal, tau, gradient)
-        # A single block is no larger than the tensors it is computed from, so it is kept.
+        # A single block is not larger than its inputs, so it is kept and not recomputed.
         again = n > BLOCK_ROWS and may_checkpoint()
         rows.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     return torch.cat(rows, dim=2)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, causal: bool, tau: int, gradient: str) -> Tensor:
-    """``_attended`` for the last queries before a key that none of them sees; the causal mask is made here."""
+    """``_attended`` for some queries; if causal, these are the last tokens of the keys, and the mask is made here."""
     if causal:
         position = torch.arange(k.shape[2], device=k.device)
         later = position > position[k.shape[2] - q.shape[2] :, None]  # (rows, keys)
@@ -124,7 +123,7 @@ def _block(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, causal: bool,
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, tau: int, gradient: str) -> Tensor:
-    """Weighted sums of unit length (B, H, n, e), for unit q and k; True in ``hidden`` (..., n, m) is no weight."""
+    """Weighted sums of unit length (B, H, n, e), for unit q and k; True in ``hidden`` (..., n, m) means no weight."""
     cosines = (q @ k.transpose(-2, -1)).clamp(-COSINE_LIMIT, COSINE_LIMIT)
     if gradient == "bound":
         fixed = (1.0 - torch.acos(cosines.detach()) / math.pi).pow(tau)

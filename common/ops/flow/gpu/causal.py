@@ -26,7 +26,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     """Algorithm 2: the output (B, H, n, e), in v's dtype, and the state after the tokens.
 
     float32, float16 or bfloat16, d up to 128, any n and e. Gradients of gradients come from plain PyTorch.
-    Cost as there, with (n / C) d e numbers of temporaries.
+    Cost as in plain PyTorch, with (n / C) d e numbers of temporaries.
     """
     q, v = inputs.q, inputs.v
     state = empty_state(q, v) if inputs.state is None else inputs.state
@@ -38,7 +38,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
 
 
 def first_use(inputs: CausalInputs) -> FirstUse:
-    """Comparison with plain PyTorch, on three tiles of tokens, before kernels first take such inputs."""
+    """Comparison with plain PyTorch, on three tiles of tokens, before the first use of kernels for such inputs."""
     q, v, options, padded = inputs.q, inputs.v, inputs.options, inputs.padding is not None
     tokens = 2 * tile_rows(q, q.shape[3]) + 7
 
@@ -100,7 +100,7 @@ class _CausalFlowAttention(torch.autograd.Function):
                 inputs = call.inputs(q, k, v, sums)
                 return chunks.backward(inputs, call.positions, kept, out, grad_out, grad_state)
 
-        # With create_graph=True gradients must have gradients themselves, which those of kernels have not.
+        # With create_graph=True gradients must be differentiable, which those of kernels are not.
         in_graph = torch.is_grad_enabled()
         grads = by_pytorch() if in_graph else dispatch.guarded(chunks.NAME, by_kernels, by_pytorch)
         grads = [grad if need else None for grad, need in zip(grads, needed)]
@@ -108,7 +108,7 @@ class _CausalFlowAttention(torch.autograd.Function):
 
 
 def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State | None:
-    """The gradients of a state's sums, None if there are none at all."""
+    """The gradients of a state's sums, None if all are None."""
     if all(grad is None for grad in grads):
         return None
     shapes = state_shapes(q, v)
@@ -119,7 +119,7 @@ def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State
 def _graph_gradients(
     tensors: tuple[Tensor, ...], call: _Call, grad_out: Tensor, grad_state: State | None
 ) -> list[Tensor | None]:
-    """The gradients of q, k, v and the sums by plain PyTorch, computed once more."""
+    """The gradients of q, k, v and the sums, recomputed in plain PyTorch."""
     names = () if grad_state is None else STATE_SUMS
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ Kernels do the work on tensors with d or e channels, feature map included; flows
 are small and stay in PyTorch. q and k are read four and five times forward and five times backward, nothing of size
 (n, d) is allocated but outputs and gradients, and for the backward pass only inputs, flows and sums are kept.
 
-The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
+The kernels' file imports Triton, which most machines do not have, so it is imported where kernels are launched.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class _Weights(NamedTuple):
 
 
 class _Chunks:
-    """q, k and v as kernels take them, the arguments that every kernel takes, and the grids of programs."""
+    """q, k and v for the kernels, the common arguments of all kernels, and the grids of programs."""
 
     def __init__(self, inputs: CausalInputs, positions: Positions) -> None:
         self.q, self.k, self.v = rows(inputs.q), rows(inputs.k), rows(inputs.v)
@@ -89,7 +89,7 @@ class _Chunks:
 
 
 def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[Tensor, ...], State]:
-    """The output, what ``backward`` needs besides it, and the state after the tokens."""
+    """The output, the other tensors that ``backward`` needs, and the state after the tokens."""
     chunks, state = _Chunks(inputs, positions), inputs.state
     flows = _flows(chunks, state)
     conserved = flows.conserved_incoming, flows.conserved_outgoing
@@ -120,7 +120,7 @@ def backward(
     grad_out: Tensor,
     grad_state: State | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and of the sums of the state before. The gradient of a running sum is a sum from the end."""
+    """Gradients of q, k, v and of the initial state's sums. The gradient of a running sum is a sum from the end."""
     chunks, flows, state, grad_out = _Chunks(inputs, positions), _Flows(*kept), inputs.state, rows(grad_out)
     if grad_state is None:
         grad_state = {name: torch.zeros_like(state[name]) for name in STATE_SUMS}
@@ -241,7 +241,7 @@ def _scales_backward(
     inputs = (chunks.q, grad_out, chunks.padding, out, scale)
     numbers = (*chunks.counts, *strides(chunks.q), *strides(grad_out))
     kernels.value_sums[chunks.value_grid](*inputs, sums, dots, *numbers, **chunks.value, REVERSED=True)
-    # The output is scale times something; where the scale has vanished, so has its own gradient.
+    # The output is a multiple of scale; where the scale is 0, so is its gradient.
     return sums.cumsum_(1), (dots.sum(0) / scale).masked_fill(scale == 0.0, 0.0)
 
 
@@ -261,7 +261,7 @@ def _values_backward(
 def _gradients(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], grad_outputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Gradients of ``leaves``, zero where outputs do not depend on them; some outputs may depend on none."""
+    """Gradients of ``leaves``, zero if outputs do not depend on them; some outputs may not depend on any leaf."""
     outputs, grad_outputs = zip(*((x, grad) for x, grad in zip(outputs, grad_outputs) if x.requires_grad))
     return torch.autograd.grad(outputs, leaves, grad_outputs, allow_unused=True, materialize_grads=True)
 

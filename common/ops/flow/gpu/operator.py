@@ -23,7 +23,7 @@ from . import causal, chunks
 
 
 def guarded_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Kernels; plain PyTorch where they fail."""
+    """Kernels, or plain PyTorch if they fail."""
     kernels, fallback = partial(causal.causal_attention, inputs), partial(attention_in_chunks, inputs)
     return dispatch.guarded(chunks.NAME, kernels, fallback, causal.first_use(inputs))
 
@@ -40,7 +40,7 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     return out, {"count": total, **dict(zip(STATE_SUMS, sums))}
 
 
-#: Stands for no clamp: an operator takes no infinite number.
+#: Value for no clamp: an operator does not accept infinite numbers.
 _NO_CLAMP = 1e30
 
 
@@ -50,7 +50,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, count: Tensor,
     options = FlowOptions(FlowForm(*form), clamp, phi, competition, allocation)
     state = {"count": count, **dict(zip(STATE_SUMS, sums))}
     out, state = guarded_attention(CausalInputs(q, k, v, padding, options, chunk_size, state))
-    # Clones: some sums are those that came in.
+    # Clones: some sums may be the inputs.
     return out.to(v.dtype).contiguous(), *(state[name].clone() for name in STATE_SUMS)
 
 

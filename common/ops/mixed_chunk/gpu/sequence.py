@@ -4,7 +4,7 @@ Scores are computed anew for each tile of channels of v and in the backward pass
 the (n / C) s e numbers of the sums over chunks, and for the gradient of a bias n C numbers, an eighth at most of them
 if it is by distance.
 
-The kernels' file imports Triton, so it is imported where they are launched: on most machines there is none.
+The kernels' file imports Triton, which most machines do not have, so it is imported where kernels are launched.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def whole_sequence(
     padding_mask: Tensor | None,
     walk: bool | None = None,
 ) -> Tensor:
-    """``sequence.whole_sequence`` by kernels, in v's dtype; float32, float16 or bfloat16 and what ``applies`` says.
+    """``sequence.whole_sequence`` by kernels, in v's dtype; float32, float16 or bfloat16, if ``applies`` is True.
 
     ``walk``: whether a program forms the sums over all chunks of a head, or of one chunk; None: as it fills the GPU.
     Gradients of gradients come from plain PyTorch. Cost as there.
@@ -111,13 +111,13 @@ class _MixedChunkAttention(torch.autograd.Function):
             with on_device_of(grad_out):
                 return _backward(Tokens(*(rows(x) for x in tokens)), bias, ctx.call, rows(grad_out), needed[-1])
 
-        # With create_graph=True gradients must have gradients themselves, which those of kernels have not.
+        # With create_graph=True gradients must be differentiable, which those of kernels are not.
         grads = by_pytorch() if torch.is_grad_enabled() else dispatch.guarded(NAME, by_kernels, by_pytorch)
         return (*(grad if need else None for grad, need in zip(grads, needed)), None)
 
 
 def _graph_gradients(inputs: tuple[Tensor | None, ...], call: _Call, grad_out: Tensor) -> list[Tensor | None]:
-    """The gradients of the five inputs and the bias by plain PyTorch, computed once more."""
+    """The gradients of the five inputs and the bias, recomputed in plain PyTorch."""
 
     def attend(*inputs: Tensor | None) -> Tensor:
         out = sequence.whole_sequence(Tokens(*inputs[:5]), inputs[5], call.options, call.padding)
@@ -152,7 +152,7 @@ class _Shapes:
 
 
 def _bias(bias: Tensor | None, chunk_size: int, like: Tensor) -> tuple[Tensor, str, int]:
-    """The bias as kernels take it: float32 numbers, "none", "vector" or "matrix", and the stride of heads."""
+    """The bias for the kernels: float32 numbers, "none", "vector" or "matrix", and the stride of heads."""
     if bias is None:
         return like, "none", 0
     form = "vector" if is_toeplitz(bias, chunk_size) else "matrix"
@@ -207,7 +207,7 @@ def _backward(
     q_quad, k_quad, q_lin, k_lin, v = tokens
     sums = _sums(k_lin, v, shapes, call, False) if linear else v
     reversed_sums = _sums(q_lin, grad_out, shapes, call, True) if linear else v
-    # A term that is left out gives its inputs no gradient.
+    # Inputs of an omitted term have no gradient.
     grads = [x.new_empty(x.shape) if used else None for x, used in zip(tokens, (local, local, linear, linear, True))]
     small = _Shapes(tokens, bias, call, backward=True)
     by_distance = small.bias_form == "vector" and kernels.HAS_GATHER
@@ -226,7 +226,7 @@ def _backward(
 
 
 def _room_for_bias(shapes: _Shapes, like: Tensor, by_distance: bool) -> Tensor:
-    """Zeros for what ``gradients`` writes of the gradient of a bias."""
+    """Zeros for the parts of the gradient of a bias that ``gradients`` writes."""
     size, span = (shapes.size, shapes.size), (shapes.tiles, shapes.span)
     return like.new_zeros(shapes.heads, shapes.groups, *(span if by_distance else size), dtype=torch.float32)
 

@@ -1,11 +1,11 @@
-"""When Triton kernels are used, and what happens where they fail. Imports no Triton and knows no mechanism.
+"""When Triton kernels are used, and the fallback if they fail. Independent of Triton and of all mechanisms.
 
-Kernels take CUDA tensors in float32, float16 or bfloat16. Plain PyTorch is used for all else: other devices and dtypes
-(float64), torch.export and tracing (to which kernels are opaque), torch.func's transforms, forward-mode gradients and
-tensor subclasses. torch.compile calls kernels as operators (``operators``). Before their first use they are compared
-with plain PyTorch (``first_use``). ``LINEARTIME_TRITON=0`` turns all kernels off, ``LINEARTIME_TRITON=1`` turns them
-on without that. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a GPU:
-kernels then run on CPU tensors, slowly, which is how they are tested.
+Kernels support CUDA tensors in float32, float16 or bfloat16. Plain PyTorch is used for everything else: other devices
+and dtypes (float64), torch.export and tracing (to which kernels are opaque), torch.func's transforms, forward-mode
+gradients and tensor subclasses. torch.compile calls kernels as operators (``operators``). Before their first use they
+are compared with plain PyTorch (``first_use``). ``LINEARTIME_TRITON=0`` turns all kernels off, ``LINEARTIME_TRITON=1``
+turns them on without that. Triton's interpreter (``TRITON_INTERPRET=1`` before Triton is imported) takes the place of a
+GPU: kernels then run on CPU tensors, slowly, which is how they are tested.
 """
 
 import functools
@@ -24,12 +24,12 @@ from .launch import interpreted, is_capturing, wait_for
 
 #: The environment variable that turns kernels off, or on without a check.
 VARIABLE = "LINEARTIME_TRITON"
-#: The oldest Triton they are written for, that of torch 2.6.
+#: The oldest supported Triton, that of torch 2.6.
 OLDEST_TRITON = (3, 2)
-#: Most channels of q and k: the scores of a tile are one product, which holds all channels at once.
+#: Maximum number of channels of q and k: the scores of a tile are one product over all channels at once.
 MAX_CHANNELS = 128
 
-#: Names whose kernels have failed in this process and are not tried again; one that is taken out is.
+#: Names whose kernels have failed in this process and are not tried again, unless the name is removed.
 failed: set[str] = set()
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -49,7 +49,7 @@ def switched_on() -> bool:
 def applies(name: str, *tensors: Tensor) -> bool:
     """Whether kernels can be used for ``tensors``, those of ``name`` have not failed, and they are not switched off.
 
-    Each mechanism adds its own limits in an ``applies`` beside its kernels.
+    Each mechanism adds its own limits in an ``applies`` next to its kernels.
 
     Raises:
         ValueError: ``LINEARTIME_TRITON`` is neither 0 nor 1.
@@ -65,7 +65,7 @@ def applies(name: str, *tensors: Tensor) -> bool:
 
 
 def _usable(name: str, on_cpu: bool) -> bool:
-    """Whether kernels of ``name`` can run there, are switched on, have not failed, and there is a Triton."""
+    """Whether kernels of ``name`` can run there, are switched on and have not failed, and Triton is installed."""
     return (interpreted() or not on_cpu) and switched_on() and name not in failed and has_triton()
 
 
@@ -74,7 +74,7 @@ _usable._dynamo_marked_constant = True
 
 
 def _has_kernel_dtype(x: Tensor) -> bool:
-    """Whether ``x`` is a tensor of a dtype that kernels take, not empty and not of a subclass."""
+    """Whether ``x`` is a tensor of a dtype that kernels support, not empty and not of a subclass."""
     return type(x) in (Tensor, torch.nn.Parameter) and x.dtype in _DTYPES and x.numel() > 0
 
 
@@ -109,13 +109,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 def guarded(
     name: str, kernel: Callable[[], Any], fallback: Callable[[], Any], first_use: FirstUse | None = None
 ) -> Any:
-    """``kernel()``; where it fails, a warning, once, and ``fallback()`` from then on for all kernels of ``name``.
+    """``kernel()``; if it fails, warn once and use ``fallback()`` from then on for all kernels of ``name``.
 
     The fallback is plain PyTorch, or first kernels of another name. A kernel that a combination of GPU, driver and
     Triton cannot compile must not end a training that PyTorch can do.
-    With ``first_use`` it is compared with plain PyTorch first, and has failed if it differs; while a CUDA graph is
-    captured nothing can be compared, and ``fallback()`` is called. Lack of memory, a ValueError, and an error that
-    earlier work has left on the device are raised: they are no failure of the kernel.
+    With ``first_use`` it is compared with plain PyTorch first, and a difference is a failure; while a CUDA graph is
+    captured nothing can be compared, and ``fallback()`` is called. Lack of memory, a ValueError, and an error of
+    earlier work on the device are raised: they are not failures of the kernel.
     """
     if name in failed:
         return fallback()
@@ -138,7 +138,7 @@ def guarded(
 
 
 def _give_up(name: str, error: BaseException) -> None:
-    """Warn that the kernels of ``name`` have failed with ``error``, and use them no more in this process."""
+    """Warn that the kernels of ``name`` have failed with ``error``, and stop using them in this process."""
     failed.add(name)
     reason = (str(error).strip().splitlines() or [""])[0]
     warnings.warn(

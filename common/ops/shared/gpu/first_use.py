@@ -1,6 +1,6 @@
-"""The check of kernels before their first use: output and gradients for a small input beside those of plain PyTorch.
+"""The check of kernels before their first use: output and gradients for a small input against plain PyTorch.
 
-No kernel can hand out wrong numbers on a kind of GPU, or with a version of Triton, on which it was never tried.
+So no kernel returns wrong numbers on a GPU model, or with a version of Triton, on which it was never tested.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -16,7 +16,7 @@ from .launch import forget_tuning
 #: of the latter. Wrong numbers differ by about 1.
 BOUNDS = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 3e-2}
 
-#: The keys of what has been found right in this process.
+#: The keys of kernels that passed the check in this process.
 right: set[Hashable] = set()
 
 
@@ -29,7 +29,7 @@ class FirstUse(NamedTuple):
 
     name: str  # of the kernels
     device: torch.device
-    case: Hashable  # dtype, sizes and options: all for which they are compiled anew
+    case: Hashable  # dtype, sizes and options: everything for which kernels are compiled separately
     sample: Callable[[], Sequence[Tensor]]  # a small input
     by_kernels: Callable[..., Tensor]
     by_pytorch: Callable[..., Tensor]  # in the dtype that it is given
@@ -41,7 +41,7 @@ class FirstUse(NamedTuple):
 
 
 def compare(use: FirstUse) -> None:
-    """Find the kernels right; milliseconds, beside their compilation.
+    """Check that the kernels are correct; takes milliseconds in addition to their compilation.
 
     Raises:
         KernelsDiffer: by more than ``BOUNDS``.
@@ -81,7 +81,7 @@ def _compare(use: FirstUse) -> None:
     bound = BOUNDS[out.dtype]
     for name, (actual, expected) in named.items():
         difference = ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
-        if not difference <= bound:  # NaN is no number that is at most the bound
+        if not difference <= bound:  # also true for NaN
             raise KernelsDiffer(f"{name} differs from plain PyTorch's by {difference:.2g} of its norm, over {bound:g}")
 
 

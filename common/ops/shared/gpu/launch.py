@@ -16,15 +16,15 @@ _tuned: list[Any] = []
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter, which runs kernels on CPU tensors, is asked for."""
+    """Whether Triton's interpreter, which runs kernels on CPU tensors, is requested."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def tuned(key: list[str], warps: tuple[int, ...] = (8,)) -> Callable[[Any], Any]:
     """A decorator that times each of some numbers of warps once for each value of the arguments in ``key``.
 
-    A configuration that does not fit the device is passed over. A kernel must not read what it writes, because it is
-    run several times. Without a GPU nothing can be timed, and the kernel stays as it is.
+    A configuration that does not fit the device is skipped. A kernel must not read its own output, because it is run
+    several times. Without a GPU nothing can be timed, and the kernel is returned unchanged.
     """
 
     def tune(kernel: Any) -> Any:
@@ -41,7 +41,7 @@ def tuned(key: list[str], warps: tuple[int, ...] = (8,)) -> Callable[[Any], Any]
 
 
 def configuration(warps: int) -> dict[str, int]:
-    """The options of a compilation. One stage: a second one takes registers, of which none are left."""
+    """The options of a compilation. One stage: a second stage needs registers, and all are used."""
     return {"num_warps": warps, "num_stages": 1}
 
 
@@ -52,18 +52,18 @@ def forget_tuning() -> None:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until earlier work on a GPU is done; an error that it has left there is raised."""
+    """Wait until earlier work on a GPU is done; raises an error of this work, if any."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured, of which all that is launched becomes a part."""
+    """Whether a CUDA graph is being captured, which would include all launches."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def processors(device: torch.device) -> int:
-    """The multiprocessors of a GPU; of the interpreter, which runs one program after the other, no number reached."""
+    """The number of multiprocessors of a GPU; unreachably large for the interpreter, which runs programs in turn."""
     if device.type != "cuda":
         return sys.maxsize
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -75,17 +75,17 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 def rows(x: Tensor) -> Tensor:
-    """``x`` (B, H, n, c) in any layout whose channels stand side by side; a copy where they do not."""
+    """``x`` (B, H, n, c) in any layout with contiguous channels; a copy if they are not contiguous."""
     return x if x.stride(3) == 1 else x.contiguous()
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:
-    """The strides of batch, head and token of x (B, H, n, c), as kernels take them."""
+    """The strides of batch, head and token of x (B, H, n, c), for kernels."""
     return x.stride(0), x.stride(1), x.stride(2)
 
 
 def at_least_16(channels: int) -> int:
-    """The smallest power of two that holds ``channels`` and that a product of tiles takes."""
+    """The smallest power of two of at least ``channels`` that a product of tiles supports."""
     return max(16, 1 << (channels - 1).bit_length())
 
 

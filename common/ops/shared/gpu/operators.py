@@ -1,8 +1,8 @@
-"""Kernels as operators of torch.compile, which calls them as they are and looks inside none.
+"""Kernels as opaque operators for torch.compile.
 
-An operator of a mechanism runs what eager PyTorch would: kernels, compared before their first use, or plain PyTorch
-where they fail; or blocks on a CPU, where their graph would take a compiler minutes (``channel_decay``). Its gradients
-are another operator, which computes the output once more: only inputs are kept.
+An operator of a mechanism runs the same code as eager PyTorch: kernels, compared before their first use, or plain
+PyTorch if they fail; or blocks on a CPU, if compiling their graph would take minutes (``channel_decay``). Its gradients
+are a second operator, which recomputes the output: only inputs are kept.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def differentiable_operator(
     def backward(*values: Any) -> list[Tensor]:
         inputs, (grads, needed, *constants) = values[:size], values[size:]
         results = _gradients_apart(lambda *x: tuple(run(*x, *constants)), inputs, grads, needed)
-        # Laid out as the operator says, whatever the layout of the inputs.
+        # In the layout that the operator declares, whatever the layout of the inputs.
         zeros = (torch.zeros_like(x) if grad is None else grad for x, grad in zip(_of(inputs, needed), results))
         return [grad.clone(memory_format=torch.contiguous_format) for grad in zeros]
 
@@ -87,7 +87,7 @@ def _gradients_apart(
     grads: Sequence[Tensor],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Gradients of what is ``needed``, in a thread: inside an operator torch records no graph, and a thread may."""
+    """The ``needed`` gradients, computed in a thread, because torch records no graph inside an operator."""
     device = grads[0].device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 

@@ -1,6 +1,6 @@
 """Tiles of tokens and channels inside a kernel: reading, features, writing, and products on the matrix units.
 
-``README.md`` beside this file bounds the errors of the products.
+``README.md`` next to this file bounds the errors of the products.
 """
 
 import triton
