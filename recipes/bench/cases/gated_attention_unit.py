@@ -15,7 +15,7 @@ from ..peers import attention_maps
 
 GAU, FLASH = "GatedAttentionUnit", "FLASH-pytorch"
 WIDTH, CHUNK = 512, 256
-#: Tokens of the comparison with attention written out as a map: no whole number of chunks.
+#: Tokens of the comparison with attention written out as a map: not a multiple of the chunk size.
 _MAP = 700
 
 
@@ -29,15 +29,15 @@ def gated_attention_unit(settings: Settings, size: int) -> list[Candidate | Abse
     nn.init.normal_(unit.out_proj.weight, std=unit.expanded_dim**-0.5)
     nn.init.zeros_(unit.bias.weight)
     reason = missing("flash_pytorch")
-    theirs = Absent(FLASH, size, reason) if reason else _candidate(FLASH, _flash_pytorch(unit), settings, size)
-    return [_candidate(GAU, unit, settings, size), theirs]
+    flash = Absent(FLASH, size, reason) if reason else _candidate(FLASH, _flash_pytorch(unit), settings, size)
+    return [_candidate(GAU, unit, settings, size), flash]
 
 
 def _flash_pytorch(unit: GatedAttentionUnit) -> nn.Module:
     """FLASH-pytorch's unit with the weights of ``unit``."""
     import flash_pytorch
 
-    other = flash_pytorch.FLASH(dim=WIDTH, group_size=CHUNK, query_key_dim=unit.query_dim, causal=True)
+    flash = flash_pytorch.FLASH(dim=WIDTH, group_size=CHUNK, query_key_dim=unit.query_dim, causal=True)
     gate, value, shared = unit.in_proj.weight.split(unit.widths)
     gate_bias, value_bias, shared_bias = unit.in_proj.bias.split(unit.widths)
     order = torch.tensor([0, 2, 1, 3])  # theirs: quadratic query, linear query, quadratic key, linear key
@@ -54,8 +54,8 @@ def _flash_pytorch(unit: GatedAttentionUnit) -> nn.Module:
         "to_out.weight": unit.out_proj.weight,
         "to_out.bias": unit.out_proj.bias,
     }
-    other.load_state_dict({name: x.detach().clone() for name, x in weights.items()})
-    return other
+    flash.load_state_dict({name: x.detach().clone() for name, x in weights.items()})
+    return flash
 
 
 def _candidate(name: str, unit: nn.Module, settings: Settings, size: int) -> Candidate:
