@@ -8,7 +8,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 
 def parsed_options(command: Iterable[object]) -> argparse.Namespace:
-    """Parse arguments of fairseq-train; the named architecture sets its options, a model's other defaults are left out.
+    """Parse arguments of fairseq-train; the architecture sets its options, other defaults of the model are missing.
 
     Raises:
         SystemExit: fairseq does not take an option, and has printed why.

@@ -15,9 +15,9 @@ from .working_folder import own_file
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4
 _SENTENCEPIECE_SYMBOLS = 3
-#: Lines, drawn at random, that a model is trained on: sentencepiece holds them and an index of them in memory.
+#: Random lines that a model is trained on: sentencepiece keeps them and an index of them in memory.
 SAMPLE_LINES = 500_000
-#: Longer lines are left out of the training.
+#: The training ignores longer lines.
 _MAX_LINE_BYTES = 16_384
 BATCH_CHARACTERS = 4_000_000
 _TOO_MANY = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -28,10 +28,10 @@ class SplitCounts(NamedTuple):
     """Size of a split. Perplexity per word is perplexity per token to the power of tokens / words."""
 
     documents: int
-    empty_documents: int  # which are left out
+    empty_documents: int  # not written
     words: int  # between whitespace
-    text_bytes: int  # in UTF-8, with one space or line's end after each line
-    tokens: int  # with an end for each document: what fairseq scores
+    text_bytes: int  # in UTF-8, with one space or newline after each line
+    tokens: int  # including an end per document, as fairseq scores them
 
     @property
     def tokens_per_word(self) -> float:
@@ -46,18 +46,18 @@ def train_sentencepiece(
 
     Args:
         vocabulary: rows of the model's embedding: the subwords, fairseq's four symbols and, if ``masked``, its <mask>.
-        option: what ``vocabulary`` is called in the command line.
+        option: name of ``vocabulary`` on the command line.
 
     Raises:
-        ValueError: no text, or a vocabulary that this text does not allow.
+        ValueError: there is no text, or the text does not allow this vocabulary size.
     """
     extra = FAIRSEQ_SYMBOLS - _SENTENCEPIECE_SYMBOLS + masked
-    written = io.BytesIO()
+    model_bytes = io.BytesIO()
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
-            model_writer=written,
+            model_writer=model_bytes,
             model_type="unigram",
             vocab_size=vocabulary - extra,
             byte_fallback=True,
@@ -71,7 +71,7 @@ def train_sentencepiece(
     except RuntimeError as error:
         raise ValueError(_explain(str(error), option, vocabulary, extra)) from error
     with own_file(path) as part:
-        part.write_bytes(written.getvalue())
+        part.write_bytes(model_bytes.getvalue())
 
 
 def _explain(error: str, option: str, vocabulary: int, extra: int) -> str:
