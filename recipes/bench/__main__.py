@@ -120,8 +120,8 @@ def interrupted_run(path: Path, here: Machine) -> Results:
 
 def _wrong_device(case: Case) -> str:
     needed = " or ".join(case.devices)
-    there = "cuda" not in case.devices or torch.cuda.is_available()
-    return f"needs --device {needed}" if there else "no CUDA device"
+    available = "cuda" not in case.devices or torch.cuda.is_available()
+    return f"needs --device {needed}" if available else "no CUDA device"
 
 
 def write(out: Path, results: Results) -> str:

@@ -42,7 +42,7 @@ def state_is_constant(name: str) -> bool:
 
 
 def model_names() -> list[str]:
-    """Every causal mechanism, alone and with the additions of ours that it supports."""
+    """Every causal mechanism, alone and with our additions that it supports."""
     causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
     return causal + [name for mechanism in causal for name in with_additions(mechanism)[1:]]
 

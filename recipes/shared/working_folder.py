@@ -112,8 +112,8 @@ def remove_own(path: Path) -> None:
     """Remove the file or folder ``path``, but only files and folders that this command made."""
     mark = _mark_of(path)
     resolved = Path(os.path.realpath(path.parent)) / path.name
-    made = mark.made() if mark else set()
-    for entry in sorted((entry for entry in made if entry == resolved or resolved in entry.parents), reverse=True):
+    own_paths = mark.made() if mark else set()
+    for entry in sorted((entry for entry in own_paths if entry == resolved or resolved in entry.parents), reverse=True):
         if entry.is_symlink() or Path(os.path.realpath(entry.parent)) != entry.parent:  # elsewhere, by a link or ".."
             continue
         if entry.is_dir():

@@ -1,4 +1,4 @@
-"""Train classifiers of time series with several attentions and seeds, and print their accuracy beside the paper's.
+"""Train classifiers of time series with several attentions and seeds, and print their accuracy next to the paper's.
 
 ``python -m recipes.time_series.compare --dataset JapaneseVowels --seeds 5`` from the checkout's root, through
 fairseq-train, with the authors' training; ``recipes.time_series.classify`` fits methods that are not networks. After

@@ -1,4 +1,4 @@
-"""The gated attention unit, ours and FLASH-pytorch's, with the same weights."""
+"""Our gated attention unit and FLASH-pytorch's, with the same weights."""
 
 from functools import partial
 

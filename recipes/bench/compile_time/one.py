@@ -89,7 +89,7 @@ def _gradients(model: nn.Module, logits: Tensor) -> Tensor:
 
 def processor_seconds() -> tuple[float, float]:
     """User and system time of this process, and of its children that have ended."""
-    usages = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    usages = (resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return tuple(usage.ru_utime + usage.ru_stime for usage in usages)
 
 

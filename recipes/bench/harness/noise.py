@@ -43,8 +43,8 @@ def other_load() -> float:
     process.cpu_percent()
     total = psutil.cpu_percent(interval=REST)
     # Threads of this process may wait in a busy loop; a process counts in percent of one core.
-    own = process.cpu_percent() / (psutil.cpu_count() or 1)
-    return round(min(1.0, max(0.0, (total - own) / 100)), 3)
+    own_share = process.cpu_percent() / (psutil.cpu_count() or 1)
+    return round(min(1.0, max(0.0, (total - own_share) / 100)), 3)
 
 
 def quietest(attempt: Callable[[], list[list[float]]]) -> Measurement:

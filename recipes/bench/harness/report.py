@@ -17,7 +17,7 @@ NOISY = "~"
 def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple]) -> list[Table]:
     """All tables; the table of targets is last, where a terminal shows it.
 
-    A verdict is (work, beside, to reach, achieved, reached), all in words, as in ``targets.Verdict``.
+    A verdict is (work, beside, to reach, achieved, reached) as texts; see ``targets.Verdict``.
     """
     timed = [cases[name] for name in dict.fromkeys(record.case for record in results.timed())]
     blocks = [_measurements(results, case) for case in timed]

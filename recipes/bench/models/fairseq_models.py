@@ -23,8 +23,8 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
     Two gated attention units count as one layer. ``positions`` is the longest length. Model options may follow the
     name of the ``architecture``, as in "linear_lm --linear-forget head".
     """
-    architecture, *further = architecture.split()
-    command = ["data", "--task", "language_modeling", "--arch", architecture, *further, "--dropout", "0"]
+    architecture, *options = architecture.split()
+    command = ["data", "--task", "language_modeling", "--arch", architecture, *options, "--dropout", "0"]
     command += ["--share-decoder-input-output-embed", "--tokens-per-sample", str(positions)]
     for option in ("embed", "input", "output"):
         command += [f"--decoder-{option}-dim", str(width)]

@@ -2,7 +2,7 @@
 
 From https://github.com/thuml/Flowformer (MIT license, Wu, Wu, Xu, Wang, Long, ICML 2022): ``Flow_Attention.py``,
 ``Flowformer_CV/flowformer.py`` and ``Flowformer_NLP/flow_attention.py``. The formulas and constants are theirs,
-and so is the kind of operation of each step, which decides its cost; the code is ours. q (..., n, d), k
+and so is the kind of operation of each step, which decides its cost; the code is our own. q (..., n, d), k
 (..., m, d), v (..., m, e), before the sigmoid -> (..., n, e). The causal ones take O(n d e) memory, since they sum
 kᵀv over positions without chunks.
 """
