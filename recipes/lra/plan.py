@@ -136,7 +136,7 @@ class Arena(Budget):
     speed_batch: int = option(2, "sequences in a timed step (%(default)s)", setting=False)
 
     def completed(self) -> "Arena":
-        """Take the models of ``--table`` and the length of the task; see ``Options``."""
+        """Fill in the models of ``--table`` and the length of the task; see ``Options``."""
         if self.data is None and self.task != "listops":
             raise ValueError(f"--task is {self.task} without --data; allowed: the folder of its prepare command, too")
         if self.data is not None and not (self.data / "data-bin").is_dir():

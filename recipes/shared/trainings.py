@@ -1,6 +1,6 @@
 """A set of named fairseq trainings that survive an interruption.
 
-Each training has a folder of its own: ``settings.json``, the command line it was begun with; ``train.log``;
+Each training has its own folder: ``settings.json``, the command line it was begun with; ``train.log``;
 ``checkpoints``; and, once it is complete, ``result.json``. A second run skips trainings with a result, and continues
 interrupted ones from their last checkpoint.
 """

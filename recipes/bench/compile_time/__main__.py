@@ -47,7 +47,7 @@ def parser() -> CommandParser:
 
 
 def measured(model: str, out: Path) -> Cost:
-    """Read the cost of ``model`` from ``out``, or measure it in a process of its own, which takes minutes.
+    """Read the cost of ``model`` from ``out``, or measure it in a separate process, which takes minutes.
 
     Raises:
         RecipeFailed: the process failed, or compiled and uncompiled outputs or gradients differ.
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         for model in tqdm(names, unit=" models", disable=None):
             try:
                 costs[model] = measured(model, out)
-            except RecipeFailed as error:  # the others are measured all the same
+            except RecipeFailed as error:  # continue with the other models
                 failed.append(str(error))
                 continue
             content = {name: cost._asdict() for name, cost in costs.items()}

@@ -22,7 +22,7 @@ class Measurement(NamedTuple):
     """The quietest of several attempts to time the same functions."""
 
     times: list[list[float]]  # seconds, as [function][round]
-    load: float  # what ``other_load`` was before this attempt
+    load: float  # ``other_load`` before this attempt
     attempts: int  # how many were made
 
     @property

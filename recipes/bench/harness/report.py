@@ -1,4 +1,4 @@
-"""Results as tables: every measurement, floors, what was disturbed, what was not timed, and verdicts on targets."""
+"""Results as tables: every measurement, floors, disturbed measurements, missing times, and verdicts on targets."""
 
 from collections.abc import Mapping, Sequence
 

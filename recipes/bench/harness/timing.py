@@ -70,7 +70,7 @@ def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
-    """How many times as long the peer takes: the median over rounds, in which both ran, of their ratio.
+    """How many times as long the peer takes: the median ratio over the rounds, in which both ran in turns.
 
     Raises:
         ValueError: the numbers of rounds differ or are 0.

@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A mechanism with inputs for it, all of which have gradients."""
+    """A mechanism and its inputs, which all require gradients."""
 
     attend: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A kernel and what it is compiled for."""
+    """A kernel and the arguments that it is compiled for."""
 
     function: Any  # Triton's JITFunction
     signature: dict[str, str]  # Triton's type of each argument, "constexpr" for constants

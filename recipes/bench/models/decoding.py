@@ -1,4 +1,4 @@
-"""One decoding step of a language model at a far position, whose state is computed without stepping there."""
+"""One decoding step of a language model at a far position; its state is computed without stepping there."""
 
 from collections.abc import Callable
 
