@@ -1,4 +1,4 @@
-"""A corpus as subwords: a sentencepiece model of its training split, and its splits encoded for fairseq."""
+"""A corpus as subwords: train sentencepiece on its training split, and encode all splits for fairseq."""
 
 import io
 import itertools
@@ -15,9 +15,9 @@ from .working_folder import own_file
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4
 _SENTENCEPIECE_SYMBOLS = 3
-#: Random lines that a model is trained on: sentencepiece keeps them and an index of them in memory.
+#: Number of random lines that a model is trained on. sentencepiece keeps them and an index in memory.
 SAMPLE_LINES = 500_000
-#: The training ignores longer lines.
+#: Longer lines are left out of the training.
 _MAX_LINE_BYTES = 16_384
 BATCH_CHARACTERS = 4_000_000
 _TOO_MANY = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -28,10 +28,10 @@ class SplitCounts(NamedTuple):
     """Size of a split. Perplexity per word is perplexity per token to the power of tokens / words."""
 
     documents: int
-    empty_documents: int  # not written
+    empty_documents: int  # are not written
     words: int  # between whitespace
-    text_bytes: int  # in UTF-8, with one space or newline after each line
-    tokens: int  # including an end per document, as fairseq scores them
+    text_bytes: int  # in UTF-8, with one space or line's end after each line
+    tokens: int  # with one </s> per document, as fairseq counts them
 
     @property
     def tokens_per_word(self) -> float:
@@ -49,15 +49,15 @@ def train_sentencepiece(
         option: name of ``vocabulary`` on the command line.
 
     Raises:
-        ValueError: there is no text, or the text does not allow this vocabulary size.
+        ValueError: no text, or a vocabulary that this text does not allow.
     """
     extra = FAIRSEQ_SYMBOLS - _SENTENCEPIECE_SYMBOLS + masked
-    model_bytes = io.BytesIO()
+    buffer = io.BytesIO()
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
-            model_writer=model_bytes,
+            model_writer=buffer,
             model_type="unigram",
             vocab_size=vocabulary - extra,
             byte_fallback=True,
@@ -71,14 +71,14 @@ def train_sentencepiece(
     except RuntimeError as error:
         raise ValueError(_explain(str(error), option, vocabulary, extra)) from error
     with own_file(path) as part:
-        part.write_bytes(model_bytes.getvalue())
+        part.write_bytes(buffer.getvalue())
 
 
 def _explain(error: str, option: str, vocabulary: int, extra: int) -> str:
     for pattern, bound in ((_TOO_MANY, "at most"), (_TOO_FEW, "at least")):
-        bounds = pattern.search(error)
-        if bounds is not None:
-            return f"{option} is {vocabulary}; allowed for this text: {bound} {int(bounds[1]) + extra}"
+        match = pattern.search(error)
+        if match is not None:
+            return f"{option} is {vocabulary}; allowed for this text: {bound} {int(match[1]) + extra}"
     if "!sentences_.empty()" in error:
         return "the training split is empty; allowed: at least one line of text, of at most 16,384 bytes"
     return f"sentencepiece: {error}"
@@ -91,7 +91,7 @@ def encode(
     threads: int,
     total: int | None = None,
 ) -> SplitCounts:
-    """Write ``documents``, lists of lines, to ``path`` as subwords, one document a line; ``total`` is for the bar."""
+    """Write ``documents``, lists of lines, to ``path`` as subwords, one document per line; ``total`` is for the bar."""
     counts = SplitCounts(0, 0, 0, 0, 0)
     bar = tqdm(documents, total=total, desc=path.stem, unit=" documents", leave=False, disable=None)
     with own_file(path) as part, bar, open(part, "w", encoding="utf-8", newline="\n") as file:
@@ -115,7 +115,7 @@ def encode(
 
 
 def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    """``documents`` in lists of limited length; sentencepiece's threads share the lines of one list."""
+    """``documents`` in batches of limited size; sentencepiece's threads share the lines of a batch."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
