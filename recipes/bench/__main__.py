@@ -95,8 +95,8 @@ def run(cases: list[Case], settings: Settings, earlier: Results, keep: Callable[
                 complete.append((case.name, size))
                 keep(so_far())
         except KeyboardInterrupt:
-            why = "interrupted; the rest was not measured: the same command with --resume goes on"
-            return so_far()._replace(records=[*records, Record(_INTERRUPTED, 0, "", "all", FAILED, why)])
+            reason = "interrupted; the rest was not measured: the same command with --resume goes on"
+            return so_far()._replace(records=[*records, Record(_INTERRUPTED, 0, "", "all", FAILED, reason)])
     return so_far()
 
 
@@ -159,8 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(cases: list[Case], settings: Settings, out: Path, command: str, resume: bool) -> int:
-    path, here = out / "results.json", machine.describe(command, settings)
-    earlier = interrupted_run(path, here) if resume else Results(here, [])
+    path, current = out / "results.json", machine.describe(command, settings)
+    earlier = interrupted_run(path, current) if resume else Results(current, [])
     # Saved after every size, so that an interruption loses nothing.
     results = run(cases, settings, earlier, lambda so_far: save(so_far, path))
     print("\n" + write(out, results))

@@ -54,5 +54,5 @@ def cut_text(path: Path, targets: dict[str, Path], limit: int | None = None) -> 
     except UnicodeDecodeError as error:
         raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
     lines = read_lines(path)
-    for split, places in cut_trial(count, f"{path} has {count} lines to use").items():
-        write_lines(targets[split], itertools.islice(lines, len(places)))
+    for split, indices in cut_trial(count, f"{path} has {count} lines to use").items():
+        write_lines(targets[split], itertools.islice(lines, len(indices)))

@@ -299,8 +299,8 @@ def notes(options: Series, facts: Record) -> list[str]:
     if options.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[options.dataset]))
         notes.append(f"the paper's row: {row}")
-    if unlike := [name for name in UNLIKE if name in options.models]:
-        notes.append("the paper has another method: " + "; ".join(UNLIKE[name] for name in unlike))
+    if different := [name for name in UNLIKE if name in options.models]:
+        notes.append("the paper has another method: " + "; ".join(UNLIKE[name] for name in different))
     runs = [Run(**run) for run in facts["earlier"]]
     return notes + [f"with trainings of `{run.command}`, {run.date}; {run.machine}; {run.versions}" for run in runs]
 

@@ -77,21 +77,21 @@ def _candidate(name: str, unit: nn.Module, settings: Settings, size: int) -> Can
 
 def _written_out(unit: nn.Module, x: Tensor) -> Tensor:
     """Either unit in the dtype of x, with its attention as a map of all pairs of tokens: (1, n, d) -> (1, n, d)."""
-    p = {name: parameter.detach().to(x) for name, parameter in unit.named_parameters()}
-    normed = F.layer_norm(x, x.shape[-1:], p["norm.weight"], p["norm.bias"])
+    parameters = {name: parameter.detach().to(x) for name, parameter in unit.named_parameters()}
+    normed = F.layer_norm(x, x.shape[-1:], parameters["norm.weight"], parameters["norm.bias"])
     if isinstance(unit, GatedAttentionUnit):
-        hidden = F.silu(F.linear(normed, p["in_proj.weight"], p["in_proj.bias"]))
+        hidden = F.silu(F.linear(normed, parameters["in_proj.weight"], parameters["in_proj.bias"]))
         gate, value, shared = hidden.split(unit.widths, dim=-1)
-        heads = [shared * gamma + beta for gamma, beta in zip(p["gamma"][:, 0], p["beta"][:, 0])]
-        out = (p["out_proj.weight"], p["out_proj.bias"])
+        heads = [shared * gamma + beta for gamma, beta in zip(parameters["gamma"][:, 0], parameters["beta"][:, 0])]
+        out = (parameters["out_proj.weight"], parameters["out_proj.bias"])
     else:
-        hidden = F.silu(F.linear(normed, p["to_hidden.0.weight"], p["to_hidden.0.bias"]))
+        hidden = F.silu(F.linear(normed, parameters["to_hidden.0.weight"], parameters["to_hidden.0.bias"]))
         value, gate = hidden.chunk(2, dim=-1)
-        shared = F.silu(F.linear(normed, p["to_qk.0.weight"], p["to_qk.0.bias"]))
-        scales = zip(p["qk_offset_scale.gamma"], p["qk_offset_scale.beta"])
+        shared = F.silu(F.linear(normed, parameters["to_qk.0.weight"], parameters["to_qk.0.bias"]))
+        scales = zip(parameters["qk_offset_scale.gamma"], parameters["qk_offset_scale.beta"])
         heads = [shared * gamma + beta for gamma, beta in scales]
         heads = [heads[i] for i in (0, 2, 1, 3)]
-        out = (p["to_out.weight"], p["to_out.bias"])
+        out = (parameters["to_out.weight"], parameters["to_out.bias"])
     attended = attention_maps.mixed_chunk_attention(*heads, value, chunk_size=CHUNK, bias=None)
     return x + F.linear(gate * attended, *out)
 

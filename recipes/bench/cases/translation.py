@@ -77,14 +77,14 @@ def _candidates(
     shape = (max(positions), BEAM, model.decoder.embed_dim)
     x = settings.to(torch.randn(shape, generator=torch.Generator().manual_seed(3)))
     inputs = {position: [x[:position]] * len(model.decoder.layers) for position in positions}
-    of_target = {position: translation.read_target(model, inputs[position]) for position in positions}
+    target_states = {position: translation.read_target(model, inputs[position]) for position in positions}
     for source in sources:
         kind = (type(model.encoder), source)
         if kind not in encoded:  # models with the same kind of encoder have the same weights, from one seed
             encoded[kind] = translation.encode(model, random_tokens(settings, source), BEAM)
-        of_source = translation.read_source(model, tokens, encoded[kind])
+        source_state = translation.read_source(model, tokens, encoded[kind])
         for position in positions:
-            state = translation.joined(model, of_source, of_target[position], inputs[position])
+            state = translation.joined(model, source_state, target_states[position], inputs[position])
             step = translation.beam_step(model, tokens[:, : position + 1], order, encoded[kind], state)
             yield Candidate(name, source, 1, {at_position(position): step}, check, translation.state_bytes(state))
 
@@ -101,8 +101,8 @@ def _check(model: nn.Module, settings: Settings) -> list[Comparison]:
     encoder_out = translation.encode(model, random_tokens(settings, source), BEAM)
     inputs, _ = translation.layer_inputs(model, before, encoder_out)
     _, expected = translation.layer_inputs(model, after, encoder_out)
-    of_source = translation.read_source(model, before, encoder_out)
-    state = translation.joined(model, of_source, translation.read_target(model, inputs), inputs)
+    source_state = translation.read_source(model, before, encoder_out)
+    state = translation.joined(model, source_state, translation.read_target(model, inputs), inputs)
     (logits,) = translation.beam_step(model, after, order, encoder_out, state)()
     return [compare("logits", logits, expected, MODEL_TOLERANCES[settings.dtype])]
 

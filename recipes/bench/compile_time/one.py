@@ -68,8 +68,8 @@ def compile_cost(model: nn.Module, inputs: list[Tensor], seconds: Callable[[], t
         kernels = len({path.name for path in Path(folder).rglob("*.main.cpp")})
     expected = _logits(model, inputs)
     actual = torch.cat([x.detach().flatten() for x in (*logits, gradients)])
-    wanted = torch.cat([x.detach().flatten() for x in (*expected, _gradients(model, expected[-1]))])
-    error = compare("logits and gradients", actual, wanted, MODEL_TOLERANCES[torch.float32]).error
+    reference = torch.cat([x.detach().flatten() for x in (*expected, _gradients(model, expected[-1]))])
+    error = compare("logits and gradients", actual, reference, MODEL_TOLERANCES[torch.float32]).error
     python, compiler = (round(end - begin, 2) for begin, end in zip(before, after))
     return Cost(python, compiler, counted.operations, counted.graphs, kernels, error)
 

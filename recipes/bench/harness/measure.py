@@ -31,16 +31,16 @@ def measure(case: Case, size: int, settings: Settings, seed: int = 0) -> list[Re
 
 def _measure(case: Case, size: int, settings: Settings, records: list[Record]) -> None:
     """Append to ``records`` after each step, so that nothing is lost if a later candidate fails."""
-    built = case.build(settings, size)
-    candidates = [candidate for candidate in built if isinstance(candidate, Candidate)]
-    for absent in built:
+    entries = case.build(settings, size)
+    candidates = [candidate for candidate in entries if isinstance(candidate, Candidate)]
+    for absent in entries:
         if isinstance(absent, Absent):
             records.append(Record(case.name, absent.size, "", absent.name, NOT_RUN, absent.reason))
     refusals = [_refusal(case, candidate) for candidate in candidates]
     records += [refusal for refusal in refusals if refusal is not None]
-    equal = [candidate for candidate, refusal in zip(candidates, refusals) if refusal is None]
-    for run in dict.fromkeys(run for candidate in equal for run in candidate.runs):
-        records += _timed(case, [candidate for candidate in equal if run in candidate.runs], run, settings)
+    timed = [candidate for candidate, refusal in zip(candidates, refusals) if refusal is None]
+    for run in dict.fromkeys(run for candidate in timed for run in candidate.runs):
+        records += _timed(case, [candidate for candidate in timed if run in candidate.runs], run, settings)
 
 
 def _refusal(case: Case, candidate: Candidate) -> Record | None:

@@ -75,9 +75,9 @@ class Results(NamedTuple):
 
     def find(self, case: str, size: int, run: str, form: str) -> Record | None:
         """The record of a measurement, None if there is none."""
-        wanted = (case, size, run, form)
+        key = (case, size, run, form)
         return next(
-            (record for record in self.timed() if (record.case, record.size, record.run, record.form) == wanted), None
+            (record for record in self.timed() if (record.case, record.size, record.run, record.form) == key), None
         )
 
     def ratio(self, case: str, size: int, run: str, form: str, peer: str, peer_size: int | None = None) -> float | None:
@@ -106,8 +106,8 @@ def save(results: Results, path: Path) -> None:
     checksum = json.dumps(signed({**content, "complete": results.complete})[CHECKSUM])
     lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
     records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
-    about = f'"complete": {json.dumps(results.complete)},\n"{CHECKSUM}": {checksum}'
-    write_text(path, f'{{"machine": {lines},\n{about},\n"records": [\n{records}\n]}}\n')
+    metadata = f'"complete": {json.dumps(results.complete)},\n"{CHECKSUM}": {checksum}'
+    write_text(path, f'{{"machine": {lines},\n{metadata},\n"records": [\n{records}\n]}}\n')
 
 
 def _as_json(record: Record) -> dict:

@@ -75,10 +75,10 @@ def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str,
     inputs = f"{one.input_bytes / 2**20:,.1f}" if one.input_bytes else MISSING
     multiple = MISSING if MISSING in (extra, inputs) else f"{one.extra_bytes / one.input_bytes:.2f}"
     speed = f"{one.per_second:,.0f}" if one.per_second >= 100 else f"{one.per_second:.3g}"
-    between = _marked(f"{low} to {high}", one)
+    interval = _marked(f"{low} to {high}", one)
     load, attempts = _percent(one.load), str(one.attempts) if one.attempts > 1 else MISSING
     size = f"{one.size:,}"
-    return (size, one.run, one.form, middle, between, speed, times, extra, inputs, multiple, load, attempts)
+    return (size, one.run, one.form, middle, interval, speed, times, extra, inputs, multiple, load, attempts)
 
 
 def _marked(cell: str, one: Record) -> str:

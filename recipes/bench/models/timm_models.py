@@ -68,13 +68,13 @@ def authors_parameters(model: Flowformer) -> dict[str, Tensor]:
     widths = [info["num_chs"] for info in model.feature_info]
     side = model.patch_embed.img_size[0]
     shapes = released_shapes(model.num_classes, side, widths, depths, model.patch_embed.patch_size[0])
-    like = next(model.parameters())
+    example = next(model.parameters())
     renamed = {}
     for name, shape in shapes.items():
         parameter = parameters.get(released_name(name))
         if parameter is None and not name.endswith(".gamma"):
             raise ValueError(f"the model has no {released_name(name)}; allowed: one of the authors' shape")
-        renamed[name] = torch.ones(shape).to(like) if parameter is None else parameter
+        renamed[name] = torch.ones(shape).to(example) if parameter is None else parameter
     return renamed
 
 
