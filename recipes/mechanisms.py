@@ -1,7 +1,8 @@
-"""``python -m recipes.mechanisms``: write the lists and tables of mechanisms in Markdown files anew.
+"""``python -m recipes.mechanisms``: write the lists and tables of mechanisms in Markdown files again.
 
-They say what the classes in ``common/attention`` declare. A table stands between ``<!-- mechanisms: TABLE -->`` and
-``<!-- end of mechanisms -->``, and a list of names in a sentence between ``<!-- mechanisms: names FACTS -->`` and that.
+They show the declarations of the classes in ``common/attention``. A table stands between
+``<!-- mechanisms: TABLE -->`` and ``<!-- end of mechanisms -->``, and a list of names in a sentence between
+``<!-- mechanisms: names FACTS -->`` and the same end.
 """
 
 import functools
@@ -22,7 +23,7 @@ from .shared.scripts import script
 
 ROOT = Path(__file__).parents[1]
 _FOLDERS = ("", "common", "fairseq_plugin", "timm_plugin")
-#: The sizes of states in a table: channels of a head, and numbers of tokens.
+#: Channels of a head and numbers of tokens for the sizes of states in a table.
 _CHANNELS, _LENGTHS = 64, (64, 4096)
 
 
@@ -33,10 +34,10 @@ def readmes() -> list[Path]:
 
 
 def rewritten_readme(path: Path) -> str:
-    """The text of a Markdown file with its lists and tables of mechanisms made anew.
+    """The text of a Markdown file with its lists and tables of mechanisms made again.
 
     Raises:
-        ValueError: a marker names a table or a fact that is not there.
+        ValueError: a marker names a table or a fact that does not exist.
     """
     make = functools.partial(_part, path.parent)
     return rewritten(path.read_text(encoding="utf-8"), "mechanisms", make)
@@ -55,7 +56,7 @@ def _part(folder: Path, what: str, *facts: str) -> str:
 
 
 def _has(name: str, fact: str) -> bool:
-    """Whether a fact is declared: what it supports or needs, an attribute, or how it reads the tokens of an image."""
+    """Whether a mechanism declares a fact: in supports or needs, as an attribute, or by how it reads an image."""
     kind = ATTENTIONS[name]
     if fact not in ("grid", "order") or "bidirectional" not in kind.supports:
         return fact in kind.supports | kind.needs or getattr(kind, fact, False) is True
@@ -71,9 +72,9 @@ def _overview(folder: Path) -> str:
         "Linear time, whole sequences": [],
         "More than linear time": [],
     }
-    constant, whole, more = groups.values()
+    bounded, sequences, superlinear = groups.values()
     for kind in ATTENTIONS.values():
-        group = more if not kind.linear_cost else constant if "causal" in kind.supports else whole
+        group = superlinear if not kind.linear_cost else bounded if "causal" in kind.supports else sequences
         group.append(_title(kind, folder))
     return "\n".join(f"* {cost}: {', '.join(titles)}." for cost, titles in groups.items())
 
@@ -85,10 +86,10 @@ def _costs(folder: Path) -> str:
         hosts = ["fairseq"] * ("spatial_shape" not in kind.needs) + ["timm"] * both
         defaults = kind.Options.defaults()
         sizes = [f"{letter} `{x}` {defaults[x] or ''}".strip() for letter, x in kind.about.sizes.items()]
-        when = ("yes" if both else "only") if causal else "no"
+        causal_cell = ("yes" if both else "only") if causal else "no"
         kibibytes = "; ".join(dict.fromkeys(f"{_kibibytes(name, n):,}" for n in _LENGTHS)) if causal else "-"
         cost = [kind.about.cost, ", ".join(sizes), kind.about.state or "-", kibibytes]
-        rows.append([f"`{name}`", _title(kind, folder), kind.about.paper, when, ", ".join(hosts), *cost])
+        rows.append([f"`{name}`", _title(kind, folder), kind.about.paper, causal_cell, ", ".join(hosts), *cost])
     return _table("name", "mechanism", "paper", "causal", "hosts", "cost", "sizes", "state", "KiB", rows=rows)
 
 
@@ -101,7 +102,7 @@ def _maps(folder: Path) -> str:
     names: dict[str, list[str]] = {}
     for name, kind in ATTENTIONS.items():
         names.setdefault(kind.about.map or "the weights", []).append(name)
-    return _table("mechanism", "its map", rows=[[_names(those), text] for text, those in names.items()])
+    return _table("mechanism", "its map", rows=[[_names(mechanisms), text] for text, mechanisms in names.items()])
 
 
 _TABLES = {"overview": _overview, "costs": _costs, "functions": _functions, "maps": _maps}
@@ -112,12 +113,12 @@ def _table(*header: str, rows: list[list[str]]) -> str:
 
 
 def _names(names: Iterable[str]) -> str:
-    *first, last = [f"`{name}`" for name in names]
-    return f"{', '.join(first)} and {last}" if first else last
+    *others, last = [f"`{name}`" for name in names]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _title(kind: type[InnerAttention], folder: Path) -> str:
-    """The title, with a link to the derivation where there is one."""
+    """The title, with a link to the derivation if there is one."""
     page = ROOT.joinpath(*kind.op.__module__.split(".")[:-1], "README.md")
     return f"[{kind.about.title}]({os.path.relpath(page, folder)})" if page.exists() else kind.about.title
 

@@ -1,19 +1,19 @@
-"""Make the tables and pictures of comparisons in the recipes' Markdown files anew from stored records.
+"""Make the tables and pictures of comparisons in the recipes' Markdown files again from stored records.
 
-``python -m recipes.results`` from the checkout's root writes what has changed; with ``--check`` it only says so.
+``python -m recipes.results`` from the checkout's root writes the changed files; with ``--check`` it only lists them.
 
-A table stands between ``<!-- results: NAME -->`` and ``<!-- end of results -->`` in a Markdown file of an area; nothing
-else of the file is touched. Its records are lines of JSON in ``records.jsonl`` next to the file:
+A table stands between ``<!-- results: NAME -->`` and ``<!-- end of results -->`` in a Markdown file of an area; the
+rest of the file does not change. Its records are lines of JSON in ``records.jsonl`` next to the file:
 
-* ``{"table": NAME, "columns": [FIELD, ...]}`` begins a table; ``{FIELD: HEADER, ...}`` where headers are no names of
-  fields. ``"align": {FIELD: "left"}`` is for a column that is not aligned by its cells, numbers to the right;
-* ``{"table": NAME, FIELD: VALUE, ...}`` is a row. A number is written with commas between thousands, a list is the
-  values of several seeds and is written as mean ± deviation, a text as it is, and a field that is missing is empty.
+* ``{"table": NAME, "columns": [FIELD, ...]}`` begins a table; use ``{FIELD: HEADER, ...}`` if headers differ
+  from the names of fields. Columns of numbers are aligned right; ``"align": {FIELD: "left"}`` overrides that;
+* ``{"table": NAME, FIELD: VALUE, ...}`` is a row. A number is written with commas between thousands, a list of values
+  of several seeds as mean ± deviation, a text unchanged, and a missing field as an empty cell.
 
-An area that keeps the results.json of a command has one line for each table of it instead:
+For a stored results.json of a command, each table has a single line instead:
 ``{"table": NAME, "experiment": MODULE, "results": FILE}``. The table is the first one that the module's ``EXPERIMENT``
-makes of that file, with all columns or with those that ``"columns": [HEADER, ...]`` names, and ``"picture": FILE`` is
-its picture, which has the digest of the records in its metadata.
+makes from that file, with all columns or only ``"columns": [HEADER, ...]``, and ``"picture": FILE`` is its picture,
+which has the digest of the records in its metadata.
 """
 
 import hashlib
@@ -49,10 +49,10 @@ _DIGEST = "records"
 
 
 def read_tables(folder: Path) -> dict[str, list[Record]]:
-    """The lines of ``folder``'s records by table, the first of each being its head.
+    """Table -> its lines in the records of ``folder``; the first line is its head.
 
     Raises:
-        ValueError: a line is no JSON, names no table, or is a row above the head of its table.
+        ValueError: a line is not JSON, names no table, or is a row above the head of its table.
     """
     tables: dict[str, list[Record]] = {}
     path = folder / RECORDS
@@ -69,7 +69,7 @@ def read_tables(folder: Path) -> dict[str, list[Record]]:
 
 
 def cell(value: Any) -> str:
-    """The text of a value; see the module."""
+    """The text of a value; see the module docstring."""
     if isinstance(value, list):
         return spread(value)
     return value if isinstance(value, str) else f"{value:,}"
@@ -87,25 +87,25 @@ def table_of_rows(head: Record, records: Sequence[Record]) -> str:
 
 
 def stored_report(head: Record, folder: Path) -> Report:
-    """The report of the experiment that a head names, of its stored results."""
+    """The report of the experiment in a head, made from its stored results."""
     experiment = importlib.import_module(head["experiment"]).EXPERIMENT
     content = read_json(folder / head["results"], plan=dict, results=list, failed=dict)
-    known = {field.name for field in fields(experiment.options)}
-    options = experiment.options(**{name: value for name, value in content["plan"].items() if name in known})
+    names = {field.name for field in fields(experiment.options)}
+    options = experiment.options(**{name: value for name, value in content["plan"].items() if name in names})
     facts = {name: value for name, value in content.items() if name not in ("run", "plan", "results", "failed")}
     return experiment.report(options, facts, Compared(content["results"], content["failed"]))
 
 
 def table_of_experiment(head: Record, folder: Path) -> str:
     """The table of a head with an experiment; names of models are written as code."""
-    made = stored_report(head, folder).tables[0]
-    chosen = [made.header.index(name) for name in head.get("columns", made.header)]
-    rows = [[f"`{row[i]}`" if i == 0 else row[i] for i in chosen] for row in made.rows]
-    return markdown_table([made.header[i] for i in chosen], rows)
+    table = stored_report(head, folder).tables[0]
+    shown = [table.header.index(name) for name in head.get("columns", table.header)]
+    rows = [[f"`{row[i]}`" if i == 0 else row[i] for i in shown] for row in table.rows]
+    return markdown_table([table.header[i] for i in shown], rows)
 
 
 def rewritten(path: Path) -> str:
-    """The text of a Markdown file with its tables made anew.
+    """The text of a Markdown file with its tables made again.
 
     Raises:
         ValueError: a marker names a table that has no records.
@@ -136,7 +136,7 @@ def documents(folder: Path = _FOLDER) -> Iterator[Path]:
 
 
 def pictures(folder: Path = _FOLDER) -> Iterator[tuple[Path, Record]]:
-    """Every picture that is made of stored results, and the head of its table."""
+    """Every picture that is made from stored results, and the head of its table."""
     for area in folders(folder):
         for head, *_ in read_tables(area).values():
             if "picture" in head:
@@ -144,12 +144,12 @@ def pictures(folder: Path = _FOLDER) -> Iterator[tuple[Path, Record]]:
 
 
 def digest(head: Record, folder: Path) -> str:
-    """The digest of the results that a picture is made of."""
+    """The digest of the results that a picture is made from."""
     return hashlib.sha256((folder / head["results"]).read_bytes()).hexdigest()
 
 
 def is_of(picture: Path, expected: str) -> bool:
-    """Whether a picture is of the results with a digest."""
+    """Whether a picture was made from the results with the digest ``expected``."""
     if not picture.exists():
         return False
     with Image.open(picture) as image:
@@ -157,7 +157,7 @@ def is_of(picture: Path, expected: str) -> bool:
 
 
 def draw(picture: Path, head: Mapping[str, Any]) -> None:
-    """Write a picture of stored results."""
+    """Write a picture from stored results."""
     report = stored_report(head, picture.parent)
     information = PngImagePlugin.PngInfo()
     information.add_text(_DIGEST, digest(head, picture.parent))
@@ -169,34 +169,34 @@ def draw(picture: Path, head: Mapping[str, Any]) -> None:
 
 
 def changed(write: bool, folder: Path = _FOLDER) -> list[Path]:
-    """The files that are not what their records make; they are written if ``write``."""
-    found = []
+    """The files that differ from what their records make; they are written if ``write``."""
+    paths = []
     for path in documents(folder):
         text = rewritten(path)
         if text != path.read_text(encoding="utf-8"):
-            found.append(path)
+            paths.append(path)
             if write:
                 with unfinished(path, COMMAND) as new:
                     new.write_text(text, encoding="utf-8")
                     new.replace(path)
     for picture, head in pictures(folder):
         if not is_of(picture, digest(head, picture.parent)):
-            found.append(picture)
+            paths.append(picture)
             if write:
                 draw(picture, head)
-    return found
+    return paths
 
 
 @script("results")
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status, 1 with ``--check`` where a file differs."""
+    """Run the script; returns the exit status, 1 with ``--check`` if a file differs."""
     parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a file would change")
     options = parser.parse_args(arguments)
-    found = changed(write=not options.check)
-    for path in found:
+    paths = changed(write=not options.check)
+    for path in paths:
         print(f"{shown_path(path)} {'is not what its records make' if options.check else 'is made anew'}")
-    return int(options.check and bool(found))
+    return int(options.check and bool(paths))
 
 
 if __name__ == "__main__":

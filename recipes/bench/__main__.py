@@ -25,9 +25,9 @@ from .harness.work import Case, Settings
 COMMAND = "recipes.bench"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
-#: What may differ between the two parts of a run that was interrupted.
+#: Fields of the machine that may differ between the two parts of an interrupted run.
 _OF_A_RUN = ("command", "date", "load", "minutes")
-#: In the place of a case's name: why the rest was not measured.
+#: The case name of the record that says why the remaining cases were not measured.
 _INTERRUPTED = "all"
 _HEAD = "# Results of the benchmark\n\nWritten by the command at the end; see [how it is measured](../README.md)."
 
@@ -73,7 +73,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 def run(cases: list[Case], settings: Settings, earlier: Results, keep: Callable[[Results], None]) -> Results:
     """Measure ``cases`` size by size and call ``keep`` with the results so far after each; Ctrl-C ends it early.
 
-    The results begin with those of ``earlier``, and what is complete there is not measured again.
+    The results begin with those of ``earlier``; cases and sizes that are complete there are not measured again.
     """
     started, records, complete = time.monotonic(), list(earlier.records), list(earlier.complete)
     work = []
@@ -95,33 +95,33 @@ def run(cases: list[Case], settings: Settings, earlier: Results, keep: Callable[
                 complete.append((case.name, size))
                 keep(so_far())
         except KeyboardInterrupt:
-            why = "interrupted; the rest was not measured: the same command with --resume goes on"
-            return so_far()._replace(records=[*records, Record(_INTERRUPTED, 0, "", "all", FAILED, why)])
+            reason = "interrupted; the rest was not measured: the same command with --resume goes on"
+            return so_far()._replace(records=[*records, Record(_INTERRUPTED, 0, "", "all", FAILED, reason)])
     return so_far()
 
 
 def interrupted_run(path: Path, here: Machine) -> Results:
-    """The results at ``path``, of a run that was begun ``here`` with the same versions and settings.
+    """Load the results of an interrupted run from ``path``; ``here`` has to have the same versions and settings.
 
     Raises:
-        ValueError: there are none, or they are of another machine, version, commit or setting.
+        ValueError: there are no results, or the machine, a version, the commit or a setting differs.
     """
     if not path.is_file():
         raise ValueError(
             f"--resume is given; allowed with a --out that holds results, unlike {shown_path(path.parent)}"
         )
-    found = load(path)
+    results = load(path)
     for name, value in here._asdict().items():
-        before = getattr(found.machine, name)
+        before = getattr(results.machine, name)
         if name not in _OF_A_RUN and before != value:
             raise ValueError(f"--resume is given, and {name} is {value}; allowed with {shown_path(path)}: {before}")
-    return found._replace(records=[one for one in found.records if one.case != _INTERRUPTED])
+    return results._replace(records=[record for record in results.records if record.case != _INTERRUPTED])
 
 
 def _wrong_device(case: Case) -> str:
     needed = " or ".join(case.devices)
-    there = "cuda" not in case.devices or torch.cuda.is_available()
-    return f"needs --device {needed}" if there else "no CUDA device"
+    available = "cuda" not in case.devices or torch.cuda.is_available()
+    return f"needs --device {needed}" if available else "no CUDA device"
 
 
 def write(out: Path, results: Results) -> str:
@@ -133,7 +133,7 @@ def write(out: Path, results: Results) -> str:
     pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, CASES, out)]
     if summary.draw(results, out / summary.NAME):
         pictures.insert(0, f"![Time per token by length]({summary.NAME})")
-    # A terminal shows the end of a text and a page its beginning: the targets go to where they are seen first.
+    # A terminal shows the end of a text, a page shows its beginning: the targets go where the reader sees them first.
     blocks = sorted(blocks, key=lambda block: block.title != report.REACH)
     parts = [_HEAD, as_markdown(blocks, foot), *pictures]
     write_text(out / "results.md", "\n\n".join(parts) + "\n")
@@ -159,8 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(cases: list[Case], settings: Settings, out: Path, command: str, resume: bool) -> int:
-    path, here = out / "results.json", machine.describe(command, settings)
-    earlier = interrupted_run(path, here) if resume else Results(here, [])
+    path, current = out / "results.json", machine.describe(command, settings)
+    earlier = interrupted_run(path, current) if resume else Results(current, [])
     # Saved after every size, so that an interruption loses nothing.
     results = run(cases, settings, earlier, lambda so_far: save(so_far, path))
     print("\n" + write(out, results))

@@ -1,4 +1,4 @@
-"""The picture of README's first screen: time per token by length, with the lengths from which on ours is faster."""
+"""The picture of README's first screen: time per token by length, and the lengths from which on our model is faster."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ NAME = "time_per_token.png"
 
 
 class Panel(NamedTuple):
-    """Two candidates of one case beside each other."""
+    """Two candidates of one case, drawn together."""
 
     title: str
     case: str
@@ -41,7 +41,7 @@ PANELS = (
         *language_models.TRAINED,
     ),
 )
-#: What a reader calls the candidates.
+#: Names of the candidates for a reader.
 LABELS = {
     operations.FLOW: "Flow-Attention",
     operations.SOFTMAX: "fused softmax attention",
@@ -58,8 +58,8 @@ def draw(results: Results, path: Path) -> bool:
         return False
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(PANELS), figsize=(10, 3.6), layout="constrained")
-        for one, panel in zip(axes, PANELS):
-            _panel(one, results, panel)
+        for panel_axes, panel in zip(axes, PANELS):
+            _panel(panel_axes, results, panel)
         axes[0].set_ylabel("microseconds per token")
         save(figure, path, dpi=90, pil_kwargs={"optimize": True})
     return True
@@ -83,9 +83,9 @@ def _panel(axes: Axes, results: Results, panel: Panel) -> None:
 
 
 def crossing(results: Results, panel: Panel) -> int | None:
-    """The length from which on ours is faster, between the measured ones along the lines of the picture.
+    """The length from which on ``panel.ours`` is faster, interpolated along the lines of the picture.
 
-    The shortest that was measured if ours is faster at all; None if it is slower at the longest.
+    The shortest measured length if it is always faster; None if it is slower at the longest.
     """
     sizes = results.sizes(panel.case, panel.run, panel.ours)
     speeds = [(size, results.ratio(panel.case, size, panel.run, panel.ours, panel.peer)) for size in sizes]

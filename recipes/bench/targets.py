@@ -1,8 +1,8 @@
 """Performance targets, one row each, and their verdicts.
 
-A row names a case, what is run, a size, two candidates, a figure that compares them, and the number to reach. Where no
-number can be asked for, the row names what bounds the figure, and its verdict says how much of the bound is reached.
-Times that are noisy judge nothing.
+A row names a case, a run, a size, two candidates, a figure that compares them, and the number to reach. If no number
+can be set, the row names a bound of the figure, and its verdict says which share of the bound is reached. Noisy times
+are not judged.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from .harness.floors import RATES, floors
 from .harness.records import Record, Results
 from .harness.work import BACKWARD, DECODING, FORWARD, TRAINING
 
-#: A figure. As a target's bound: the candidate's time would be its floor.
+#: A figure; as the bound of a target: the figure if the candidate's time were its floor.
 FLOOR = "floor"
-#: Whether a target was reached; where a bound stands for it, the share of the bound takes the place of the first two.
+#: Whether a target was reached; for a target with a bound, its share replaces ``YES`` and ``NO``.
 YES, NO, NOT_MEASURED, NOISY = "yes", "no", "-", "not judged: noisy"
 
 
@@ -28,9 +28,9 @@ class Target(NamedTuple):
     candidate: str
     peer: str  # the candidate to compare with; "" for a figure of one candidate
     figure: str  # a key of FIGURES
-    #: The number to reach. ``FLOOR`` or a candidate: what the figure would be if ours took the time of that.
+    #: The number to reach; with ``FLOOR`` or a candidate: the figure if our candidate took the time of that.
     bound: float | str
-    peer_size: int | None = None  # where the peer is another size: of the same candidate, say
+    peer_size: int | None = None  # if the peer has another size, such as one of the same candidate
 
     @property
     def work(self) -> str:
@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """The candidate to compare with, in words, and its size where that differs."""
+        """The candidate to compare with, in words, and its size if that differs."""
         size = "" if self.peer_size is None else f" at {self.peer_size:,}"
         return f"{self.peer}{size}"
 
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
 class Figure(NamedTuple):
     """A number that is read off the results."""
 
-    measure: Callable[[Results, Target], float | None]  # None where it was not measured
+    measure: Callable[[Results, Target], float | None]  # None: it was not measured
     at_most: bool  # whether the bound is the largest allowed number or the smallest
     reach: str  # the bound in words
     achieved: str = "{:.3g} times"
@@ -87,9 +87,9 @@ def _time_onwards(results: Results, target: Target) -> float | None:
 
 def _memory(results: Results, target: Target) -> float | None:
     """The candidate's peak memory over the peer's."""
-    ours = results.find(target.case, target.size, target.run, target.candidate)
-    theirs = results.find(target.case, target.peer_size or target.size, target.run, target.peer)
-    return None if ours is None or theirs is None else ours.extra_bytes / theirs.extra_bytes
+    record = results.find(target.case, target.size, target.run, target.candidate)
+    peer_record = results.find(target.case, target.peer_size or target.size, target.run, target.peer)
+    return None if record is None or peer_record is None else record.extra_bytes / peer_record.extra_bytes
 
 
 def _memory_of_inputs(results: Results, target: Target) -> float | None:
@@ -111,7 +111,7 @@ def _gain(results: Results, target: Target) -> float | None:
 def _break_even(results: Results, target: Target) -> float | None:
     """The shortest length from which on the candidate is as fast as the peer; infinite if there is none.
 
-    None unless the target's size was measured, and one of at least twice that: a shorter run does not show whether it
+    None unless the target's size and one at least twice as large were measured: a shorter run does not show whether it
     stays faster.
     """
     sizes = results.sizes(target.case, target.run, target.candidate)
@@ -218,7 +218,7 @@ def judge(results: Results, target: Target) -> Verdict:
         reach = figure.reach.format(goal)
     if number is None:
         return Verdict(target.work, target.beside, reach, "not measured", NOT_MEASURED)
-    if figure.of_times and any(one.noisy for one in _read(results, target)):
+    if figure.of_times and any(record.noisy for record in _read(results, target)):
         answer = NOISY
     elif goal is None:
         answer = NOT_MEASURED
@@ -230,7 +230,7 @@ def judge(results: Results, target: Target) -> Verdict:
 
 
 def _bound(results: Results, target: Target, number: float | None) -> float | None:
-    """The figure if the candidate took the time of its floor or of another candidate; None where that is not known."""
+    """The figure if the candidate took the time of its floor or of another candidate; None if that is not known."""
     figure = FIGURES[target.figure]
     if target.bound != FLOOR:
         return figure.measure(results, target._replace(candidate=target.bound))
@@ -244,16 +244,16 @@ def _read(results: Results, target: Target) -> list[Record]:
     """The times that the verdict on ``target`` depends on."""
     figure, names = FIGURES[target.figure], (target.candidate, target.peer, target.bound)
     return [
-        one
-        for one in results.timed()
-        if ((one.case, one.run) == (target.case, target.run) and one.form in names)
-        and (one.size in (target.size, target.peer_size) or (figure.onwards and one.size > target.size))
-        or (one.case == RATES and FLOOR in (target.figure, target.bound))
+        record
+        for record in results.timed()
+        if ((record.case, record.run) == (target.case, target.run) and record.form in names)
+        and (record.size in (target.size, target.peer_size) or (figure.onwards and record.size > target.size))
+        or (record.case == RATES and FLOOR in (target.figure, target.bound))
     ]
 
 
 def verdicts(results: Results) -> list[Verdict]:
     """The verdict on every target of the cases and the device of ``results``."""
     device = "cpu" if results.machine.device == "CPU" else "cuda"
-    cases = {one.case for one in results.records}
-    return [judge(results, one) for one in TARGETS if one.case in cases and device_of(one) == device]
+    cases = {record.case for record in results.records}
+    return [judge(results, target) for target in TARGETS if target.case in cases and device_of(target) == device]

@@ -1,7 +1,7 @@
 """Train every attention on a task of the Long Range Arena with one budget, and print accuracy, speed and memory.
 
 ``python -m recipes.lra.compare --task listops --length 256 --seeds 3`` from the checkout's root, through fairseq-train
-and fairseq-validate. Run again, it goes on where it was interrupted.
+and fairseq-validate. After an interruption the same command continues.
 """
 
 import json
@@ -28,7 +28,7 @@ from .listops_blocks import Plan as ListopsPlan
 from .plan import MODELS, TASKS, Arena
 from .speed import INFERENCE, TRAINING, Speed
 
-#: In the folder of a training: what its selected checkpoint reaches on the test split.
+#: The file in the folder of a training with the results of its selected checkpoint on the test split.
 TEST = "test.json"
 #: Expressions of a generated ListOps, and the shortest ones as a share of the longest.
 SIZES = {"train": 64_000, "valid": 1_000, "test": 1_000}
@@ -38,11 +38,11 @@ TITLE = Column("model", known=lambda name: MODELS[name].title)
 
 
 def prepare(options: Arena) -> Data:
-    """The folder of ``--data``, or generated ListOps of the length, with the number of examples of each split."""
+    """The folder of ``--data``, or generated ListOps of the length; the facts are the size of each split and chance."""
     data = options.data
     if data is None:
         data = options.out / "data"
-        # --max-length is exclusive, and the first token stands before it.
+        # --max-length is exclusive, which leaves room for the first token.
         lengths = {"min_length": options.length // _SHORTEST, "max_length": options.length}
         sizes = QUICK_SIZES if options.quick else SIZES
         listops.generate(ListopsPlan(seed=1, **sizes, **lengths), data, options.jobs)
@@ -50,11 +50,13 @@ def prepare(options: Arena) -> Data:
     labels = {split: read_labels(data_bin, split) for split in SPLITS}
     # Accuracy on the test split of always naming its most frequent class, per cent.
     majority = 100.0 * labels["test"].bincount().max().item() / len(labels["test"])
-    return Data(data_bin, {"examples": {split: len(found) for split, found in labels.items()}, "majority": majority})
+    return Data(
+        data_bin, {"examples": {split: len(classes) for split, classes in labels.items()}, "majority": majority}
+    )
 
 
 def validate(options: Arena, data: Data, folder: Path) -> None:
-    """Evaluate the test split of the selected checkpoint in ``folder``, and keep it there, unless it has been."""
+    """Evaluate the selected checkpoint in ``folder`` on the test split and store the result there, unless it exists."""
     if not (folder / TEST).exists():
         log = folder / "test.log"
         run(options.validate_command(data.folder, folder / "checkpoints" / "checkpoint_best.pt"), log, threads=1)
@@ -77,7 +79,7 @@ def read(options: Arena, folder: Path, known: Record) -> Record | None:
 
 
 def measure(options: Arena, data: Data, compared: Compared) -> Record:
-    """Steps per second of all models, measured unless they have been with the same arguments."""
+    """Steps per second of all models; measured only if no result with the same arguments is stored."""
     if compared.interrupted:
         return {"speeds": [], "speed_batch": options.speed_batch}
     arguments = [str(word) for word in options.speed_arguments()]
@@ -163,7 +165,7 @@ def _speeds(facts: Record, kind: str) -> list[Speed]:
 
 
 def draw(options: Arena, facts: Record, records: Sequence[Record], path: Path) -> None:
-    """Accuracies of all seeds against those of guessing, and speed of training against length."""
+    """Draw the accuracies of all seeds against guessing, and the speed of training against length."""
     with plt.rc_context(STYLE):
         size = (13, max(4.2, 0.28 * len(options.models)))
         figure, (left, right) = plt.subplots(1, 2, figsize=size, layout="constrained")
@@ -174,11 +176,11 @@ def draw(options: Arena, facts: Record, records: Sequence[Record], path: Path) -
 
 def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequence[Record]) -> None:
     names = options.models
-    for place, name in enumerate(names):
+    for row, name in enumerate(names):
         values = [record["test"] for record in of_model(records, name)]
         if values:
-            axes.plot(values, [place] * len(values), look(place).marker, color=look(place).colour, alpha=0.6)
-            axes.plot(statistics.mean(values), place, "|", color="black", markersize=16)
+            axes.plot(values, [row] * len(values), look(row).marker, color=look(row).colour, alpha=0.6)
+            axes.plot(statistics.mean(values), row, "|", color="black", markersize=16)
     axes.axvline(facts["majority"], color="gray", linestyle="--")
     axes.annotate(" always the most frequent class", (facts["majority"], -0.55), fontsize=8, color="gray", ha="left")
     axes.set_yticks(range(len(names)), [MODELS[name].title for name in names])
@@ -187,10 +189,10 @@ def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequenc
 
 
 def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Speed]) -> None:
-    for place, name in enumerate(options.models):
+    for number, name in enumerate(options.models):
         points = sorted((speed.length, speed.steps_per_second) for speed in of_model(speeds, name))
         if points:
-            axes.plot(*zip(*points), marker=look(place).marker, label=MODELS[name].title, **look(place).line)
+            axes.plot(*zip(*points), marker=look(number).marker, label=MODELS[name].title, **look(number).line)
     axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
     logarithmic(axes, sorted({speed.length for speed in speeds}))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

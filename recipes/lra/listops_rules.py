@@ -35,7 +35,7 @@ def draw(rng: random.Random, min_length: int, max_length: int) -> Expression:
     """Draw trees until one has more than ``min_length`` and fewer than ``max_length`` symbols.
 
     Raises:
-        ValueError: none of a million trees has.
+        ValueError: no such tree among a million.
     """
     for _ in range(_TRIES):
         symbols: list[str] = []

@@ -55,14 +55,14 @@ def read_pictures(folder: Path) -> list[Picture]:
     pictures = []
     for file in files:
         for number, line in enumerate(read_lines(file), 1):
-            place, cells = f"{file}, line {number}", line.split()
+            location, cells = f"{file}, line {number}", line.split()
             if len(cells) < _COLUMNS or cells[3] not in ("0", "1"):
-                raise ValueError(f"{place} is {line[:60]!r}; allowed: folder, file, number, label 0 or 1, ...")
+                raise ValueError(f"{location} is {line[:60]!r}; allowed: folder, file, number, label 0 or 1, ...")
             path = folder / cells[0] / cells[1]
             if not path.is_file():
-                raise ValueError(f"{place} names {path}, which does not exist; allowed: an image of the release")
+                raise ValueError(f"{location} names {path}, which does not exist; allowed: an image of the release")
             if path.stat().st_size:
-                pictures.append(Picture(place, path, int(cells[3])))
+                pictures.append(Picture(location, path, int(cells[3])))
     return pictures
 
 

@@ -154,9 +154,9 @@ def parser() -> CommandParser:
     parser = CommandParser(prog="python -m recipes.lra.pictures", description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE", help="of a flowformer_lra_listops")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that recipes.lra.listops wrote")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--example", type=int, default=0, metavar="N", help="of the test table, from 0 (%(default)s)")
-    which.add_argument("--expression", help="an expression in quotes, such as '[MAX 2 9 [MIN 4 7 ] 0 ]'")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--example", type=int, default=0, metavar="N", help="of the test table, from 0 (%(default)s)")
+    choice.add_argument("--expression", help="an expression in quotes, such as '[MAX 2 9 [MIN 4 7 ] 0 ]'")
     parser.add_argument("--output", type=Path, default=Path("weights.png"), metavar="FILE", help="default: %(default)s")
     return parser
 

@@ -1,4 +1,4 @@
-"""Tasks and models of the Long Range Arena, the options of a comparison of them, and the commands they become."""
+"""Tasks and models of the Long Range Arena, the options of their comparison, and its commands."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class Task(NamedTuple):
     title: str  # in the papers' tables
     classes: int
     chance: float  # accuracy of guessing, per cent
-    longest: int  # tokens of a sequence, without the first one that stands for the whole
+    longest: int  # tokens of a sequence, without the first token, which represents the whole sequence
     sequences: int = 1
-    first_token: bool = True  # a token that stands for the whole, rather than the mean over all
+    first_token: bool = True  # classify the first token instead of the mean over all
 
 
 TASKS = {
@@ -95,7 +95,7 @@ TABLES = {
     "10": ["flow+elu", "flow+relu", "flow"],
     "11": ["flow+sigmoid_sigmoid", "flow+sigmoid_softmax", "flow+softmax_softmax", "flow"],
 }
-#: All others have their names as titles.
+#: All other models have their names as titles.
 for _name in supporting("bidirectional"):
     MODELS.setdefault(_name, Model(_name, _name))
 
@@ -136,7 +136,7 @@ class Arena(Budget):
     speed_batch: int = option(2, "sequences in a timed step (%(default)s)", setting=False)
 
     def completed(self) -> "Arena":
-        """Take the models of ``--table`` and the length of the task; see ``Options``."""
+        """Fill in the models of ``--table`` and the length of the task; see ``Options``."""
         if self.data is None and self.task != "listops":
             raise ValueError(f"--task is {self.task} without --data; allowed: the folder of its prepare command, too")
         if self.data is not None and not (self.data / "data-bin").is_dir():
@@ -157,8 +157,8 @@ class Arena(Budget):
         ]
 
     def model_arguments(self, name: str) -> list[object]:
-        """The architecture ``name`` in the size of the options: with as many parameters as a Transformer with an FFN of
-        twice the width, and without dropout, since a short training repeats little."""
+        """The architecture ``name`` in the size of the options: as many parameters as a Transformer with an FFN of
+        twice the width, and no dropout, since a short training repeats little data."""
         ffn = 2 * self.width
         arguments = ["--arch", f"{MODELS[name].architecture}_lra_{self.task}", "--encoder-embed-dim", self.width]
         if name == "flash":

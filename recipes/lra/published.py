@@ -12,7 +12,7 @@ ACCURACIES = {
 }
 
 
-#: Our name -> the paper's. The Arena's Performer has relu features except on ListOps. In its Local Attention the
+#: Our name -> the paper's name. The Arena's Performer has relu features except on ListOps. In its Local Attention the
 #: tokens of a block are far from each other, because of the array layout of its code.
 NAMES = {
     "softmax": "TRANSFORMER",

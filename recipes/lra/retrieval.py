@@ -39,15 +39,15 @@ def examples(path: Path, longest: int) -> Iterator[Example]:
     number = 0
     try:
         for number, line in enumerate(read_lines(path), 1):
-            place = f"{path}, line {number}"
+            location = f"{path}, line {number}"
             if not line.endswith("\n"):
-                raise ValueError(f"{place} is cut off; allowed: a line that ends")
+                raise ValueError(f"{location} is cut off; allowed: a line that ends")
             cells = line.rstrip("\r\n").split("\t")
             if len(cells) != len(COLUMNS):
-                raise ValueError(f"{place} has {len(cells)} columns; allowed: {len(COLUMNS)}, {', '.join(COLUMNS)}")
+                raise ValueError(f"{location} has {len(cells)} columns; allowed: {len(COLUMNS)}, {', '.join(COLUMNS)}")
             if cells[0] not in LABELS:
-                raise ValueError(f"{place} has the label {cells[0]!r}; allowed: {', '.join(LABELS)}")
-            first, second = (to_tokens(text.encode(), longest, place) for text in cells[3:])
+                raise ValueError(f"{location} has the label {cells[0]!r}; allowed: {', '.join(LABELS)}")
+            first, second = (to_tokens(text.encode(), longest, location) for text in cells[3:])
             yield Example((first, second), LABELS[cells[0]])
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, after line {number}, is not text in UTF-8: {error}; allowed: a table") from error

@@ -39,19 +39,19 @@ def read_table(path: Path) -> Iterator[Row]:
     number = 0
     try:
         for number, line in enumerate(read_lines(path), 1):
-            place = f"{path}, line {number}"
+            location = f"{path}, line {number}"
             if not line.endswith("\n"):
-                raise ValueError(f"{place} is cut off; allowed: a line that ends")
+                raise ValueError(f"{location} is cut off; allowed: a line that ends")
             cells = line.rstrip("\r\n").split("\t")
             if number == 1:
                 if cells != HEADER.split():
-                    raise ValueError(f"{place} is {line[:60]!r}; allowed: the header, Source and Target")
+                    raise ValueError(f"{location} is {line[:60]!r}; allowed: the header, Source and Target")
                 continue
             if len(cells) != 2:
-                raise ValueError(f"{place} has {len(cells)} columns; allowed: 2, Source and Target")
+                raise ValueError(f"{location} has {len(cells)} columns; allowed: 2, Source and Target")
             if not cells[0].strip():
-                raise ValueError(f"{place} has an empty Source; allowed: at least one symbol")
-            yield Row(place, *cells)
+                raise ValueError(f"{location} has an empty Source; allowed: at least one symbol")
+            yield Row(location, *cells)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, after line {number}, is not text in UTF-8: {error}; allowed: a table") from error
     if number < 2:

@@ -53,8 +53,8 @@ def read_archive(path: Path) -> dict[str, list[Review]]:
                 found = _MEMBER.search(member.name)
                 if found is not None and member.isfile():
                     text = archive.extractfile(member).read()
-                    place = f"{path}, {member.name}"
-                    reviews[found[1]].append(Review(place, CLASSES.index(found[2]), int(found[3]), text))
+                    location = f"{path}, {member.name}"
+                    reviews[found[1]].append(Review(location, CLASSES.index(found[2]), int(found[3]), text))
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}; allowed: aclImdb_v1.tar.gz, whole") from error
     for part, found in reviews.items():

@@ -13,7 +13,7 @@ from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 
 from .environments import make_for
 
-#: Episodes that are played at the same time.
+#: Episodes that are played in parallel.
 AT_ONCE = 32
 
 

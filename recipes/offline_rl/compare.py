@@ -1,8 +1,8 @@
 """Train models with several attentions and seeds to act from own data, let them act, and print their returns.
 
 ``python -m recipes.offline_rl.compare --minutes 30`` from the checkout's root: data is collected, Decision Transformers
-are trained through fairseq-train and evaluated, and so are ``bc`` and ``awac``, which have no attention. An interrupted
-comparison goes on where it was.
+are trained through fairseq-train and evaluated, as are ``bc`` and ``awac``, which have no attention. After an
+interruption the same command continues.
 """
 
 import dataclasses
@@ -39,16 +39,16 @@ architectures = architectures_of(SUFFIX, additions=True)
 DEFAULT_NAMES = ("flowformer", "softmax", "linear")
 #: Smaller than the paper's models, which would need a day on a CPU.
 SIZES = "--decoder-layers 2 --decoder-embed-dim 64 --decoder-attention-heads 4".split()
-#: How many times the updates of a Transformer those without attention have; one of theirs costs a fraction of its time.
+#: Model without attention -> its updates relative to a Transformer's; one costs a fraction of the time.
 FURTHER_UPDATES = {"bc": 10, "awac": 10}
-#: Of the time: for the search of a policy, and for the trainings. What remains is for acting.
+#: Shares of the time for the search of a policy and for the trainings; acting gets the remaining time.
 SEARCH_SHARE, TRAINING_SHARE = 0.1, 0.6
 #: Seconds that fairseq needs before the first update.
 _START = 12.0
-#: A training has so many epochs; what an interruption may cost is one.
+#: Epochs of a training; an interruption loses at most one.
 EPOCHS = 10
 _TARGETS = 5
-#: In the folder of a training: what its model did.
+#: The file in the folder of a training with the episodes of its model.
 RETURNS = "returns.json"
 
 
@@ -79,23 +79,23 @@ class Acting(Options):
     out: Path | None = option(None, "default: work/offline_rl/compare/ENV", setting=False, type=Path, metavar="DIR")
 
     def completed(self) -> "Acting":
-        """Take the folder of the environment; see ``Options``."""
+        """Fill in the folder of the environment; see ``Options``."""
         read_context("--context", self.context)
         return dataclasses.replace(self, out=self.out or Path("work/offline_rl/compare") / self.env)
 
     def settings(self) -> Record:
-        """The settings that trainings in a folder share, by the names of their options."""
+        """Name of an option -> its value, for settings that all trainings in a folder share."""
         return {f"--{name}": value for name, value in super().settings().items()}
 
     def as_dict(self) -> Record:
-        """The options by which results are stored."""
+        """The options that are stored with the results."""
         return {name: getattr(self, name) for name in ("models", "seeds", "env", "minutes", "context", "episodes")}
 
 
 def train_arguments(data: Path, name: str, context: str, updates: int, seed: int) -> list[object]:
     """fairseq-train's arguments: the authors' optimiser, with a shorter warmup; whole episodes in smaller batches.
 
-    Those without attention have their own sizes, and AWAC its own rate and no clipping.
+    Models without attention have their own sizes; AWAC has its own rate and no clipping.
     """
     batch = 4 if read_context("--context", context) is None else 64
     updates *= FURTHER_UPDATES.get(name, 1)
@@ -117,21 +117,21 @@ def train_arguments(data: Path, name: str, context: str, updates: int, seed: int
 
 
 def plan_updates(options: Acting, data: Path) -> int:
-    """The updates of each training that fill its share of the time here; measured once, and kept in ``--out``."""
+    """The number of updates of a training that fills its share of the time; measured once, and stored in ``--out``."""
     path = options.out / "updates.json"
     if options.updates is not None:
         return options.updates
     if not path.exists():
         commands = {name: train_arguments(data, name, options.context, EPOCHS, 1) for name in options.models}
         seconds = [FURTHER_UPDATES.get(name, 1) * seconds_per_update(commands[name]) for name in commands]
-        each = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
-        updates = max(EPOCHS, int(each / sum(seconds)))
+        budget = TRAINING_SHARE * 60.0 * options.minutes * options.jobs / options.seeds - _START * len(seconds)
+        updates = max(EPOCHS, int(budget / sum(seconds)))
         write_json(path, {"updates": updates})
     return read_json(path, updates=int)["updates"]
 
 
 def prepare(options: Acting) -> Data:
-    """The data, collected unless that is complete; the facts have its description, the updates and the targets."""
+    """The data, collected unless it exists; the facts are its description, the updates and the targets."""
     data = options.out / "behaviour" / "data"
     if data.exists():
         described = read_description(data)
@@ -143,19 +143,19 @@ def prepare(options: Acting) -> Data:
 
 
 def act(options: Acting, data: Data, folder: Path) -> None:
-    """Let the model that was trained in ``folder`` act, and keep there what it did, unless it has been done."""
+    """Let the model trained in ``folder`` act, and store its episodes there, unless they exist."""
     path, targets = folder / RETURNS, data.facts["targets"]
     settings = {"environment": options.env, "targets": targets, "episodes": options.episodes}
     if path.exists() and read_json(path, settings=dict)["settings"] == settings:
         return
-    found = evaluate(load(folder / "checkpoints" / "checkpoint_last.pt"), options.env, targets, options.episodes)
-    content = {"settings": settings, "milliseconds": found.milliseconds}
-    write_json(path, content | {"played": [played._asdict() for played in found.episodes]})
-    print(f"  {folder.name}: {found.milliseconds:.1f} ms an action", flush=True)
+    evaluation = evaluate(load(folder / "checkpoints" / "checkpoint_last.pt"), options.env, targets, options.episodes)
+    content = {"settings": settings, "milliseconds": evaluation.milliseconds}
+    write_json(path, content | {"played": [played._asdict() for played in evaluation.episodes]})
+    print(f"  {folder.name}: {evaluation.milliseconds:.1f} ms an action", flush=True)
 
 
 def read(options: Acting, folder: Path, known: Record) -> Record | None:
-    """A complete training, with what its model did; None if it has not acted."""
+    """The losses and episodes of a complete training; None if its model has not acted."""
     if not (folder / RETURNS).exists():
         return None
     stored = read_json(folder / RETURNS, settings=dict, played=list[Played], milliseconds=float)
@@ -165,26 +165,26 @@ def read(options: Acting, folder: Path, known: Record) -> Record | None:
     losses = [point.values.get("action_mse", point.values["loss"]) for point in points]
     return {
         "updates": [point.update for point in points],  # at which the loss was logged
-        "losses": losses,  # mean squared error of actions of -1 to 1, since the point before
+        "losses": losses,  # mean squared error of actions in -1 to 1, since the previous point
         "action_mse": losses[-1],
         "episodes": [played._asdict() for played in stored["played"]],
-        "milliseconds": stored["milliseconds"],  # an action, of all episodes side by side
+        "milliseconds": stored["milliseconds"],  # per action of all parallel episodes
     }
 
 
 def mean_at(record: Record, target: float) -> float:
-    """The mean return of the episodes with a target."""
+    """The mean return of the episodes with this target."""
     return statistics.mean(played["total"] for played in record["episodes"] if played["target"] == target)
 
 
 def follows(record: Record, targets: Sequence[float]) -> float:
-    """The correlation of the mean returns with their targets: 1 where they follow, 0 where they do not."""
+    """The correlation of the mean returns with their targets: 1 if returns follow targets, 0 if they do not."""
     means = [mean_at(record, target) for target in targets]
     return statistics.correlation(targets, means) if len(set(means)) > 1 and len(targets) > 1 else 0.0
 
 
 def _architecture(name: str) -> str:
-    """The name with its suffix, as linear_decision+forget."""
+    """The name with its suffix, such as linear_decision+forget."""
     plain, plus, additions = name.partition("+")
     return f"{plain}{SUFFIX}{plus}{additions}"
 
@@ -227,8 +227,8 @@ def notes(options: Acting, facts: Record) -> list[str]:
         "its best",
         "follows: correlation of the returns with their targets, 1 where they follow",
     ]
-    if further := [name for name in options.models if name in FURTHER_UPDATES]:
-        notes.append(f"{' and '.join(further)}: any target is the same to them, which have 10 times the updates")
+    if names := [name for name in options.models if name in FURTHER_UPDATES]:
+        notes.append(f"{' and '.join(names)}: any target is the same to them, which have 10 times the updates")
     return notes + addition_notes(options.models)
 
 
@@ -246,14 +246,16 @@ def draw(options: Acting, facts: Record, records: Sequence[Record], path: Path) 
         returns.plot(targets, targets, color="0.6", linewidth=1.0, label="return = target")
         returns.axhline(described.average, color="0.6", linestyle=":", linewidth=1.0, label="mean of the data")
         returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
-        for i, (name, of_name) in enumerate(by_model(records, options.models).items()):
+        for i, (name, model_records) in enumerate(by_model(records, options.models).items()):
             line = look(i).line
-            means = [[mean_at(record, target) for record in of_name] for target in targets]
+            means = [[mean_at(record, target) for record in model_records] for target in targets]
             deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in means]
             centres = [statistics.mean(values) for values in means]
             returns.errorbar(targets, centres, deviations, marker=look(i).marker, capsize=3, label=name, **line)
-            losses = [statistics.mean(at) for at in zip(*(record["losses"] for record in of_name))]
-            curves.plot(of_name[0]["updates"][: len(losses)], losses, linewidth=1.3, **line)
+            losses = [
+                statistics.mean(seed_losses) for seed_losses in zip(*(record["losses"] for record in model_records))
+            ]
+            curves.plot(model_records[0]["updates"][: len(losses)], losses, linewidth=1.3, **line)
         returns.set(xlabel="return asked for", ylabel="return reached", title="Mean and deviation over seeds")
         curves.set(xlabel="update", ylabel="action MSE", yscale="log", title="Training, mean over seeds")
         legend_beside(curves, handles=returns.get_legend_handles_labels()[0])

@@ -1,1 +1,1 @@
-"""Helpers of several recipes."""
+"""Helpers that several recipes share."""

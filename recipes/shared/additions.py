@@ -1,12 +1,12 @@
-"""How comparisons name a mechanism with additions of ours: NAME+forget, NAME+short_conv, NAME+forget+short_conv."""
+"""Names of mechanisms with our additions in comparisons: NAME+forget, NAME+short_conv, NAME+forget+short_conv."""
 
 from itertools import product
 
 from common.attention import options_of
 
-#: Taps of a short convolution, as today's layers of linear attention have.
+#: Taps of a short convolution, as in today's layers of linear attention.
 _TAPS = 4
-#: What follows a mechanism's name, in this order: the option that it stands for, and its value.
+#: Suffixes of a mechanism's name, in this order -> the option that the suffix sets, and its value.
 _ADDITIONS = {
     "+forget": ("forget", "head"),
     "+forget_channel": ("forget", "channel"),
@@ -14,9 +14,9 @@ _ADDITIONS = {
 }
 #: Gates that do not read the tokens, of the --user-dir ``recipes/wikitext103/gate_variants``: NAME+fixed, NAME+learned.
 GATES = ("fixed", "learned")
-#: After a model's name: it has no positions.
+#: Suffix of the name of a model without positions.
 NO_POSITIONS = "+no_positions"
-#: Explanations of all of them for notes below tables.
+#: Explanations of all suffixes, for notes below tables.
 _NOTES = {
     "+forget": "gates of each head, read from the tokens, by which its sums forget; ours, in none of the papers",
     "+forget_channel": "the same with a gate for each channel of the keys",
@@ -28,16 +28,16 @@ _NOTES = {
 
 
 def mechanism_of(name: str) -> str:
-    """The mechanism's own name."""
+    """The mechanism's name, without additions."""
     return name.partition("+")[0]
 
 
 def with_additions(mechanism: str) -> list[str]:
-    """The mechanism's name, and its name with every addition and pair of additions that it takes when causal."""
-    takes = options_of(mechanism, True).described()
+    """The mechanism's name alone, and with every addition and pair of additions that it supports when causal."""
+    supported = options_of(mechanism, True).described()
     gates, convs = (
-        [""] + [x for x, (option, _) in _ADDITIONS.items() if option == wanted and option in takes]
-        for wanted in ("forget", "short_conv")
+        [""] + [x for x, (option, _) in _ADDITIONS.items() if option == kind and option in supported]
+        for kind in ("forget", "short_conv")
     )
     return [mechanism + gate + conv for gate, conv in product(gates, convs)]
 

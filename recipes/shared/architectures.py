@@ -1,4 +1,4 @@
-"""Architectures of fairseq that share the end of their names, as an option of a comparison takes them."""
+"""Architectures of fairseq whose names share a suffix, as the values of a comparison's option."""
 
 import argparse
 from collections.abc import Callable
@@ -16,22 +16,22 @@ def known_names(suffix: str) -> list[str]:
 
 
 def option_prefix(architecture: str) -> str:
-    """How the options of an architecture's mechanism begin, as ``--linear-``."""
+    """The prefix of the options of an architecture's mechanism, such as ``--linear-``."""
     return f"--{ARCH_MODEL_REGISTRY[architecture].option_prefix}-".replace("_", "-")
 
 
 def architectures_of(suffix: str, additions: bool = False) -> Callable[[str], list[str]]:
-    """The type of an option: comma-separated names of architectures, with or without ``suffix``, none twice.
+    """The type of an option: comma-separated names of architectures, with or without ``suffix``, without duplicates.
 
     Args:
-        additions: a name may also be NAME+forget and so on, with what the mechanism of NAME takes.
+        additions: also allow NAME+forget and so on, with the additions that the mechanism of NAME supports.
     """
 
     def architectures(text: str) -> list[str]:
-        names, known = list(dict.fromkeys(_without(suffix, name) for name in text.split(","))), known_names(suffix)
+        names, all_names = list(dict.fromkeys(_without(suffix, name) for name in text.split(","))), known_names(suffix)
         for name in names:
             plain = mechanism_of(name)
-            allowed = _with_additions(plain, suffix) if additions and plain in known else known
+            allowed = _with_additions(plain, suffix) if additions and plain in all_names else all_names
             if name not in allowed:
                 raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(allowed)}")
         return names
@@ -40,12 +40,12 @@ def architectures_of(suffix: str, additions: bool = False) -> Callable[[str], li
 
 
 def _without(suffix: str, name: str) -> str:
-    """The name, which may have additions, with the suffix of its architecture taken off."""
+    """The name, which may have additions, without the suffix of its architecture."""
     plain, plus, additions = name.partition("+")
     return plain.removesuffix(suffix) + plus + additions
 
 
 def _with_additions(plain: str, suffix: str) -> list[str]:
-    """The architecture's name, and with every addition that its mechanism takes; alone where it has no mechanism."""
+    """The architecture's name alone and, if it has a mechanism, with every addition that the mechanism supports."""
     attention = getattr(ARCH_MODEL_REGISTRY[plain + suffix], "attention_name", None)
     return [plain + name.removeprefix(attention) for name in with_additions(attention)] if attention else [plain]

@@ -1,4 +1,4 @@
-"""Files out of zip archives, whole or not at all."""
+"""Extract files from zip archives, completely or not at all."""
 
 import shutil
 import zipfile
@@ -14,13 +14,13 @@ _READ_BYTES = 1 << 20
 
 
 def extract(archive: Path, members: Iterable[str], folder: Path, allowed: str) -> None:
-    """Write the files ``members`` of a zip archive, in whichever folder of it they lie, to ``folder``.
+    """Extract the files ``members``, from any folder of a zip archive, into ``folder``.
 
     Args:
-        allowed: which archive it may be, for messages.
+        allowed: a description of the allowed archives, for messages.
 
     Raises:
-        ValueError: it is no whole zip archive or lacks a file, or there is a file that is not of this command.
+        ValueError: the zip archive is damaged or lacks a file, or a file exists that this command did not write.
     """
     try:
         with zipfile.ZipFile(archive) as opened:

@@ -8,15 +8,15 @@ _SPACE = "▁"
 
 
 def spell(line: str) -> str:
-    """A line with its end as tokens of one character; fairseq takes the end of the line as a token by itself.
+    """A line, with its end, as tokens of one character; fairseq makes the end of the line a token by itself.
 
-    A space is "▁". Other space, at which fairseq would split, and "▁" are written by their numbers, as "U+0009".
+    A space becomes "▁". "▁" and other whitespace, at which fairseq would split, become their numbers, as "U+0009".
     """
     return " ".join(_token(character) for character in line.removesuffix("\n")) + "\n"
 
 
 def spell_file(path: Path) -> None:
-    """Write ``path`` anew, in characters."""
+    """Rewrite ``path`` in characters."""
     write_lines(path, map(spell, read_lines(path)))
 
 

@@ -21,7 +21,7 @@ from .working_folder import claim
 #: The checkout: every command runs there, so that ``--user-dir fairseq_plugin`` and ``import timm_plugin`` work.
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Seconds between two looks at a process's memory. Shorter peaks can be missed, but training repeats its peaks.
+#: Seconds between two samples of a process's memory. Shorter peaks can be missed, but training repeats its peaks.
 _SAMPLE_SECONDS = 0.1
 _TAIL_LINES = 25
 
@@ -44,7 +44,7 @@ def shown_path(path: Path) -> str:
 
 
 def python_command(*arguments: object) -> list[str]:
-    """A command of the interpreter that runs this process."""
+    """A command line for the Python interpreter of this process."""
     return [
         shown_path(Path(sys.executable)),
         *(shown_path(a) if isinstance(a, Path) else str(a) for a in arguments),
@@ -61,23 +61,23 @@ def run(
     """Print and run ``command`` in the checkout; its output goes to ``log``, and line by line to ``on_line``.
 
     Args:
-        append: keep what ``log`` holds already.
-        threads: that torch uses in it; None for as many as it takes by itself.
+        append: append to ``log`` instead of replacing it.
+        threads: number of threads of torch in the command; None: torch's default.
 
     Raises:
         CommandFailed: it could not be started or ended with an error.
-        ValueError: ``log`` is not of this command.
+        ValueError: ``log`` exists, and this command did not write it.
     """
-    text = shlex.join(command)
+    shown_command = shlex.join(command)
     with tqdm.external_write_mode():  # above the progress bars, if there are any
-        print(f"  $ {text}", flush=True)
+        print(f"  $ {shown_command}", flush=True)
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     started = time.monotonic()
     claim(log).parent.mkdir(parents=True, exist_ok=True)
     with naming(log), open(log, "a" if append else "w", encoding="utf-8") as file:
-        file.write(f"$ {text}\n")
+        file.write(f"$ {shown_command}\n")
         file.flush()
         try:
             process = subprocess.Popen(
@@ -90,10 +90,10 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                close_fds=False,  # the folder stays taken until the command ends, even if this process ends before
+                close_fds=False,  # the folder stays locked until the command ends, even if this process ends earlier
             )
         except OSError as error:
-            raise CommandFailed(f"{text}\ncould not be started: {error}") from error
+            raise CommandFailed(f"{shown_command}\ncould not be started: {error}") from error
         memory = _PeakMemory(process.pid)
         try:
             for line in process.stdout:
@@ -110,7 +110,9 @@ def run(
             peak = memory.stop()
     if code != 0:
         tail = "".join(log.read_text(encoding="utf-8").splitlines(keepends=True)[1:][-_TAIL_LINES:])
-        raise CommandFailed(f"{text}\nended with exit status {code}. The end of its log, {shown_path(log)}:\n{tail}")
+        raise CommandFailed(
+            f"{shown_command}\nended with exit status {code}. The end of its log, {shown_path(log)}:\n{tail}"
+        )
     return Finished(time.monotonic() - started, peak)
 
 

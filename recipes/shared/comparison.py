@@ -1,6 +1,6 @@
-"""Parts of an experiment: trainings that an interruption does not lose, their outcomes, and a table of them.
+"""Parts of an experiment: trainings that survive an interruption, their outcomes, and a table of the outcomes.
 
-An outcome is a record, see ``experiment``, or a named tuple that begins with the model.
+An outcome is a record (see ``experiment``) or a named tuple whose first field is the model.
 """
 
 import sys
@@ -13,7 +13,7 @@ from .commands import CommandFailed, shown_path
 from .tables import MISSING, Run, Table, describe_run, write_reports
 from .trainings import Trained, Training, failure, read_trained, train_all
 
-#: Arguments of fairseq-train: no reader thread, in which a training that ends may abort.
+#: Arguments of fairseq-train that avoid the reader thread, which may abort a training at its end.
 NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
 
 
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The outcomes of the complete trainings, model by model, and why others failed, by the names of trainings."""
+    """The outcomes of the complete trainings, model by model; name of a training -> why it failed."""
 
     outcomes: list[Any]
     failed: dict[str, str]
@@ -45,10 +45,10 @@ class Column(NamedTuple):
     header: str
     measured: Callable[[Sequence[Any]], str] | None = None
     known: Callable[[str], str] | None = None
-    none: str = MISSING  # without outcomes
+    none: str = MISSING  # the cell of a model without outcomes
 
     def cell(self, model: str, outcomes: Sequence[Any]) -> str:
-        """The text in the row of ``model``, of which there are ``outcomes``."""
+        """The text in the row of ``model``, whose outcomes are ``outcomes``."""
         if self.known is not None:
             return self.known(model)
         return self.measured(outcomes) if outcomes else self.none
@@ -60,11 +60,11 @@ SEEDS = Column("seeds", lambda outcomes: str(len(outcomes)), none="0")
 
 
 class Report(NamedTuple):
-    """Results of a comparison that are shown and kept: tables, JSON and a picture."""
+    """Results of a comparison to show and to store: tables, JSON and a picture."""
 
     tables: list[Table]
-    content: dict[str, Any]  # of results.json, beside the run
-    draw: Callable[[Path], None] | None  # to a file; None where there is nothing to draw
+    content: dict[str, Any]  # of results.json, in addition to the run
+    draw: Callable[[Path], None] | None  # to a file; None: nothing to draw
     picture: str = "results.png"
 
 
@@ -73,7 +73,7 @@ def planned_trainings(
 ) -> list[Planned]:
     """Every model with every seed; all models with the first seed before any with the second.
 
-    ``arguments`` of a model and a seed are those of fairseq-train, without the folder of checkpoints.
+    ``arguments`` returns those of fairseq-train for a model and a seed, without the folder of checkpoints.
     """
     return [
         Planned(model, seed, Training(f"{model.replace('/', '-')}.{seed}", arguments(model, seed)))
@@ -89,23 +89,23 @@ def train_and_read(
     read: Callable[[str, int, Path, Trained], Any],
     evaluate: Callable[[Path], None] | None = None,
 ) -> Compared:
-    """Train what is not yet trained in ``out``, ``jobs`` at a time, and read the outcomes of what is complete.
+    """Run the trainings that are not complete in ``out``, ``jobs`` at a time, and read all complete outcomes.
 
-    After Ctrl-C the outcomes that are there are read.
+    After Ctrl-C the outcomes so far are read.
 
     Args:
-        read: the outcome of a model and a seed from the folder of its complete training; None if it has none yet.
-        evaluate: runs a command on a complete training, from its folder, unless it has been run.
+        read: returns the outcome of a model and a seed from the folder of its complete training; None if it has none.
+        evaluate: runs a command on the folder of a complete training, unless that is done already.
 
     Raises:
-        ValueError: see ``train_all``; or ``read`` raises it.
+        ValueError: raised by ``train_all`` or by ``read``.
     """
     failed: dict[str, str] = {}
     interrupted = False
     try:
-        failed = train_all([one.training for one in planned], out, jobs).failed
-        for one in planned if evaluate is not None else ():
-            folder = out / one.training.name
+        failed = train_all([item.training for item in planned], out, jobs).failed
+        for item in planned if evaluate is not None else ():
+            folder = out / item.training.name
             try:
                 if read_trained(folder) is not None:
                     evaluate(folder)
@@ -122,24 +122,24 @@ def train_and_read(
 def read_complete(planned: Sequence[Planned], out: Path, read: Callable[[str, int, Path, Trained], Any]) -> list[Any]:
     """The outcomes of the trainings in ``out`` that are complete, model by model; ``read`` as in ``train_and_read``."""
     outcomes = []
-    models = list(dict.fromkeys(one.model for one in planned))
-    for one in sorted(planned, key=lambda one: models.index(one.model)):
-        folder = out / one.training.name
+    models = list(dict.fromkeys(item.model for item in planned))
+    for item in sorted(planned, key=lambda one: models.index(one.model)):
+        folder = out / item.training.name
         trained = read_trained(folder)
-        outcome = None if trained is None else read(one.model, one.seed, folder, trained)
+        outcome = None if trained is None else read(item.model, item.seed, folder, trained)
         if outcome is not None:
             outcomes.append(outcome)
     return outcomes
 
 
 def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
-    """The outcomes of one model: records, or named tuples that begin with it."""
+    """The outcomes of one model: records, or named tuples whose first field is the model."""
     return [outcome for outcome in outcomes if outcome["model" if isinstance(outcome, dict) else 0] == model]
 
 
 def by_model(outcomes: Sequence[Any], models: Sequence[str]) -> dict[str, list[Any]]:
     """The outcomes of each model that has any."""
-    return {model: ours for model in models if (ours := of_model(outcomes, model))}
+    return {model: model_outcomes for model in models if (model_outcomes := of_model(outcomes, model))}
 
 
 def rows(columns: Sequence[Column], models: Sequence[str], outcomes: Sequence[Any]) -> list[tuple[str, ...]]:
@@ -152,7 +152,8 @@ def by_length(lengths: Iterable[int], cell: Callable[[Any], str]) -> list[Column
 
     def column(length: int) -> Column:
         return Column(
-            f"{length:,}", lambda outcomes: next((cell(one) for one in outcomes if one.length == length), MISSING)
+            f"{length:,}",
+            lambda outcomes: next((cell(outcome) for outcome in outcomes if outcome.length == length), MISSING),
         )
 
     return [column(length) for length in lengths]
@@ -166,7 +167,7 @@ def table(
     notes: Sequence[str],
     lacking: str = "not trained",
 ) -> Table:
-    """A table with a row for each model; after the notes, why some trainings are ``lacking``."""
+    """A table with a row for each model, and a note for each training that is ``lacking``, with the reason."""
     failed = [f"{lacking}: {name}: {reason}" for name, reason in compared.failed.items()]
     header = tuple(column.header for column in columns)
     return Table(title, header, rows(columns, models, compared.outcomes), [*notes, *failed])
@@ -182,7 +183,7 @@ def write(out: Path, report: Report, run: Run) -> str:
 
 
 def show(out: Path, report: Report, command: str, started: float) -> None:
-    """``write``, and print; ``started`` is when ``command`` began, by ``time.monotonic``."""
+    """``write`` and print; ``started`` is the time of ``time.monotonic`` at which ``command`` began."""
     print("\n" + write(out, report, describe_run(command, time.monotonic() - started)))
-    forms = "Markdown and JSON" if report.draw is None else "Markdown, JSON and a picture"
-    print(f"\nThe same as {forms}: {shown_path(out)}")
+    formats = "Markdown and JSON" if report.draw is None else "Markdown, JSON and a picture"
+    print(f"\nThe same as {formats}: {shown_path(out)}")

@@ -14,11 +14,11 @@ from common.output_files import check_new, unfinished
 
 from .scripts import RecipeFailed
 
-#: At least one host answers urllib's own name with "403 Forbidden".
+#: At least one host answers "403 Forbidden" to urllib's default name.
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
 TIMEOUT_SECONDS = 60
 _BLOCK = 1 << 20
-#: Whose unfinished work it is: any recipe may continue it.
+#: The recorded owner of unfinished downloads, so that any recipe may continue them.
 _COMMAND = "recipes.shared.download"
 
 
@@ -26,13 +26,13 @@ _Result = TypeVar("_Result")
 
 
 class Source(NamedTuple):
-    """A published file, with its size and a checksum as far as somebody names them; see ``sources.py``."""
+    """A published file, with its size and a checksum if they are known; see ``sources.py``."""
 
     url: str
     size: int | None = None  # bytes
     sha256: str | None = None
-    members: tuple[str, ...] = ()  # the files of an archive that are read, in whichever folder of it they lie
-    md5: str | None = None  # where nobody names the sha256
+    members: tuple[str, ...] = ()  # the files of an archive that are read, in any of its folders
+    md5: str | None = None  # if no sha256 is published
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 class DownloadFailed(RecipeFailed):
-    """A file could not be downloaded whole; the message has the address and the reason."""
+    """A file could not be downloaded completely; the message has the address and the reason."""
 
 
 def first_source(name: str, sources: Sequence[Callable[[], _Result]], hint: str) -> _Result:
@@ -76,8 +76,8 @@ def fetch(source: Source, folder: Path) -> Path:
     """Download ``source`` into ``folder`` unless it is there; returns the file.
 
     Raises:
-        DownloadFailed: it could not be downloaded whole.
-        ValueError: what is there is another file.
+        DownloadFailed: it could not be downloaded completely.
+        ValueError: a different file exists there.
     """
     path = folder / source.name
     if not path.exists():
@@ -88,14 +88,14 @@ def fetch(source: Source, folder: Path) -> Path:
 
 
 def find_file(file: Path | None, source: Source, folder: Path, advice: str = "give a copy you have") -> Path:
-    """The user's ``file``, or if that is None the download of ``source`` in ``folder``; see ``fetch``.
+    """The user's ``file``, or if it is None the download of ``source`` in ``folder``; see ``fetch``.
 
     Args:
-        advice: what a user could do with ``--file``, for the message where the download fails.
+        advice: what the user could do with ``--file``, for the message if the download fails.
 
     Raises:
-        DownloadFailed: it could not be downloaded whole.
-        ValueError: there is no such file, or it is another one.
+        DownloadFailed: it could not be downloaded completely.
+        ValueError: the file does not exist or is a different one.
     """
     if file is None:
         try:
@@ -120,15 +120,15 @@ def download(source: Source, path: Path, show_progress: bool = True) -> None:
 
     Raises:
         DownloadFailed: no answer, an error, a truncated file, or a wrong size or checksum.
-        ValueError: there is a file already, or ``path``.part is not of a download.
+        ValueError: ``path`` exists, or ``path``.part is not from a download.
         FolderInUse: another process is downloading it.
     """
     check_new(path, "the file to download")
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(path, _COMMAND, keep=True) as part:
-        have = part.stat().st_size if part.exists() else 0
-        if source.size is None or have < source.size:  # a complete one remains if only the rename is missing
-            _continue(source.url, part, have, show_progress)
+        have_bytes = part.stat().st_size if part.exists() else 0
+        if source.size is None or have_bytes < source.size:  # complete if only the rename is missing
+            _continue(source.url, part, have_bytes, show_progress)
         if difference := source.difference(part):
             if source.size is None or part.stat().st_size >= source.size:  # continuing would not correct it
                 part.unlink()

@@ -1,24 +1,24 @@
-"""An experiment as data: what a command trains with one budget, what is read of each training, tables and a picture.
+"""An experiment as data: the trainings of a command with one budget, their results, tables and a picture.
 
 An area has one file for each command, ``recipes/AREA/NAME.py``, run by ``python -m recipes.AREA.NAME``. It defines
 
 1. the options, a subclass of ``Options`` (or of ``Budget``: fairseq-train with the same optimiser and number of updates
    for all models; or of ``language_models.LanguageModels``). Each field made by ``option`` is an option of the command:
-   its default, its help, its value with ``--quick``, and whether all trainings in a folder share it (``setting``). A
-   field of a base class gets other values by being defined again; defined again without ``option``, it is no option.
-   ``completed`` fills in what depends on other options, and raises ValueError for what contradicts them;
-2. functions: ``prepare`` makes the data and says what is known of it; ``arguments`` are those of fairseq-train for a
-   model and a seed; ``read`` takes from a complete training what the records of this experiment have;
+   its default, its help, its value with ``--quick``, and whether all trainings in a folder share it (``setting``). To
+   change a field of a base class, define it again; without ``option`` it is no longer an option. ``completed`` fills in
+   values that depend on other options, and raises ValueError for contradictions;
+2. functions: ``prepare`` makes the data and returns facts about it; ``arguments`` returns those of fairseq-train for a
+   model and a seed; ``read`` returns the values that a complete training adds to its record;
 3. ``EXPERIMENT``, an ``Experiment`` with these, the columns of the table (``Column`` with ``mean``, ``median`` or
    ``largest`` of a name of the records), the notes below it, and a picture (``Picture``, or a function that draws);
 4. ``main = EXPERIMENT.main``, and ``sys.exit(main())`` where the file is run.
 
 A record is a flat dictionary of JSON values: ``model``, ``seed``, ``parameters``, ``seconds``, ``peak_bytes`` and
-``command`` of one training, and what ``read`` adds. Facts are a dictionary, too: what is known beside the trainings,
-such as the number of tokens. Tables and pictures are made of options, facts and records alone, so that those of stored
-records can be made again. An area whose trainings need each other, or are none of fairseq-train, has a function
-``train`` of its own in place of ``arguments``, ``read`` and ``evaluate``; one that plans other trainings than every
-model with every seed has ``plan`` in place of ``arguments``.
+``command`` of one training, and the values of ``read``. Facts are a dictionary as well: values that do not belong to
+one training, such as the number of tokens. Tables and pictures depend only on options, facts and records, so that they
+can be made again from stored records. An area whose trainings depend on each other, or do not use fairseq-train, has
+its own function ``train`` instead of ``arguments``, ``read`` and ``evaluate``; one whose trainings are not every model
+with every seed has ``plan`` instead of ``arguments``.
 
 To add an experiment: write that file, and enter it in ``tests/recipes/test_every_experiment.py``, which tests its help,
 options, arguments, tables, picture and records. ``recipes.results`` shows stored records in a README.
@@ -59,10 +59,10 @@ from .tables import Table, spread
 from .trainings import Trained, read_parameters
 from .working_folder import working_folder
 
-#: Of one complete training, by name; values are those of JSON.
+#: The record of one complete training: name -> JSON value.
 Record = dict[str, Any]
 Chosen = TypeVar("Chosen", bound="Options")
-#: The types of options by those of their defaults.
+#: Type of a default -> the type of its option.
 _TYPES = {int: positive_int, float: positive_number}
 
 
@@ -79,10 +79,10 @@ def option(
     """A field of ``Options`` that is an option of the command.
 
     Args:
-        default: without the option; numbers then are positive, and False makes a flag.
-        quick: the default with ``--quick``, if that is another.
+        default: the value without the option; a number requires positive values, False makes a flag.
+        quick: the default with ``--quick``, if it differs.
         setting: whether all trainings in a folder share it.
-        names: as they are typed, if not ``--`` and the field's; without a dash, the field's for a positional argument.
+        names: as typed, if not ``--`` and the field's name; without a dash it is a positional argument.
         group: options of one group exclude each other.
         argument: further arguments of ``add_argument``.
     """
@@ -113,11 +113,11 @@ class Options:
     quick: bool = option(False, "only see that everything runs: nothing is learned", setting=False)
 
     def completed(self: Chosen) -> Chosen:
-        """The options with what depends on other ones.
+        """The options with the values that depend on other options filled in.
 
         Raises:
             ValueError: options that contradict each other.
-            argparse.ArgumentTypeError: the same, to be reported as argparse does, with status 2.
+            argparse.ArgumentTypeError: such options, reported as argparse does, with status 2.
         """
         return self
 
@@ -126,7 +126,7 @@ class Options:
         return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.metadata.get("setting")}
 
     def as_dict(self) -> Record:
-        """The settings with models and seeds, as results are stored with them."""
+        """The settings with models and seeds, as stored with the results."""
         return {"models": list(self.models), "seeds": self.seeds, **self.settings()}
 
 
@@ -134,7 +134,7 @@ class Options:
 class Budget(Options):
     """The options of trainings by fairseq-train with one optimiser, size and number of updates."""
 
-    #: Evaluations during a training that has so many updates.
+    #: Evaluations during a training with at least as many updates.
     most_evaluations: ClassVar[int] = 8
 
     updates: int = option(1_000, "of every training (%(default)s)", quick=8)
@@ -165,7 +165,7 @@ class Budget(Options):
 
 
 class Data(NamedTuple):
-    """The data of an experiment: the folder that fairseq-train is given, and what is known of it."""
+    """The data of an experiment: the folder that fairseq-train gets, and facts about the data."""
 
     folder: Path
     facts: Record
@@ -173,18 +173,18 @@ class Data(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A curve of each model by update, averaged over seeds, and a dot of each; the values are names of a record."""
+    """A curve by update, averaged over seeds, and a dot for each model; values are given by their names in a record."""
 
     curve: str  # pairs of an update and a value
     across: str
     up: str
-    filled: Callable[[str], bool]  # whether the dot of a model is
+    filled: Callable[[str], bool]  # whether the dot of a model is filled
     curves: Mapping[str, Any]  # arguments of matplotlib's Axes.set, for the curves
-    dots: Mapping[str, Any]  # the same for the dots
+    dots: Mapping[str, Any]  # and for the dots
 
     def __call__(self, options: Options, facts: Record, records: Sequence[Record], path: Path) -> None:
         """Draw ``records`` to a file."""
-        drawn = [
+        models = [
             Drawn(
                 name,
                 [record[self.curve] for record in records_of_model],
@@ -195,7 +195,7 @@ class Picture:
             for name, records_of_model in by_model(records, options.models).items()
         ]
         with plt.rc_context(STYLE):
-            figure, curves, dots = curves_and_dots(drawn)
+            figure, curves, dots = curves_and_dots(models)
             curves.set(xlabel="update", **self.curves)
             if curves.get_yscale() == "log":
                 for set_formatter in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
@@ -205,17 +205,17 @@ class Picture:
 
 
 def mean(name: str, digits: int = 2) -> Callable[[Sequence[Record]], str]:
-    """A cell: mean and deviation over seeds of what records call ``name``."""
+    """A cell: mean and deviation over seeds of ``name`` in the records."""
     return lambda records: spread([record[name] for record in records], digits)
 
 
 def median(name: str, scale: float = 1.0) -> Callable[[Sequence[Record]], str]:
-    """A cell: the median over seeds."""
+    """A cell: the median over seeds of ``name`` in the records."""
     return lambda records: f"{scale * statistics.median(record[name] for record in records):,.0f}"
 
 
 def largest(name: str, scale: float = 1.0) -> Callable[[Sequence[Record]], str]:
-    """A cell: the largest over seeds."""
+    """A cell: the maximum over seeds of ``name`` in the records."""
     return lambda records: f"{scale * max(record[name] for record in records):,.0f}"
 
 
@@ -230,40 +230,40 @@ MINUTES = Column(
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A command that trains several models with one budget, and what is shown of them."""
+    """A command that trains several models with one budget, and its tables and picture."""
 
     command: str  # the module
     about: str  # a line for --help
     options: type[Options]
-    title: str | Callable[[Any, Record], str]  # of the table; of options and facts
+    title: str | Callable[[Any, Record], str]  # of the table; a function gets options and facts
     columns: Sequence[Column] | Callable[[Any, Record], Sequence[Column]]
     notes: Callable[[Any, Record], list[str]]  # below the table
-    #: Models in the order of the table's rows, of models and records; None: as they were given.
+    #: Sorts models by records into the order of the table's rows; None: the order of the command line.
     order: Callable[[Sequence[str], Sequence[Record]], Sequence[str]] | None = None
-    #: Makes the data unless it is there.
+    #: Makes the data unless it exists.
     prepare: Callable[[Any], Data]
-    #: Of fairseq-train, without the folder of checkpoints; of options, data, model and seed.
+    #: Options, data, model and seed -> arguments of fairseq-train, without the folder of checkpoints.
     arguments: Callable[[Any, Data, str, int], list[object]] | None = None
-    #: Records of earlier runs, which are shown, and whose trainings are not made again.
+    #: Records of earlier runs, which are shown; their trainings are not run again.
     earlier: Callable[[Any, Data], list[Record]] | None = None
-    #: In place of ``arguments``: the trainings, if they are not every model with every seed.
+    #: Instead of ``arguments``: the trainings, if they are not every model with every seed.
     plan: Callable[[Any, Data], list[Planned]] | None = None
-    #: What a record has of a complete training in a folder, beside what all have; None if it has not been evaluated.
+    #: Values that a complete training in a folder adds to its record; None if it has not been evaluated.
     read: Callable[[Any, Path, Record], Record | None] | None = None
-    #: Runs a command on a complete training in a folder, unless it has been run.
+    #: Runs a command on a complete training in a folder, unless that is done already.
     evaluate: Callable[[Any, Data, Path], None] | None = None
-    #: In place of ``arguments``, ``read`` and ``evaluate``: makes the records, which are the outcomes.
+    #: Instead of ``arguments``, ``read`` and ``evaluate``: makes the records, which are the outcomes.
     train: Callable[[Any, Data], Compared] | None = None
-    #: Further facts, when all is trained.
+    #: Further facts, measured after all trainings.
     measure: Callable[[Any, Data, Compared], Record] | None = None
     further_tables: Callable[[Any, Record, list[Record]], list[Table]] | None = None
-    #: Draws options, facts and records to a file.
+    #: Draws a picture of options, facts and records to a file.
     picture: Callable[[Any, Record, Sequence[Record], Path], None] | None = None
     picture_name: str = "results.png"
     whole: Mapping[str, str] = field(default_factory=dict)  # folders that are replaced, and who writes them
     runs: str = "runs"  # the folder of the trainings, in --out
-    one_budget: bool = True  # whether all that is ever trained in a folder has the same settings
-    lacking: str = "not trained"  # said of a model that has no record
+    one_budget: bool = True  # whether all trainings in a folder must have the same settings
+    lacking: str = "not trained"  # the note on a training without a record
 
     def parser(self) -> CommandParser:
         """The parser of the command line."""
@@ -286,7 +286,7 @@ class Experiment:
         return parser
 
     def parse(self, arguments: Iterable[str] | None) -> Any:
-        """The options that a command line says, completed.
+        """The completed options of a command line.
 
         Raises:
             ValueError: options that contradict each other.
@@ -297,12 +297,12 @@ class Experiment:
         if getattr(parser.parse_args(arguments), "quick", False):
             quick = {name: metadata["quick"] for name, metadata in described.items()}
             parser.set_defaults(**{name: value for name, value in quick.items() if value is not None})
-        given = vars(parser.parse_args(arguments))
-        if "models" in given:
-            lists = ([item] if isinstance(item, str) else item for item in given["models"] or ())
-            given["models"] = list(dict.fromkeys(itertools.chain.from_iterable(lists)))
+        values = vars(parser.parse_args(arguments))
+        if "models" in values:
+            lists = ([item] if isinstance(item, str) else item for item in values["models"] or ())
+            values["models"] = list(dict.fromkeys(itertools.chain.from_iterable(lists)))
         try:
-            options = self.options(**given).completed()
+            options = self.options(**values).completed()
         except argparse.ArgumentTypeError as error:
             parser.error(str(error))
         return dataclasses.replace(options, out=options.out.absolute())
@@ -333,34 +333,34 @@ class Experiment:
         return planned_trainings(options.models, range(1, options.seeds + 1), arguments)
 
     def _train(self, options: Any, data: Data) -> Compared:
-        """Train what is not yet trained, and read all that is complete."""
+        """Run the trainings that are not complete, and read all complete ones."""
         earlier = [] if self.earlier is None else self.earlier(options, data)
-        there = {(record["model"], record["seed"]) for record in earlier}
-        planned = [item for item in self.planned(options, data) if (item.model, item.seed) not in there]
+        earlier_keys = {(record["model"], record["seed"]) for record in earlier}
+        planned = [item for item in self.planned(options, data) if (item.model, item.seed) not in earlier_keys]
         programs = {(item.model, item.seed): item.training.program for item in planned}
 
         def read(model: str, seed: int, folder: Path, trained: Trained) -> Record | None:
             parameters = read_parameters(folder) if programs[model, seed] is None else 0
-            known = {"model": model, "seed": seed, "parameters": parameters, "seconds": trained.seconds}
-            known |= {"peak_bytes": trained.peak_bytes, "command": trained.command}
-            own = self.read(options, folder, known)
-            return None if own is None else known | own
+            record = {"model": model, "seed": seed, "parameters": parameters, "seconds": trained.seconds}
+            record |= {"peak_bytes": trained.peak_bytes, "command": trained.command}
+            extra = self.read(options, folder, record)
+            return None if extra is None else record | extra
 
         evaluate = None if self.evaluate is None else functools.partial(self.evaluate, options, data)
         compared = train_and_read(planned, options.out / self.runs, options.jobs, read, evaluate)
         return compared._replace(outcomes=[*earlier, *compared.outcomes])
 
     def report(self, options: Any, facts: Record, compared: Compared) -> Report:
-        """The tables, what is stored, and the picture."""
+        """The tables, the stored results, and the picture."""
         records = compared.outcomes
-        title, columns = (made(options, facts) if callable(made) else made for made in (self.title, self.columns))
+        title, columns = (value(options, facts) if callable(value) else value for value in (self.title, self.columns))
         notes = self.notes(options, facts)
-        if more := getattr(options, "more", ()):
-            notes = [*notes, f"further arguments of fairseq-train: {' '.join(more)}"]
+        if extra := getattr(options, "more", ()):
+            notes = [*notes, f"further arguments of fairseq-train: {' '.join(extra)}"]
         models = options.models if self.order is None else self.order(options.models, records)
         tables = [table(title, columns, models, compared, notes, self.lacking)]
         if self.further_tables is not None:
             tables += self.further_tables(options, facts, records)
         content = {"plan": options.as_dict(), **facts, "results": records, "failed": compared.failed}
-        drawn = functools.partial(self.picture, options, facts, records) if self.picture and records else None
-        return Report(tables, content, drawn, self.picture_name)
+        draw = functools.partial(self.picture, options, facts, records) if self.picture and records else None
+        return Report(tables, content, draw, self.picture_name)

@@ -15,12 +15,12 @@ _SAMPLE = re.compile(r"^D-\d+\t[^\t]*\t(.*)$")
 
 
 class Point(NamedTuple):
-    """One logged line of a training run, whatever was trained."""
+    """One logged line of any training run."""
 
-    split: str  # that was evaluated, or "train_inner" within an epoch and "train" at its end
+    split: str  # the evaluated split, or "train_inner" within an epoch and "train" at its end
     epoch: int
     update: int
-    values: dict[str, float]  # by name, without the split's in front
+    values: dict[str, float]  # by name, without the split's prefix
 
 
 class Evaluation(NamedTuple):
@@ -32,16 +32,16 @@ class Evaluation(NamedTuple):
 
 
 def parse_values(line: str) -> tuple[str, dict[str, float]] | None:
-    """The split in a line of a log, see ``Point``, and what was measured of it, by name; None if there is nothing."""
-    found = _VALUES.search(line)
-    if found is None:
+    """The split in a line of a log (see ``Point``) and its values by name; None if the line has none."""
+    match = _VALUES.search(line)
+    if match is None:
         return None
-    split = found[1]
-    return split, {name.removeprefix(f"{split}_"): float(value) for name, value in json.loads(found[2]).items()}
+    split = match[1]
+    return split, {name.removeprefix(f"{split}_"): float(value) for name, value in json.loads(match[2]).items()}
 
 
 def parse_point(line: str) -> Point | None:
-    """The point in a line of a training log; None if there is none."""
+    """The point in a line of a training log; None if the line has none."""
     split, values = parse_values(line) or ("", {})
     if not {"epoch", "num_updates"} <= values.keys():
         return None
@@ -54,24 +54,24 @@ def parse_validation(lines: Iterable[str], split: str) -> dict[str, float]:
     Raises:
         ValueError: the log has no results of ``split``.
     """
-    for found in filter(None, map(parse_values, lines)):
-        if found[0] == split:
-            return found[1]
+    for result in filter(None, map(parse_values, lines)):
+        if result[0] == split:
+            return result[1]
     raise ValueError(f"the log has no results of {split}; allowed: those that fairseq-validate prints last")
 
 
 def parse_points(lines: Iterable[str]) -> list[Point]:
     """Every point of a training log, in order.
 
-    What a training did after its last checkpoint, it does again when it is continued; the later lines count.
+    A continued training repeats its updates after the last checkpoint; the later lines count.
     """
     points: list[Point] = []
     for point in filter(None, map(parse_point, lines)):
-        kept = len(points)
-        while kept and points[kept - 1].update >= point.update:
-            kept -= 1
-            if points[kept].update > point.update or points[kept].split == point.split:
-                del points[kept:]
+        count = len(points)
+        while count and points[count - 1].update >= point.update:
+            count -= 1
+            if points[count].update > point.update or points[count].split == point.split:
+                del points[count:]
         points.append(point)
     return points
 
@@ -92,10 +92,10 @@ def parse_training(lines: Iterable[str]) -> list[Point]:
 def median_tokens_per_second(points: Iterable[Point]) -> float:
     """The median of the logged training speeds.
 
-    The first is left out because the machine still warms up, and so are those of an interval with a validation.
+    The first is ignored because the machine still warms up, as are those of an interval with a validation.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: no speed remains.
     """
     points = list(points)
     speeds = [
@@ -123,13 +123,13 @@ def parse_evaluation(lines: Iterable[str]) -> Evaluation:
 
 def parse_samples(lines: Iterable[str]) -> list[str]:
     """The texts that fairseq-interactive wrote: one line for each prompt."""
-    return [found[1] for found in map(_SAMPLE.match, lines) if found is not None]
+    return [match[1] for match in map(_SAMPLE.match, lines) if match is not None]
 
 
 def bits_per_byte(evaluation: Evaluation, text_bytes: int) -> float:
     """The bits of all scored tokens, ends of documents included, over the bytes of the text in UTF-8.
 
-    Unlike perplexity it does not depend on the tokens into which the text is cut.
+    Unlike perplexity it does not depend on the tokenization.
     """
     if text_bytes < 1:
         raise ValueError(f"text_bytes is {text_bytes}; allowed: at least 1")
@@ -138,9 +138,9 @@ def bits_per_byte(evaluation: Evaluation, text_bytes: int) -> float:
 
 def _search(pattern: re.Pattern, lines: Iterable[str], what: str) -> re.Match:
     for line in lines:
-        found = pattern.search(line)
-        if found is not None:
-            return found
+        match = pattern.search(line)
+        if match is not None:
+            return match
     raise ValueError(f"the log has no {what}; allowed: a line like {pattern.pattern!r}")
 
 

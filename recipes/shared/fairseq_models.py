@@ -8,10 +8,10 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
 
 def parsed_options(command: Iterable[object]) -> argparse.Namespace:
-    """Parse arguments of fairseq-train; the named architecture sets its options, a model's other defaults are left out.
+    """Parse arguments of fairseq-train; the architecture sets its options, other defaults of the model are missing.
 
     Raises:
-        SystemExit: fairseq does not take an option, and has printed why.
+        SystemExit: fairseq does not accept an option; it has printed why.
     """
     return options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in command])
 
@@ -22,7 +22,7 @@ def model_options(command: Iterable[object]) -> argparse.Namespace:
     fairseq-train fills in the model's defaults with hydra, which takes many times as long and gives the same values.
 
     Raises:
-        SystemExit: fairseq does not take an option, and has printed why.
+        SystemExit: fairseq does not accept an option; it has printed why.
     """
     parsed = parsed_options(command)
     declared = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[parsed.arch])

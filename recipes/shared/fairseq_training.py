@@ -25,7 +25,7 @@ def train(
 
     Args:
         append, threads: see ``commands.run``.
-        stopped: ends the command once it is set.
+        stopped: the command ends once this is set.
 
     Raises:
         CommandFailed: fairseq-train failed.
@@ -56,7 +56,7 @@ def last_validation(points: list[Point], log: Path, updates: int) -> Point:
     """The validation at the end of a training of ``updates`` updates.
 
     Raises:
-        ValueError: the last of ``points`` is not that.
+        ValueError: the last of ``points`` is not that validation.
     """
     if not points or points[-1].split != "valid" or points[-1].update != updates:
         raise ValueError(f"{shown_path(log)} does not end with a validation after update {updates}")

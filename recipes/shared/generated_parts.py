@@ -13,7 +13,7 @@ def has_part(path: Path, name: str) -> bool:
 
 
 def rewritten(text: str, name: str, make: Callable[..., str]) -> str:
-    """``text`` in which every part called ``name`` is what ``make`` gives for the words of its first marker."""
+    """``text`` with every part called ``name`` replaced by ``make`` of the words of its first marker."""
     part = re.compile(rf"(<!-- {name}: (.+?) -->).*?(<!-- end of {name} -->)", re.DOTALL)
     return part.sub(lambda match: match[1] + make(*match[2].split()) + match[3], text)
 

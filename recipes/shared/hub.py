@@ -17,15 +17,15 @@ class HubFolder(NamedTuple):
 
 
 def fetch_hub(source: HubFolder, folder: Path, choose: Callable[[list[str]], list[str]]) -> list[Path]:
-    """Download files of ``source`` into ``folder``, but for those that are there; returns them.
+    """Download files of ``source`` into ``folder`` unless they exist there; returns their paths.
 
-    They lie in ``folder`` as in the repository. Size and sha256 are compared with those that the hub lists.
+    Paths in ``folder`` are those of the repository. Size and sha256 are compared with those that the hub lists.
 
     Args:
-        choose: returns which of the paths in the repository are wanted; it gets all, in the order of their names.
+        choose: gets the sorted paths in the repository, and returns those to download.
 
     Raises:
-        DownloadFailed: huggingface_hub is missing or failed, or a file is another one than the hub lists.
+        DownloadFailed: huggingface_hub is missing or failed, or a file differs from the one that the hub lists.
     """
     try:
         from huggingface_hub import HfApi
@@ -52,8 +52,8 @@ def fetch_hub(source: HubFolder, folder: Path, choose: Callable[[list[str]], lis
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Turns errors into DownloadFailed, which names ``what`` is got."""
+    """Turn errors into DownloadFailed, whose message begins with ``what``."""
     try:
         yield
-    except Exception as error:  # its own, the system's, or those of an HTTP library, which its versions exchange
+    except Exception as error:  # of huggingface_hub, the system, or an HTTP library, which differs between versions
         raise DownloadFailed(f"{what}: {error}") from error

@@ -1,6 +1,6 @@
-"""Write data sets that fairseq's loaders read, with fairseq's own writer, for data that is no text.
+"""Write data sets that fairseq's loaders read, with fairseq's own writer, for data that is not text.
 
-The files are those of fairseq-preprocess, which itself takes lines of words and ends each line with ``</s>``.
+The files are those of fairseq-preprocess, which only accepts lines of words and ends each line with ``</s>``.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ def write_dictionary(folder: Path, dictionary: Dictionary, name: str = "dict.txt
 
 
 def check_dictionary(folder: Path, name: str) -> None:
-    """Raise ValueError where ``folder``, which was given as ``name``, has no dictionary."""
+    """Raise ValueError if ``folder``, the value of the option ``name``, has no dictionary."""
     if not (folder / "dict.txt").is_file():
         raise ValueError(f"{name} is {folder}, which has no dict.txt; allowed: a data-bin folder")
 
@@ -36,7 +36,7 @@ def write_split(folder: Path, split: str, sequences: Iterable[np.ndarray], symbo
 def split_writer(folder: Path, split: str, symbols: int) -> Iterator[Callable[[np.ndarray], None]]:
     """Yield a function that writes the next sequence of tokens (T,), below ``symbols``, of a split in ``folder``.
 
-    At the end checksums are written; see ``fairseq_plugin.data.indexed_sums``.
+    Checksums are written at the end; see ``fairseq_plugin.data.indexed_sums``.
     """
     prefix = str(folder / split)
     builder = indexed_dataset.make_builder(indexed_dataset.data_file_path(prefix), "mmap", vocab_size=symbols)

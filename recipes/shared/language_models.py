@@ -22,7 +22,7 @@ from .subwords import load_sentencepiece
 from .text_files import read_lines
 from .trainings import read_points
 
-#: A text of fewer bytes is read in characters: words would be too few to learn from, and most parameters theirs.
+#: A text of fewer bytes is read in characters: it has too few words, whose embeddings would be most parameters.
 WORDS_FROM_BYTES = 20_000_000
 #: Lines of a text with ``--quick``.
 _QUICK_LINES = 400
@@ -32,7 +32,7 @@ MODELS_HELP = "mechanisms, also with additions, as in NAME+forget+short_conv; de
 WHOLE = {"data-bin": WRITER}
 #: Architectures by mechanism, where it is not NAME_lm: the language model of the authors of Flow-Attention.
 _ARCHITECTURES = {"flow": "flowformer_lm"}
-#: Options that say how far a token sees, or sees in full.
+#: Options that limit how far a token sees, or sees exactly.
 _REACHES = ("window", "chunk_size")
 
 
@@ -42,21 +42,25 @@ def state_is_constant(name: str) -> bool:
 
 
 def model_names() -> list[str]:
-    """Every causal mechanism, and with the additions of ours that it can have."""
+    """Every causal mechanism, alone and with our additions that it supports."""
     causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
     return causal + [name for mechanism in causal for name in with_additions(mechanism)[1:]]
 
 
 def names_with_gates() -> list[str]:
-    """``model_names()``, those with gates that do not read the tokens, and all of these without positions."""
+    """``model_names()``, models with gates that do not read the tokens, and all of these without positions."""
     plain = [*model_names(), *(f"{name}+{gates}" for name in ("linear", "flow") for gates in GATES)]
     return plain + [name + NO_POSITIONS for name in plain]
 
 
 def default_names() -> list[str]:
-    """Softmax attention, every mechanism whose state is constant, and two of them with additions of ours."""
+    """Softmax attention, every mechanism whose state is constant, and two of them with our additions."""
     plain = [name for name in model_names() if "+" not in name and state_is_constant(name)]
-    return ["softmax", *plain, *(name + added for name in ("flow", "linear") for added in ("+forget", "+short_conv"))]
+    return [
+        "softmax",
+        *plain,
+        *(name + addition for name in ("flow", "linear") for addition in ("+forget", "+short_conv")),
+    ]
 
 
 def one_of(names: Callable[[], Sequence[str]]) -> Callable[[str], str]:
@@ -71,7 +75,7 @@ def one_of(names: Callable[[], Sequence[str]]) -> Callable[[str], str]:
 
 
 def models_option(names: Callable[[], Sequence[str]], default: Sequence[str]) -> list[str]:
-    """The field ``models`` of options: some of ``names()``, by ``default`` those."""
+    """The field ``models`` of options: some of ``names()``, and their ``default``."""
     return option(tuple(default), MODELS_HELP, setting=False, nargs="+", type=one_of(names), metavar="NAME")
 
 
@@ -128,7 +132,7 @@ class LanguageModels(Budget):
         ]
 
     def model_arguments(self, name: str) -> list[object]:
-        """The arguments that say how a model is built."""
+        """The arguments that define a model."""
         return [
             *("--user-dir", self.user_dir, "--task", "language_modeling"),
             *self.attention_arguments(name),
@@ -154,10 +158,10 @@ class LanguageModels(Budget):
 
 @dataclass(frozen=True, kw_only=True)
 class GateVariants(LanguageModels):
-    """The options of language models whose gates may be fixed or learned, and that may be without positions."""
+    """The options of language models whose gates may be fixed or learned, and that may lack positions."""
 
     def model_arguments(self, name: str) -> list[object]:
-        """The arguments that say how a model is built; those that are further named come last."""
+        """The arguments that define a model, the additional ones last."""
         arguments = super().model_arguments(name.removesuffix(NO_POSITIONS))
         if _gates(name):
             arguments[arguments.index("--user-dir") + 1] = "recipes/wikitext103/gate_variants"
@@ -173,7 +177,7 @@ class GateVariants(LanguageModels):
 
 
 def _gates(name: str) -> str | None:
-    """Which gates of ``GATES`` a model has; None for those that read the token, or for none."""
+    """The element of ``GATES`` in a model's name; None if its gates read the token or it has no gates."""
     return next((gates for gates in GATES if gates in name.split("+")[1:]), None)
 
 
@@ -186,7 +190,7 @@ def prepare(options: LanguageModels) -> Data:
     """The text of the options in tokens; the facts are the ``tokens`` of each split and the ``unit``, as "words".
 
     Raises:
-        ValueError: no text, too little for so many subwords, or the folder was begun with another one.
+        ValueError: there is no text, too little for so many subwords, or the folder was begun with another text.
     """
     size = options.file.stat().st_size if options.file.is_file() else WORDS_FROM_BYTES
     small = size < WORDS_FROM_BYTES and not (options.words or options.subwords)
@@ -197,12 +201,12 @@ def prepare(options: LanguageModels) -> Data:
 
 
 def tokenise(path: Path, out: Path, characters: bool, limit: int | None, subwords: int | None = None) -> dict[str, int]:
-    """Put the text at ``path`` into ``out``/data-bin, unless it is there; returns the tokens of each split.
+    """Write the text at ``path`` to ``out``/data-bin unless it exists; returns the number of tokens of each split.
 
     Args:
-        characters: a token is a character; else a word, or a subword.
+        characters: a token is a character, otherwise a word or a subword.
         limit: lines of a text file that are used, from the first one; None: all.
-        subwords: how many there are, fairseq's four symbols included; None: tokens are no subwords.
+        subwords: their number, including fairseq's four symbols; None: tokens are not subwords.
 
     Raises:
         ValueError: see ``prepare``.
@@ -212,20 +216,20 @@ def tokenise(path: Path, out: Path, characters: bool, limit: int | None, subword
     size = sum(part.stat().st_size for part in (path.rglob("*") if path.is_dir() else [path]))
     settings = {"file": path.name, "bytes": size, "characters": characters, "lines": limit}
     keep_settings(out / "text.json", settings | ({"subwords": subwords} if subwords else {}))
-    done = out / "tokens.json"
-    if not done.exists():
+    counts_path = out / "tokens.json"
+    if not counts_path.exists():
         take_file(path, out / "text", limit)
         if subwords:
             _into_subwords(out / "text", subwords)
         for split in SPLITS if characters else ():
             spell_file(split_path(out / "text", split))
         binarise(out / "text", out / "data-bin", workers=1)
-        write_json(done, {split: count(split_path(out / "text", split)).tokens for split in SPLITS})
-    return read_json(done, **dict.fromkeys(SPLITS, int))
+        write_json(counts_path, {split: count(split_path(out / "text", split)).tokens for split in SPLITS})
+    return read_json(counts_path, **dict.fromkeys(SPLITS, int))
 
 
 def _into_subwords(folder: Path, number: int) -> None:
-    """Write the three splits anew, in subwords of a model of the train split, which is kept beside them."""
+    """Rewrite the three splits in subwords of a model of the train split, which is stored next to them."""
     prefix = folder / "sentencepiece"
     lines = (line.rstrip("\n") for line in read_lines(split_path(folder, "train")))
     train_sentencepiece(lines, prefix.with_suffix(".model"), number, masked=False, threads=1, option="--subwords")
@@ -236,10 +240,10 @@ def _into_subwords(folder: Path, number: int) -> None:
 
 
 def read_perplexity(options: LanguageModels, folder: Path, known: Record) -> Record:
-    """The perplexity of the test text, of the checkpoint best on valid, and the speed of a complete training."""
+    """Test perplexity of the checkpoint that is best on valid, and the speed of a complete training."""
     points = read_points(folder)
     valid, test = ({point.update: point.values["ppl"] for point in points if point.split == x} for x in SPLITS[1:])
     best = min(valid, key=valid.__getitem__)
-    # Of four intervals one has an evaluation in it.
+    # One of four intervals contains an evaluation, which the median ignores.
     speed = statistics.median(point.values["wps"] for point in points if point.split == "train_inner")
     return {"perplexity": test[best], "update": best, "curve": sorted(valid.items()), "tokens_per_second": speed}

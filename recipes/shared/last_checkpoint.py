@@ -1,4 +1,4 @@
-"""Where a fairseq training goes on whose process was killed while fairseq wrote ``checkpoint_last.pt``."""
+"""Repair ``checkpoint_last.pt`` after a fairseq training was killed while it wrote that file."""
 
 import shutil
 import zipfile
@@ -8,10 +8,10 @@ from tqdm import tqdm
 
 
 def restore_last(folder: Path) -> None:
-    """Make ``checkpoint_last.pt`` in ``folder`` whole, with the newest whole checkpoint beside it, and say so.
+    """Replace a truncated ``checkpoint_last.pt`` in ``folder`` by the newest complete checkpoint, and print that.
 
-    fairseq writes the first file of an update as a whole, and copies it to the others: a copy may be cut short, and
-    every restart then ends in an EOFError. Without another whole file the training begins anew. O(size of a file).
+    fairseq writes the first file of an update completely, and copies it to the others: a copy may be truncated, and
+    every restart then ends in an EOFError. Without another complete file the training starts over. O(size of a file).
     """
     last = folder / "checkpoint_last.pt"
     if not last.exists() or zipfile.is_zipfile(last):  # torch writes zip files, whose table of contents is at the end

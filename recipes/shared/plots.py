@@ -23,7 +23,7 @@ STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 #: Line styles, for readers in black and white.
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-#: Dots that go with these styles.
+#: Markers that go with the line styles.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -45,13 +45,13 @@ class Look(NamedTuple):
 
 
 def look(place: int) -> Look:
-    """The look of model number ``place``: colours first, and another line and dot when they are used up."""
+    """The look of model number ``place``: another colour each, then another line and marker."""
     turn = place // len(COLOURS) % len(DASHES)
     return Look(COLOURS[place % len(COLOURS)], DASHES[turn], MARKERS[turn])
 
 
 def save(figure: Figure, path: Path, **options: Any) -> None:
-    """Write ``figure`` to a file of this command, whole or not at all (see ``own_file``), and close it."""
+    """Write ``figure`` to a file of this command, completely or not at all (see ``own_file``), and close it."""
     try:
         with own_file(path) as part:
             figure.savefig(part, format=path.suffix.removeprefix(".") or None, **options)
@@ -60,12 +60,12 @@ def save(figure: Figure, path: Path, **options: Any) -> None:
 
 
 def legend_beside(axes: Axes, **options: Any) -> None:
-    """A legend to the right of ``axes``, where it hides nothing."""
+    """Draw a legend to the right of ``axes``, where it hides nothing."""
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), **options)
 
 
 def logarithmic(axes: Axes, lengths: Sequence[int]) -> None:
-    """Both axes logarithmic, with plain numbers, and ticks at ``lengths`` to the right."""
+    """Make both axes logarithmic, with plain numbers and x ticks at ``lengths``."""
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(lengths)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
@@ -78,28 +78,32 @@ class Drawn(NamedTuple):
     """One model of a comparison, over its seeds."""
 
     name: str
-    curves: Sequence[Sequence[tuple[int, float]]]  # of each seed: update and value; shown where all seeds have one
-    across: float  # where its dot stands, to the right
-    values: Sequence[float]  # of each seed: where its dot stands, upwards
-    filled: bool  # whether the dot is
+    curves: Sequence[Sequence[tuple[int, float]]]  # per seed: update and value; updates of all seeds are shown
+    across: float  # x coordinate of its dot
+    values: Sequence[float]  # per seed; their mean is the y coordinate of its dot
+    filled: bool  # whether the dot is filled
 
 
 def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
-    """A figure of the mean curve of each model, and a dot with its deviation over seeds; one legend for both.
+    """A figure with the mean curve of each model, and a dot with its deviation over seeds; one legend for both.
 
-    To be called, labelled and saved inside of ``rc_context(STYLE)``.
+    Call, label and save it inside ``rc_context(STYLE)``.
     """
     figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
     legend = []
     for i, model in enumerate(models):
-        ours = look(i)
-        dot = {"color": ours.colour, "marker": ours.marker, "mfc": ours.colour if model.filled else "white"}
+        model_look = look(i)
+        dot = {
+            "color": model_look.colour,
+            "marker": model_look.marker,
+            "mfc": model_look.colour if model.filled else "white",
+        }
         points = [dict(curve) for curve in model.curves]
-        # A training that was interrupted at its very end makes one update more, and is evaluated there too.
-        updates = [update for update in points[0] if all(update in one for one in points)]
-        means = [statistics.mean(one[update] for one in points) for update in updates]
-        curves.plot(updates, means, **ours.curve(len(updates)))
-        legend.append(Line2D([], [], linestyle=ours.dash, label=model.name, **dot))
+        # A training that was interrupted at its very end makes one more update, and is evaluated there as well.
+        updates = [update for update in points[0] if all(update in seed_points for seed_points in points)]
+        means = [statistics.mean(seed_points[update] for seed_points in points) for update in updates]
+        curves.plot(updates, means, **model_look.curve(len(updates)))
+        legend.append(Line2D([], [], linestyle=model_look.dash, label=model.name, **dot))
         mean = statistics.mean(model.values)
         deviation = statistics.stdev(model.values) if len(model.values) > 1 else 0.0
         dots.errorbar(model.across, mean, deviation, linestyle="", capsize=3, **dot)

@@ -4,7 +4,7 @@ import math
 
 from common.attention import ATTENTIONS
 
-#: What part of a sequence a window or chunk is, or so many sums or landmarks stand for it, by mechanism.
+#: Mechanism -> option and divisor: its window, chunk or number of landmarks is the length over the divisor.
 _PARTS = {
     "local": {"window": 4},
     "longformer": {"window": 4},
@@ -18,10 +18,10 @@ _PARTS = {
 def reach_arguments(name: str, length: int) -> list[object]:
     """Arguments of fairseq-train with which mechanism ``name`` sees about a quarter of a sequence of ``length`` tokens.
 
-    Its defaults, made for thousands of tokens, are all of a short sequence; where they are less, they stay. FLASH and
-    mixed chunk attention are not among these: their chunks differ between comparisons.
+    The defaults, for thousands of tokens, would cover a whole short sequence; smaller defaults are kept. FLASH and
+    mixed chunk attention are not included: their chunks differ between comparisons.
     """
-    if name == "sparse":  # as the paper chooses the stride; of each other chunk a quarter is seen
+    if name == "sparse":  # the paper's choice of the stride; a quarter of each other chunk is visible
         sizes = {"stride": math.isqrt(length), "columns": math.isqrt(length) // 4}
     else:
         sizes = {option: length // part for option, part in _PARTS.get(name, {}).items()}

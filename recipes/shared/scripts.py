@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 
 
 class RecipeFailed(RuntimeError):
-    """An error whose message tells the user all there is to know; a traceback would add nothing."""
+    """An error whose message tells the user everything; a traceback would add nothing."""
 
 
 def script(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator of a ``main`` that returns an exit status.
+    """Decorator for a ``main`` that returns an exit status.
 
-    A ValueError, a RecipeFailed, or a fault of the machine (a full disk, a place that cannot be written, too little
+    A ValueError, a RecipeFailed, or an error of the machine (a full disk, a path that is not writable, too little
     memory) becomes one line on stderr that begins with ``name``, and status 1. Ctrl-C is status 130.
     """
 
@@ -47,7 +47,7 @@ def positive_int(text: str) -> int:
     """The type of an option whose value is an integer of at least 1.
 
     Raises:
-        argparse.ArgumentTypeError: it is smaller.
+        argparse.ArgumentTypeError: the value is smaller.
     """
     value = int(text)
     if value < 1:
@@ -59,7 +59,7 @@ def positive_number(text: str) -> float:
     """The type of an option whose value is a number above 0.
 
     Raises:
-        argparse.ArgumentTypeError: it is not.
+        argparse.ArgumentTypeError: the value is not.
     """
     value = float(text)
     if not 0.0 < value < float("inf"):

@@ -1,4 +1,4 @@
-"""The settings with which a folder of results was begun, so that it never holds results of different ones."""
+"""The settings with which a folder of results was begun, so that it never mixes results of different settings."""
 
 import json
 from pathlib import Path
@@ -11,22 +11,22 @@ def check_settings(path: Path, settings: dict[str, Any]) -> None:
     """Compare ``settings`` with those in the file ``path``, if there is one.
 
     Raises:
-        ValueError: one differs; the message names it, with both values.
+        ValueError: a setting differs; the message has its name and both values.
     """
     if not path.exists():
         return
     stored = read_json(path)
-    given = json.loads(json.dumps(settings))  # tuples and paths as they would be read back
-    for name in sorted({*stored, *given}):
-        if stored.get(name) != given.get(name) or (name in stored) != (name in given):
+    current = json.loads(json.dumps(settings))  # tuples and paths as they would be read back
+    for name in sorted({*stored, *current}):
+        if stored.get(name) != current.get(name) or (name in stored) != (name in current):
             raise ValueError(
-                f"{name:.100} is {_shown(given, name)}; allowed in {path.parent}: {_shown(stored, name)}, with which "
+                f"{name:.100} is {_shown(current, name)}; allowed in {path.parent}: {_shown(stored, name)}, with which "
                 "it was begun, or choose another folder"
             )
 
 
 def keep_settings(path: Path, settings: dict[str, Any]) -> None:
-    """``check_settings``, and write them where there are none yet."""
+    """``check_settings``, then write the settings if ``path`` does not exist."""
     check_settings(path, settings)
     if not path.exists():
         write_json(path, settings)

@@ -1,6 +1,6 @@
 """Where the data sets are published: address, size and checksum of every file that a recipe downloads.
 
-Data sets on the Hugging Face Hub are in it by their repository and revision; see ``hub.py``.
+Data sets on the Hugging Face Hub are listed by repository and revision; see ``hub.py``.
 """
 
 from .download import Source
@@ -65,7 +65,7 @@ SOURCES = {
     "imdb": Source(
         "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", md5="7c2ac02c03563afcf9b574c7e56c153a"
     ),
-    # 8.2 GB, a gzipped tar although the name does not say so. Nobody gives a checksum; gzip's own is checked.
+    # 8.2 GB, a gzipped tar despite its name. No checksum is published; gzip's own is checked.
     "long_range_arena": Source("https://storage.googleapis.com/long-range-arena/lra_release.gz"),
     # Sizes and checksums of PG-19's books: the list made when the data set was added to Hugging Face's library (its
     # pull request 306, 2020).

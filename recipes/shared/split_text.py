@@ -11,7 +11,7 @@ from .commands import python_command, run
 from .sources import SOURCES
 from .text_files import cut_text, read_lines, write_lines
 
-#: The command that writes data-bin, in comparisons too.
+#: The recorded writer of data-bin, also in comparisons.
 WRITER = "recipes.wikitext103.prepare"
 SPLITS = ("train", "valid", "test")
 
@@ -24,7 +24,7 @@ class Counts(NamedTuple):
 
 
 def split_path(folder: Path, split: str) -> Path:
-    """Where a split's text lies in ``folder``, named as in the archive."""
+    """The path of a split's text in ``folder``, named as in the archive."""
     return folder / f"wiki.{split}.tokens"
 
 
@@ -34,14 +34,14 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def take_file(path: Path, folder: Path, limit: int | None = None) -> bool:
-    """Put the user's text at ``path`` into ``folder``; True if it has the form of WikiText-103.
+    """Write the user's text at ``path`` to ``folder``; True if it has the form of WikiText-103.
 
     Args:
         path: the zip archive, a folder with its three files, or any text file, which is cut in three.
         limit: number of lines of a text file that are used, from the first one.
 
     Raises:
-        ValueError: ``path`` is none of these.
+        ValueError: ``path`` is something else.
     """
     if not path.exists():
         raise ValueError(f"--file is {path}, which does not exist; allowed: a zip archive, a folder or a text file")

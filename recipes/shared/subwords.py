@@ -15,5 +15,5 @@ def load_sentencepiece(prefix: Path) -> sentencepiece.SentencePieceProcessor:
 def write_dictionary(model: sentencepiece.SentencePieceProcessor, path: Path) -> None:
     """Write all subwords of ``model`` as a fairseq dictionary, so that no split has an unknown one."""
     subwords = (model.id_to_piece(i) for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
-    # fairseq's format has a count per entry, which our models do not use.
+    # fairseq's format has a count per entry, which our models ignore.
     write_text(path, "".join(f"{subword} 1\n" for subword in subwords))

@@ -1,4 +1,4 @@
-"""A command that reads results, prints tables of them, and writes these where it is asked to."""
+"""A command that reads results, prints tables of them, and writes the tables on request."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,18 +11,18 @@ from .tables import Table, as_markdown, as_text, check_document, describe_run, w
 def summarise(
     command: str, arguments: Iterable[str] | None, out: Path | None, tables: Callable[[], Sequence[Table]]
 ) -> None:
-    """Print ``tables()``, and write them to ``out``, the option ``--out`` of ``command``, as Markdown if it is given.
+    """Print ``tables()``, and write them as Markdown to ``out``, the option ``--out`` of ``command``, unless None.
 
-    ``arguments`` are what was typed after ``command``; None for those of the process.
+    ``arguments`` are those of the command line; None: those of this process.
 
     Raises:
-        ValueError: at ``out`` is something that ``command`` did not write; before ``tables`` is called.
+        ValueError: ``out`` exists and ``command`` did not write it; raised before ``tables`` is called.
     """
     started = time.monotonic()
     if out is not None:
         check_document(out, command, "--out")
-    made = tables()
+    blocks = tables()
     run = describe_run(command_line(command, arguments), time.monotonic() - started)
-    print(as_text(made, run))
+    print(as_text(blocks, run))
     if out is not None:
-        write_document(out, as_markdown(made, run) + "\n", command)
+        write_document(out, as_markdown(blocks, run) + "\n", command)

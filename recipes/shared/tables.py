@@ -17,7 +17,7 @@ from .json_files import as_json
 from .working_folder import write_text
 
 _PACKAGES = ("torch", "fairseq-fixed", "fairseq", "timm", "sentencepiece", "gymnasium", "mujoco", "numpy")
-#: architecture -> length -> tokens per second.
+#: Architecture -> length -> tokens per second.
 Speeds = dict[str, dict[int, float]]
 #: The cell of a number that was not measured.
 MISSING = "-"
@@ -69,12 +69,12 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:
     """The shortest measured length from which on ``ours`` is at least as fast as ``peer``; None if there is none."""
     lengths = sorted(set(speeds.get(ours, {})) & set(speeds.get(peer, {})))
-    reached = None
+    shortest = None
     for length in reversed(lengths):
         if speeds[ours][length] < speeds[peer][length]:
             break
-        reached = length
-    return reached
+        shortest = length
+    return shortest
 
 
 def as_text(blocks: Sequence[Table], run: Run) -> str:
@@ -97,9 +97,9 @@ def as_text(blocks: Sequence[Table], run: Run) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], align: Mapping[int, str] | None = None) -> str:
-    """A table as Markdown; columns of numbers, where some cells may be empty, are aligned right.
+    """A table as Markdown; columns of numbers, with or without empty cells, are aligned right.
 
-    ``align`` says "left" or "right" for columns that are to be aligned otherwise.
+    ``align``: column index -> "left" or "right", where that differs.
     """
     sides = []
     for i in range(len(header)):
@@ -129,18 +129,18 @@ def write_reports(out: Path, blocks: Sequence[Table], run: Run, content: dict[st
 
 
 def check_document(path: Path, module: str, argument: str) -> None:
-    """Raise ValueError if there is anything at ``path`` but a document of ``write_document`` by ``module``.
+    """Raise ValueError if ``path`` exists and is not a document of ``write_document`` by ``module``.
 
-    A document ends with the command that wrote it, so that one that is kept in a checkout is written anew.
+    A document ends with the command that wrote it, so that documents in a checkout can be written again.
     """
     lines = path.read_bytes().rstrip().splitlines()[-1:] if path.is_file() else []
-    ours = lines and lines[0].startswith(f"`python -m {module}".encode())
-    if find_stranger(path, [path] if ours else []) is not None or path.is_dir():
+    is_own = lines and lines[0].startswith(f"`python -m {module}".encode())
+    if find_stranger(path, [path] if is_own else []) is not None or path.is_dir():
         raise ValueError(f"{argument} is {path}, which is there; allowed: a new file, or one that {module} wrote")
 
 
 def write_document(path: Path, text: str, module: str, argument: str = "--out") -> None:
-    """Write ``as_markdown``'s ``text`` to ``path``, whole or not at all; see ``check_document``."""
+    """Write ``as_markdown``'s ``text`` to ``path``, completely or not at all; see ``check_document``."""
     check_document(path, module, argument)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(path, module) as new:
@@ -150,5 +150,5 @@ def write_document(path: Path, text: str, module: str, argument: str = "--out") 
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number, or stands for one that was not measured."""
+    """Whether a cell is a number, or marks a number that was not measured."""
     return cell == MISSING or cell[:1].isdigit()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from .working_folder import own_file
 
-#: The parts into which a text for a trial is cut, in order.
+#: The parts of a trial text, in order, and their shares.
 TRIAL_PARTS = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
 
 def cut_trial(count: int, what: str) -> dict[str, range]:
-    """The places of each part where ``count`` lines or files are cut, in order.
+    """Split -> the indices of its lines or files out of ``count``, in order.
 
     Raises:
-        ValueError: there are too few; the message begins with ``what``, which says how many of them it has.
+        ValueError: there are too few; the message begins with ``what``, a text that names their number.
     """
     least = round(1 / min(TRIAL_PARTS.values()))
     if count < least:
@@ -34,25 +34,25 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write ``lines``, which have their ends, to ``path``; it exists afterwards only if all could be written.
 
     Raises:
-        ValueError: there is a file that is not of this command; see ``own_file``.
+        ValueError: a file exists that this command did not write; see ``own_file``.
     """
     with own_file(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
 
 
 def cut_text(path: Path, targets: dict[str, Path], limit: int | None = None) -> None:
-    """Cut a text file by lines into the files ``targets`` of train, valid and test, in this order.
+    """Cut the lines of a text file into the files ``targets`` of train, valid and test, in this order.
 
     Args:
-        limit: use only the first so many lines.
+        limit: use at most this many lines, from the first one.
 
     Raises:
-        ValueError: it is not text in UTF-8 or has too few lines.
+        ValueError: the file is not text in UTF-8 or has too few lines.
     """
     try:
         count = sum(1 for _ in itertools.islice(read_lines(path), limit))
     except UnicodeDecodeError as error:
         raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
     lines = read_lines(path)
-    for split, places in cut_trial(count, f"{path} has {count} lines to use").items():
-        write_lines(targets[split], itertools.islice(lines, len(places)))
+    for split, indices in cut_trial(count, f"{path} has {count} lines to use").items():
+        write_lines(targets[split], itertools.islice(lines, len(indices)))

@@ -1,8 +1,8 @@
-"""A set of named fairseq trainings that an interruption does not lose.
+"""A set of named fairseq trainings that survive an interruption.
 
-Each training has a folder of its own: ``settings.json``, the command line it was begun with; ``train.log``;
-``checkpoints``; and, once it is complete, ``result.json``. Run again, those with a result are skipped, and one that was
-interrupted goes on from its last checkpoint.
+Each training has its own folder: ``settings.json``, the command line it was begun with; ``train.log``;
+``checkpoints``; and, once it is complete, ``result.json``. A second run skips trainings with a result, and continues
+interrupted ones from their last checkpoint.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from .tables import describe_run
 from .working_folder import claim, working_folder
 
 PROGRAM = ("-m", "fairseq_cli.train")
-#: Whose folders they are, where no comparison's is around them.
+#: The recorded owner of the folders, unless they lie in the folder of a comparison.
 _COMMAND = "recipes.shared.trainings"
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \|")
 
@@ -35,22 +35,22 @@ _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \|")
 class Training(NamedTuple):
     """One training: the name of its folder, and fairseq-train's arguments without --save-dir and --log-format.
 
-    A method that is no network has a ``program`` of its own, which Python runs with ``arguments`` alone; it logs what
-    it measured as fairseq-train does, and begins anew when it was interrupted.
+    A method that is not a network has its own ``program``, which Python runs with only ``arguments``; it logs its
+    results as fairseq-train does, and starts over after an interruption.
     """
 
     name: str
     arguments: list[object]
     program: tuple[object, ...] | None = None
-    threads: int | None = 1  # of torch; None: as many as torch takes by itself
+    threads: int | None = 1  # of torch; None: torch's default
 
 
 class Trained(NamedTuple):
-    """Record of a complete training that is kept beside its log and its checkpoints."""
+    """Record of a complete training, stored next to its log and its checkpoints."""
 
     name: str
     command: str
-    seconds: float  # of all its parts, if it was interrupted; from the times in its log
+    seconds: float  # of all its parts if it was interrupted; from the times in its log
     peak_bytes: int  # of the process, in its last part
     date: str
     machine: str
@@ -58,20 +58,20 @@ class Trained(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The trainings that are complete, and why the others are not; both by name."""
+    """Name -> result of the complete trainings, and name -> reason of the failed ones."""
 
     trained: dict[str, Trained]
     failed: dict[str, str]
 
 
 def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM) -> Ended:
-    """Train what is not yet trained in ``out``, ``jobs`` at a time, with progress bars.
+    """Run the trainings that are not complete in ``out``, ``jobs`` at a time, with progress bars.
 
-    One training's failure does not stop the others. ``program`` is what Python runs before a training's arguments.
+    One training's failure does not stop the others. Python runs ``program`` with the training's arguments.
 
     Raises:
-        ValueError: two trainings of one name, or one whose folder in ``out`` was begun with other arguments, holds
-            files of others, or is another run's at this time. Nothing is trained then.
+        ValueError: two trainings have the same name, or a training's folder in ``out`` was begun with other arguments,
+            holds foreign files, or is in use by another run. Nothing is trained then.
     """
     names = [training.name for training in trainings]
     for name in names:
@@ -87,13 +87,15 @@ def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: 
 
 def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Sequence[object]) -> Ended:
     names = [training.name for training in trainings]
-    trained = {name: one for name in names if (one := read_trained(out / name)) is not None}
+    trained = {name: result for name in names if (result := read_trained(out / name)) is not None}
     failed: dict[str, str] = {}
     waiting = [training for training in trainings if training.name not in trained]
     stopped = threading.Event()
     bar = tqdm(total=len(names), initial=len(trained), desc="trainings", unit="", disable=None)
     with bar, ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(_train, one, out / one.name, program, stopped): one.name for one in waiting}
+        futures = {
+            pool.submit(_train, training, out / training.name, program, stopped): training.name for training in waiting
+        }
         try:
             for future in as_completed(futures):
                 try:
@@ -118,7 +120,7 @@ def read_trained(folder: Path) -> Trained | None:
 
 
 def read_points(folder: Path) -> list[Point]:
-    """Points that the training in ``folder`` logged, in order, as if it had not been interrupted."""
+    """The logged points of the training in ``folder``, in order, as if it had not been interrupted."""
     return fairseq_log.parse_points((folder / "train.log").read_text(encoding="utf-8").splitlines())
 
 
@@ -128,12 +130,12 @@ def read_parameters(folder: Path) -> int:
 
 
 def failure(error: Exception) -> str:
-    """The last line of a message, which says why."""
+    """The last line of a message, which has the reason."""
     return str(error).strip().splitlines()[-1]
 
 
 def _train(training: Training, folder: Path, program: Sequence[object], stopped: threading.Event) -> Trained:
-    """Train, or go on; the result is written last."""
+    """Start or continue a training; the result is written last."""
     keep_settings(folder / "settings.json", _settings(training.arguments))
     checkpoints = claim(folder / "checkpoints")
     restore_last(checkpoints)
@@ -147,15 +149,15 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
     finished, lines = fairseq_training.train(
         command, log, total, training.name, by_update=by_update, append=True, threads=training.threads, stopped=stopped
     )
-    described = describe_run(shlex.join(command), finished.seconds)
+    run = describe_run(shlex.join(command), finished.seconds)
     trained = Trained(
         training.name,
-        described.command,
+        run.command,
         logged_seconds(lines),
         finished.peak_bytes,
-        described.date,
-        described.machine,
-        described.versions,
+        run.date,
+        run.machine,
+        run.versions,
     )
     write_json(folder / "result.json", trained._asdict())
     return trained
@@ -168,14 +170,14 @@ def logged_seconds(lines: Iterable[str]) -> float:
         if line.startswith("$ "):
             seconds += (last - first).total_seconds() if first is not None else 0.0
             first = last = None
-        elif found := _TIME.match(line):
-            last = datetime.datetime.fromisoformat(found[1])
+        elif match := _TIME.match(line):
+            last = datetime.datetime.fromisoformat(match[1])
             first = first or last
     return seconds + ((last - first).total_seconds() if first is not None else 0.0)
 
 
 def _settings(arguments: Iterable[object]) -> dict[str, str]:
-    """Arguments by option, as a user would compare them; those before the first option are the data."""
+    """Option -> its arguments, as a user would compare them; arguments before the first option are the data."""
     settings: dict[str, list[str]] = {}
     name = "data"
     for argument in python_command(*arguments)[1:]:

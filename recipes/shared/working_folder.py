@@ -1,6 +1,6 @@
-"""The folder of a command that goes on where it was: its own, of one run at a time, in which strangers' files are safe.
+"""The folder of a command that continues its work: used by one run at a time, and safe for files of others.
 
-Every file in it is written through ``own_file``, or is claimed before; see ``common.output_files``.
+Every file in it is written through ``own_file`` or claimed before; see ``common.output_files``.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.output_files import MARK, Mark, check_folder, find_stranger, naming, new_path, take
 
-#: The folders in which this process works, by path.
+#: Path -> mark of the folders in which this process works.
 _taken: dict[Path, Mark] = {}
 _changing = threading.Lock()
 
@@ -20,15 +20,15 @@ _changing = threading.Lock()
 def working_folder(
     path: Path, command: str, argument: str = "--out", whole: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Take the folder ``path``, or go on in it, for as long as the block lasts. One below such a folder is of it.
+    """Lock the folder ``path``, new or of this command, during the block. A folder below a locked one belongs to it.
 
     Args:
         command: the module whose folder it is.
-        argument: that names the folder, for messages.
-        whole: folders in it that the command is going to replace, and who writes them; see ``new_folder``.
+        argument: the option that gives the folder, for messages.
+        whole: folders in it that the command will replace -> their writers; see ``new_folder``.
 
     Raises:
-        ValueError: the folder is neither new nor empty nor of ``command``, or one of ``whole`` holds anything else.
+        ValueError: the folder is neither new, empty nor of ``command``, or one of ``whole`` has foreign files.
         FolderInUse: another process works in it.
     """
     with contextlib.ExitStack() as stack:
@@ -48,7 +48,7 @@ def _taking(path: Path, command: str, argument: str) -> Iterator[None]:
         yield
     finally:
         del _taken[mark.folder]
-        if find_stranger(mark.folder, [mark.folder / MARK]) is None:  # refused, or failed, before there was anything
+        if find_stranger(mark.folder, [mark.folder / MARK]) is None:  # refused or failed before anything was written
             mark.close(remove=True)
             if new:
                 with contextlib.suppress(OSError):
@@ -57,26 +57,26 @@ def _taking(path: Path, command: str, argument: str) -> Iterator[None]:
 
 
 def claim(path: Path) -> Path:
-    """Say that this command makes ``path``, before it does; returns it.
+    """Register ``path`` as made by this command, before it exists; returns it.
 
     Raises:
-        ValueError: there is a file, folder or link that it did not make. Outside of a working folder, that is any.
+        ValueError: a file, folder or link exists that this command did not make; outside a working folder, any.
     """
-    place = Path(os.path.realpath(path.parent)) / path.name
+    resolved = Path(os.path.realpath(path.parent)) / path.name
     mark = _mark_of(path)
     with _changing:
-        if os.path.lexists(place) and (place.is_symlink() or mark is None or not mark.has(place)):
+        if os.path.lexists(resolved) and (resolved.is_symlink() or mark is None or not mark.has(resolved)):
             raise ValueError(f"{path} is there, and is not of this command; allowed: to move it elsewhere first")
         if mark is not None:
-            mark.note(place)
+            mark.note(resolved)
     return path
 
 
 @contextlib.contextmanager
 def own_file(path: Path) -> Iterator[Path]:
-    """Yield a path under which the file ``path`` is written until it is whole; after an error there is neither.
+    """Yield a temporary path for the file ``path``, which is renamed when it is complete, and removed on an error.
 
-    An earlier ``path`` of this command stays until then.
+    An earlier ``path`` of this command is kept until then.
 
     Raises:
         ValueError: see ``claim``.
@@ -98,34 +98,36 @@ def own_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of this command, whole or not at all; see ``own_file``."""
+    """Write a file of this command, completely or not at all; see ``own_file``."""
     with own_file(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
 
 
 def unfinished_path(path: Path) -> Path:
-    """The path under which a file is written before it is whole."""
+    """The temporary path of a file that is not complete."""
     return path.with_name(path.name + ".part")
 
 
 def remove_own(path: Path) -> None:
-    """Remove the file ``path``, or the folder with what is in it, as far as this command made it."""
+    """Remove the file or folder ``path``, but only files and folders that this command made."""
     mark = _mark_of(path)
-    place = Path(os.path.realpath(path.parent)) / path.name
-    made = mark.made() if mark else set()
-    for one in sorted((one for one in made if one == place or place in one.parents), reverse=True):
-        if one.is_symlink() or Path(os.path.realpath(one.parent)) != one.parent:  # by a link or "..", it is elsewhere
+    resolved = Path(os.path.realpath(path.parent)) / path.name
+    own_paths = mark.made() if mark else set()
+    for entry in sorted((entry for entry in own_paths if entry == resolved or resolved in entry.parents), reverse=True):
+        if entry.is_symlink() or Path(os.path.realpath(entry.parent)) != entry.parent:  # elsewhere, by a link or ".."
             continue
-        if one.is_dir():
-            with contextlib.suppress(OSError):  # not empty: a stranger's file is in it
-                one.rmdir()
+        if entry.is_dir():
+            with contextlib.suppress(OSError):  # not empty: it has a foreign file
+                entry.rmdir()
         else:
-            one.unlink(missing_ok=True)
-        if not one.exists():
-            mark.forget(one)
+            entry.unlink(missing_ok=True)
+        if not entry.exists():
+            mark.forget(entry)
 
 
 def _mark_of(path: Path) -> Mark | None:
-    """The folder in which this process works and ``path`` lies, or is."""
-    place = Path(os.path.realpath(path.parent)) / path.name
-    return next((_taken[one] for one in (Path(os.path.realpath(path)), *place.parents) if one in _taken), None)
+    """The mark of the working folder of this process that is or contains ``path``; None if there is none."""
+    resolved = Path(os.path.realpath(path.parent)) / path.name
+    return next(
+        (_taken[folder] for folder in (Path(os.path.realpath(path)), *resolved.parents) if folder in _taken), None
+    )

@@ -23,7 +23,7 @@ def gathered(paths: Sequence[Path]) -> dict[str, list[Record]]:
     """Read the records of comparisons: data set -> records.
 
     Raises:
-        ValueError: a file is not the result of a comparison, or two files are of the same data set.
+        ValueError: a file is not the result of a comparison, or two files have the same data set.
     """
     records_of_datasets: dict[str, list[Record]] = {}
     for path in paths:

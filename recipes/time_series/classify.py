@@ -3,7 +3,7 @@
 Run ``python -m recipes.time_series.classify work/vowels --model rocket --seed 1``; the log has fairseq-train's format.
 ``dtw`` is the nearest neighbour by dynamic time warping. ``rocket`` is a ridge classifier on random convolutions.
 ``hist_gradient_boosting`` is scikit-learn's gradient boosted trees, instead of the paper's XGBoost, on the concatenated
-steps and channels; steps that a shorter series does not have are missing values.
+steps and channels; steps beyond the end of a shorter series are missing values.
 """
 
 import datetime

@@ -1,8 +1,8 @@
-"""Train classifiers of time series with several attentions and seeds, and print their accuracy beside the paper's.
+"""Train classifiers of time series with several attentions and seeds, and print their accuracy next to the paper's.
 
 ``python -m recipes.time_series.compare --dataset JapaneseVowels --seeds 5`` from the checkout's root, through
-fairseq-train, with the authors' training; methods that are no networks are fitted by ``recipes.time_series.classify``.
-An interrupted comparison goes on where it was.
+fairseq-train, with the authors' training; ``recipes.time_series.classify`` fits methods that are not networks. After
+an interruption the same command continues.
 """
 
 import argparse
@@ -32,25 +32,25 @@ from .classify import CLASSIFIERS, RANDOM
 from .published import MODELS, TABLE, published
 
 SUFFIX = "_time_series"
-#: Trained only if asked for: a second name of flowformer, and mechanisms that FLASH was compared with.
+#: Trained only on request: a second name of flowformer, and mechanisms that FLASH was compared with.
 NOT_BY_DEFAULT = ("flow", "combiner", "quadratic")
 EPOCHS = {"PEMS-SF": 400}
 DEFAULT_EPOCHS = 100
-#: The authors' script has RAdam for all data sets but one.
+#: The authors' script uses RAdam for all data sets but one.
 OPTIMIZERS = {"SpokenArabicDigits": "adam"}
-#: Epochs between two checkpoints, which is what an interruption may cost. Fewer where the last epoch would have none.
+#: Epochs between two checkpoints, the most that an interruption loses; fewer if the last epoch would have none.
 SAVE_INTERVAL = 10
-#: What Python runs for a method that is no network.
+#: What Python runs for a method that is not a network.
 CLASSIFY = ("-m", "recipes.time_series.classify")
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
-#: Where the paper's method is not the same.
+#: Our name -> the paper's method, where it differs.
 UNLIKE = {
     "hist_gradient_boosting": "XGBoost in place of scikit-learn's boosted trees (hist_gradient_boosting)",
     "tcn": "an encoder like that of tcn_time_series, trained without labels, and a support vector machine",
 }
-#: What has no attention here -> the column of the paper's Table 6 that stands beside it.
+#: Method without attention -> the column of the paper's Table 6 to compare with.
 BASELINES = {
     "dtw": "DTW",
     "rocket": "Rocket",
@@ -61,20 +61,20 @@ BASELINES = {
 
 
 def default_names() -> list[str]:
-    """The architectures that are trained unless told otherwise, the paper's first."""
+    """The architectures that are trained by default, the paper's first."""
     return sorted(set(known_names(SUFFIX)) - set(NOT_BY_DEFAULT), key=lambda name: (name != "flowformer", name))
 
 
 def models(text: str) -> list[str]:
-    """The type of ``--models``: names between commas, of architectures with or without ``SUFFIX`` or of methods.
+    """The type of ``--models``: comma-separated names of methods, or of architectures with or without ``SUFFIX``.
 
     Raises:
-        argparse.ArgumentTypeError: one that is not known.
+        argparse.ArgumentTypeError: a name is unknown.
     """
-    names, known = [name.removesuffix(SUFFIX) for name in text.split(",")], [*CLASSIFIERS, *known_names(SUFFIX)]
+    names, allowed = [name.removesuffix(SUFFIX) for name in text.split(",")], [*CLASSIFIERS, *known_names(SUFFIX)]
     for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(known)}")
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"{name}; allowed: {', '.join(allowed)}")
     return names
 
 
@@ -109,14 +109,14 @@ class Series(Options):
     )
 
     def completed(self) -> "Series":
-        """Take the epochs and the folder of the data set; see ``Options``."""
+        """Fill in the epochs and the folder of the data set; see ``Options``."""
         epochs = self.epochs or EPOCHS.get(self.dataset, DEFAULT_EPOCHS)
         out = self.out or Path("work/time_series/compare") / self.dataset
         return dataclasses.replace(self, epochs=epochs, out=out)
 
     @property
     def validate_interval(self) -> int:
-        """Epochs between two evaluations: 2, as in the authors' training, or 1 where the last epoch would have none."""
+        """Epochs between two evaluations: 2, as in the authors' training, or 1 if the last epoch would have none."""
         return 1 if self.epochs % 2 else 2
 
     @property
@@ -143,7 +143,7 @@ def train_arguments(options: Series, data: Data, name: str, seed: int) -> list[o
 
 
 def chunk_arguments(name: str, longest: int) -> list[object]:
-    """Chunks for the mechanisms that have them: about two to a series, at most FLASH's 256 steps."""
+    """Chunk sizes for the mechanisms with chunks: about two chunks per series, of at most FLASH's 256 steps."""
     option = {"flash": "--flash-chunk-size", "mixed_chunk": "--mixed-chunk-chunk-size"}.get(name)
     if option is None:
         return []
@@ -151,7 +151,7 @@ def chunk_arguments(name: str, longest: int) -> list[object]:
 
 
 def plan(options: Series, data: Data) -> list[Planned]:
-    """Every model with every seed; methods that are no networks and draw nothing at random are fitted once."""
+    """Every model with every seed; deterministic methods that are not networks are fitted once."""
     seeds = range(1, options.seeds + 1)
     fits = [
         Planned(name, seed, Training(f"{name}.{seed}", [data.folder, "--model", name, "--seed", seed], CLASSIFY))
@@ -164,7 +164,7 @@ def plan(options: Series, data: Data) -> list[Planned]:
 
 
 def read(options: Series, folder: Path, known: Record) -> Record:
-    """The accuracies of a complete training in per cent, as fairseq rounds them; of a fit, one.
+    """The accuracies of a complete training in per cent, as fairseq rounds them; a single one for a fit.
 
     Raises:
         ValueError: its log lacks an evaluation.
@@ -188,13 +188,13 @@ def ends(accuracies: Sequence[float]) -> dict[str, float]:
 
 
 class Outcome(NamedTuple):
-    """A record in results.json, to be checked when it is read."""
+    """A record in results.json; reading it checks the types."""
 
     model: str  # without _time_series
     seed: int
-    parameters: int  # 0 where it is no network
+    parameters: int  # 0 for a method that is not a network
     seconds: float
-    peak_bytes: int | None  # None where it is not known
+    peak_bytes: int | None  # None: not known
     command: str
     accuracies: list[float]  # on the test series at each evaluation
     last: float
@@ -211,7 +211,7 @@ class Plan(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The content of results.json: what was planned, the records, and the runs that made them."""
+    """The content of results.json: the plan, the records, and the runs that made them."""
 
     plan: Plan
     records: list[Record]
@@ -222,12 +222,12 @@ def read_results(path: Path) -> Results:
     """The content of ``path``, the results.json of a comparison.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
     """
     allowed = "results.json of a comparison"
-    found = read_json(path, allowed, plan=Plan, results=list[Outcome], run=Run, earlier=list[Run])
-    records = [outcome._asdict() for outcome in found["results"]]
-    return Results(found["plan"], records, [*found["earlier"], found["run"]])
+    content = read_json(path, allowed, plan=Plan, results=list[Outcome], run=Run, earlier=list[Run])
+    records = [outcome._asdict() for outcome in content["results"]]
+    return Results(content["plan"], records, [*content["earlier"], content["run"]])
 
 
 def make_data(options: Series) -> Data:
@@ -242,19 +242,19 @@ def added(options: Series) -> Results:
     """The results of ``--add``.
 
     Raises:
-        ValueError: it is no such file, or is of another data set or number of epochs.
+        ValueError: it is not such a file, or has another data set or number of epochs.
     """
-    found = read_results(options.add)
-    if (found.plan.dataset, found.plan.epochs) != (options.dataset, options.epochs):
+    results = read_results(options.add)
+    if (results.plan.dataset, results.plan.epochs) != (options.dataset, options.epochs):
         raise ValueError(
-            f"{options.add} is of {found.plan.dataset}, {found.plan.epochs} epochs; allowed: {options.dataset}, "
+            f"{options.add} is of {results.plan.dataset}, {results.plan.epochs} epochs; allowed: {options.dataset}, "
             f"{options.epochs} epochs"
         )
-    return found
+    return results
 
 
 def earlier(options: Series, data: Data) -> list[Record]:
-    """The records of ``--add`` that are asked for."""
+    """The records of ``--add`` for the chosen models and seeds."""
     records = [] if options.add is None else added(options).records
     return [record for record in records if record["model"] in options.models and record["seed"] <= options.seeds]
 
@@ -265,14 +265,14 @@ def shown_name(name: str) -> str:
 
 
 def in_paper(dataset: str, name: str) -> float | None:
-    """The accuracy in the paper of what is called ``name`` here, see ``BASELINES``; None if it has none."""
+    """The paper's accuracy of the model or method that is called ``name`` here; None if the paper has none."""
     if name in BASELINES and dataset in TABLE:
         return TABLE[dataset][MODELS.index(BASELINES[name])]
     return published(dataset, name)
 
 
 def columns(options: Series, facts: Record) -> list[Column]:
-    """Accuracy after the last epoch and of the best one, mean and deviation, and the paper's."""
+    """Columns: accuracy after the last and of the best epoch, mean and deviation, and the paper's accuracy."""
 
     def paper(name: str) -> str:
         accuracy = in_paper(options.dataset, name)
@@ -299,8 +299,8 @@ def notes(options: Series, facts: Record) -> list[str]:
     if options.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[options.dataset]))
         notes.append(f"the paper's row: {row}")
-    if unlike := [name for name in UNLIKE if name in options.models]:
-        notes.append("the paper has another method: " + "; ".join(UNLIKE[name] for name in unlike))
+    if different := [name for name in UNLIKE if name in options.models]:
+        notes.append("the paper has another method: " + "; ".join(UNLIKE[name] for name in different))
     runs = [Run(**run) for run in facts["earlier"]]
     return notes + [f"with trainings of `{run.command}`, {run.date}; {run.machine}; {run.versions}" for run in runs]
 
@@ -310,14 +310,17 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
     models = by_model(records, options.models)
     with plt.rc_context(STYLE):
         figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
-        for i, (name, of_name) in enumerate(models.items()):
-            means = [statistics.mean(at) for at in zip(*(record["accuracies"] for record in of_name))]
-            label = f"{name}, {len(of_name)} seed{'s' if len(of_name) > 1 else ''}"
+        for i, (name, model_records) in enumerate(models.items()):
+            means = [
+                statistics.mean(seed_accuracies)
+                for seed_accuracies in zip(*(record["accuracies"] for record in model_records))
+            ]
+            label = f"{name}, {len(model_records)} seed{'s' if len(model_records) > 1 else ''}"
             if name in CLASSIFIERS:
                 curves.axhline(means[0], label=label, linewidth=1.3, **look(i).line)
             else:
                 curves.plot(options.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
-            _draw_dots(dots, options, i, name, of_name, look(i))
+            _draw_dots(dots, options, i, name, model_records, look(i))
         lowest = min(record["last"] for record in records)
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
         curves.set_title("Mean over seeds")
@@ -331,7 +334,7 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
 
 
 def _draw_dots(axes: plt.Axes, options: Series, place: int, name: str, records: Sequence[Record], style: Look) -> None:
-    """The accuracies of one model, side by side."""
+    """Draw the accuracies of one model, side by side."""
     axes.plot(
         [place - 0.15] * len(records),
         [record["last"] for record in records],

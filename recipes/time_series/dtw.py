@@ -1,6 +1,6 @@
 """Nearest neighbours by dynamic time warping, for series of several channels and of any lengths.
 
-Berndt and Clifford, *Using Dynamic Time Warping to Find Patterns in Time Series* (1994). sktime's own needs numba.
+Berndt and Clifford, *Using Dynamic Time Warping to Find Patterns in Time Series* (1994). sktime's version needs numba.
 """
 
 from collections.abc import Callable, Sequence

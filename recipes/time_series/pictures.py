@@ -125,9 +125,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
         if not 0 <= number < len(split.series):
             raise ValueError(f"--series is {number}; allowed: 0 to {len(split.series) - 1}, as {options.split} has")
     series, labels = ([values[number] for number in options.series] for values in (split.series, split.labels))
-    alone = len(hubs) == len(series) == 1 and side_by_side.is_flow(side_by_side.last_attention(hubs[0]))
+    single = len(hubs) == len(series) == 1 and side_by_side.is_flow(side_by_side.last_attention(hubs[0]))
     with torch.no_grad():
-        if alone:
+        if single:
             draw(weigh(hubs[0], series[0], labels[0]), options.output)
         else:
             _draw_side_by_side(hubs, series, labels, options)

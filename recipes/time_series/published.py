@@ -29,7 +29,7 @@ TABLE = {
     for name in ARCHIVES
     if name.upper() == row.name
 }
-#: Our name, without ``_time_series`` -> the paper's.
+#: Our name, without ``_time_series`` -> the paper's name.
 NAMES = {
     "flow": "Flowformer",
     "flowformer": "Flowformer",

@@ -2,7 +2,7 @@
 
 Dempster, Petitjean, Webb: *ROCKET: Exceptionally fast and accurate time series classification using random
 convolutional kernels* (2020), with several channels as in sktime, whose version needs numba. Series are standardised by
-the statistics of the data set, as for all models here. Standardising each series by itself would hide its level.
+the statistics of the data set, as for all models here. Standardising each series alone would hide its level.
 """
 
 from collections.abc import Callable, Iterable, Sequence

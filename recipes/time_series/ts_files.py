@@ -50,15 +50,15 @@ def read_ts(path: Path) -> Split:
         raise
     series = []
     for line, row in zip(lines, frame.itertuples(index=False), strict=True):
-        where = f"{path}, line {line.number}"
+        location = f"{path}, line {line.number}"
         lengths = {len(channel) for channel in row}
         if len(lengths) > 1:
-            raise ValueError(f"{where} has channels of {min(lengths)} to {max(lengths)} steps; allowed: one length")
+            raise ValueError(f"{location} has channels of {min(lengths)} to {max(lengths)} steps; allowed: one length")
         try:
             values = fill_missing(np.stack([channel.to_numpy(np.float64) for channel in row], axis=1))
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        series.append(check_series(values, where))
+            raise ValueError(f"{location}: {error}") from error
+        series.append(check_series(values, location))
     return Split(series, [line.label for line in lines])
 
 
@@ -79,13 +79,15 @@ def _cases(path: Path, text: str) -> Iterator[_Line]:
     header: dict[str, list[str]] = {}
     first: _Line | None = None
     for number, line in enumerate(text.splitlines(), 1):
-        where = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         if not line.strip() or ("@data" not in header and line.startswith("#")):
             continue
         if "@data" not in header:
             tag, *values = line.split()
             if not tag.startswith("@"):
-                raise ValueError(f"{where} is {line[:60]!r}; allowed before @data: a tag that begins with @, a comment")
+                raise ValueError(
+                    f"{location} is {line[:60]!r}; allowed before @data: a tag that begins with @, a comment"
+                )
             header[tag.lower()] = values
             continue
         if first is None:
@@ -94,10 +96,10 @@ def _cases(path: Path, text: str) -> Iterator[_Line]:
         *channels, label = (part.strip() for part in line.split(":"))
         case = _Line(number, channels, label)
         first = first or case
-        _check_case(where, case, dimensions or len(first.channels), header["@classlabel"][1:])
+        _check_case(location, case, dimensions or len(first.channels), header["@classlabel"][1:])
         steps = channels[0].count(",") + 1
         if length not in (None, steps):
-            raise ValueError(f"{where} has {steps} steps; allowed: {length}, as @seriesLength says")
+            raise ValueError(f"{location} has {steps} steps; allowed: {length}, as @seriesLength says")
         yield case
 
 

@@ -1,4 +1,4 @@
-"""All cases by name. A new operation is a row in ``operations``; a registered attention has its case without any."""
+"""All cases by name. A new operation is a row in ``operations``; a registered attention needs no edit."""
 
 from ..harness.work import Case
 from . import (

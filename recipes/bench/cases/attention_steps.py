@@ -1,6 +1,6 @@
-"""One decoded token of every causal attention by itself, without the layers around it; derived from the declarations.
+"""One decoding step of every causal attention alone, without the layers around it; derived from the declarations.
 
-A step of a language model is a step of each of its attentions and the products with its weights (``decoding``).
+A decoding step of a language model (``decoding``) also contains the products with its weights.
 """
 
 import torch
@@ -17,7 +17,7 @@ POSITION = 135
 
 
 def candidates(settings: Settings, size: int) -> list[Candidate]:
-    """Every attention that may be causal, softmax with its cache first: the token after ``size`` others."""
+    """Every attention that supports causal, softmax with its cache first: the token after ``size`` others."""
     names = (name for name in ATTENTIONS if is_causal(name) and name != SOFTMAX)
     return [_candidate(name, settings, size) for name in (SOFTMAX, *names)]
 
@@ -29,12 +29,12 @@ def _candidate(name: str, settings: Settings, size: int) -> Candidate:
     named = dict(zip(shapes, inputs))
     projected = [named.pop(x, None) for x in ("q", "k", "v")]
 
-    def of(start: int, stop: int) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """The inputs of these tokens; tokens are the last dimension but one of each."""
+    def inputs_of(start: int, stop: int) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """The inputs of tokens ``start`` to ``stop``; the tokens are dimension -2 of each."""
         cut = [None if x is None else x[..., start:stop, :] for x in projected]
         return cut, {key: x[..., start:stop, :] for key, x in named.items()}
 
-    earlier, token = of(0, size), of(size, size + 1)
+    earlier, token = inputs_of(0, size), inputs_of(size, size + 1)
     with torch.no_grad():
         _, state = attention.extend(*earlier[0], **earlier[1])
 

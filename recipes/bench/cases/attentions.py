@@ -1,7 +1,7 @@
-"""One case for every registered attention, derived from its declaration: a new one has its case without an edit here.
+"""One case for every registered attention, derived from its declaration: a new attention needs no edit here.
 
-Causal if the attention supports it, with default options, next to fused softmax attention. It is compared with its own
-``reference`` at a short length, and with itself in float64 at the timed length.
+The attention runs with default options, causal if it supports that, next to fused softmax attention. It is compared
+with its own ``reference`` at a short length, and with itself in float64 at the timed length.
 """
 
 import copy
@@ -21,25 +21,25 @@ SOFTMAX = "softmax"
 HEADS, HEAD_DIM = 8, 64
 #: Squares, so that an attention that needs the shape of an image gets one.
 LENGTHS, QUICK_LENGTHS = (256, 1024, 4096), (256,)
-#: Tokens and heads of the comparison with the reference, which may be a slow loop; most tokens of that with float64.
+#: Tokens and heads of the comparison with the reference, which may be a slow loop; most tokens of that in float64.
 _REFERENCE, _REFERENCE_HEADS, _FLOAT64 = 36, 2, 1024
-#: Standard deviation of the noise on parameters: some are 0 at first, where an error in using them would not show.
+#: Standard deviation of the noise on parameters: some start at 0, which would hide an error in their use.
 _NOISE = 0.1
 
 
 def candidates(name: str, settings: Settings, size: int) -> list[Candidate | Absent]:
     """The attention ``name`` and fused softmax attention at ``size`` tokens."""
     causal = is_causal(name)
-    return [_candidate(each, causal, settings, size) for each in (name, SOFTMAX)]
+    return [_candidate(attention, causal, settings, size) for attention in (name, SOFTMAX)]
 
 
 def is_causal(name: str) -> bool:
-    """Whether the case of the attention ``name`` is causal: if it supports that."""
+    """Whether the attention ``name`` supports causal; its case is causal then."""
     return "causal" in ATTENTIONS[name].supports
 
 
 def is_of_sequences(name: str) -> bool:
-    """Whether the attention ``name`` takes sequences. SOFT, of images alone, takes minutes for one of 4,096 tokens."""
+    """Whether ``name`` accepts sequences, not only images. SOFT does not, and needs minutes for 4,096 tokens."""
     return "spatial_shape" not in ATTENTIONS[name].needs
 
 
@@ -72,7 +72,7 @@ def build(name: str, causal: bool, settings: Settings, tokens: int, heads: int) 
     return settings.to(attention).eval()
 
 
-@lru_cache  # of the reference and of the peer, which are the same for several cases and sizes
+@lru_cache  # several cases and sizes share the comparisons of the reference and of softmax
 def _compare(
     name: str, causal: bool, settings: Settings, tokens: int, heads: int, method: str
 ) -> tuple[Comparison, ...]:
@@ -87,7 +87,7 @@ def _compare(
 
 
 def shapes_of(attention: InnerAttention, tokens: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors that ``attention`` takes: its projections, and the inputs that it needs."""
+    """Name -> shape of the tensors that ``attention`` accepts: its projections and its further inputs."""
     heads = attention.shape.num_heads
     shapes = {name: (1, heads, tokens, width) for name, width in attention.projections(HEAD_DIM).items()}
     return {**shapes, **attention.inputs(x=(1, tokens, heads * HEAD_DIM), source_q=(1, heads, tokens, HEAD_DIM))}

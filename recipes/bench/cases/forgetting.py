@@ -1,4 +1,4 @@
-"""Sums that forget, beside plain linear attention: a training step and a decoding step of language models."""
+"""Linear attention with a forget gate compared with plain: a training and a decoding step of language models."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ from ..harness.work import TRAINING, Absent, Candidate, Case, Comparison, Settin
 from .language_models import decoding, next_token_loss
 
 LINEAR = "linear_lm"
-#: Of one causal sum per head each: a gate added to it, or a mechanism that forgets by its own paper.
+#: Models with one causal sum per head that decays: by an added forget gate, or by the mechanism's own paper.
 FORGETTING = (
     "linear_lm --linear-forget head",
     "linear_lm --linear-forget channel",
@@ -32,7 +32,7 @@ POSITION, QUICK_POSITION = 2048, 128
 def training(
     settings: Settings, size: int, width: int = WIDTH, layers: int = LAYERS, names: tuple[str, ...] = MODELS
 ) -> list[Candidate | Absent]:
-    """The models ``names``, to be trained on one sequence of ``size`` tokens."""
+    """A training step of each of the models ``names`` on one sequence of ``size`` tokens."""
     reason = missing("fairseq")
     if reason is not None:
         return [Absent(name, size, reason) for name in names]
@@ -44,7 +44,7 @@ def _candidate(name: str, settings: Settings, size: int, width: int, layers: int
     from ..models import fairseq_models
     from ..models.training import attention_by_reference, compare_training, training_step
 
-    # In evaluation, in which random features draw no new directions; there is no dropout.
+    # Evaluation mode, so that random features draw no new directions; there is no dropout.
     model = fairseq_models.build(name, width, layers, size, settings).eval()
     tokens = fairseq_models.random_tokens(settings, size)
     loss = partial(next_token_loss, model, tokens[:, :_LITERAL])

@@ -1,4 +1,4 @@
-"""The gated attention unit, ours and FLASH-pytorch's, with the same weights."""
+"""Our gated attention unit and FLASH-pytorch's, with the same weights."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from ..peers import attention_maps
 
 GAU, FLASH = "GatedAttentionUnit", "FLASH-pytorch"
 WIDTH, CHUNK = 512, 256
-#: Tokens of the comparison with attention written out as a map: no whole number of chunks.
+#: Tokens of the comparison with attention written out as a map: not a multiple of the chunk size.
 _MAP = 700
 
 
@@ -29,15 +29,15 @@ def gated_attention_unit(settings: Settings, size: int) -> list[Candidate | Abse
     nn.init.normal_(unit.out_proj.weight, std=unit.expanded_dim**-0.5)
     nn.init.zeros_(unit.bias.weight)
     reason = missing("flash_pytorch")
-    theirs = Absent(FLASH, size, reason) if reason else _candidate(FLASH, _flash_pytorch(unit), settings, size)
-    return [_candidate(GAU, unit, settings, size), theirs]
+    flash = Absent(FLASH, size, reason) if reason else _candidate(FLASH, _flash_pytorch(unit), settings, size)
+    return [_candidate(GAU, unit, settings, size), flash]
 
 
 def _flash_pytorch(unit: GatedAttentionUnit) -> nn.Module:
     """FLASH-pytorch's unit with the weights of ``unit``."""
     import flash_pytorch
 
-    other = flash_pytorch.FLASH(dim=WIDTH, group_size=CHUNK, query_key_dim=unit.query_dim, causal=True)
+    flash = flash_pytorch.FLASH(dim=WIDTH, group_size=CHUNK, query_key_dim=unit.query_dim, causal=True)
     gate, value, shared = unit.in_proj.weight.split(unit.widths)
     gate_bias, value_bias, shared_bias = unit.in_proj.bias.split(unit.widths)
     order = torch.tensor([0, 2, 1, 3])  # theirs: quadratic query, linear query, quadratic key, linear key
@@ -54,8 +54,8 @@ def _flash_pytorch(unit: GatedAttentionUnit) -> nn.Module:
         "to_out.weight": unit.out_proj.weight,
         "to_out.bias": unit.out_proj.bias,
     }
-    other.load_state_dict({name: x.detach().clone() for name, x in weights.items()})
-    return other
+    flash.load_state_dict({name: x.detach().clone() for name, x in weights.items()})
+    return flash
 
 
 def _candidate(name: str, unit: nn.Module, settings: Settings, size: int) -> Candidate:
@@ -77,21 +77,21 @@ def _candidate(name: str, unit: nn.Module, settings: Settings, size: int) -> Can
 
 def _written_out(unit: nn.Module, x: Tensor) -> Tensor:
     """Either unit in the dtype of x, with its attention as a map of all pairs of tokens: (1, n, d) -> (1, n, d)."""
-    p = {name: parameter.detach().to(x) for name, parameter in unit.named_parameters()}
-    normed = F.layer_norm(x, x.shape[-1:], p["norm.weight"], p["norm.bias"])
+    parameters = {name: parameter.detach().to(x) for name, parameter in unit.named_parameters()}
+    normed = F.layer_norm(x, x.shape[-1:], parameters["norm.weight"], parameters["norm.bias"])
     if isinstance(unit, GatedAttentionUnit):
-        hidden = F.silu(F.linear(normed, p["in_proj.weight"], p["in_proj.bias"]))
+        hidden = F.silu(F.linear(normed, parameters["in_proj.weight"], parameters["in_proj.bias"]))
         gate, value, shared = hidden.split(unit.widths, dim=-1)
-        heads = [shared * gamma + beta for gamma, beta in zip(p["gamma"][:, 0], p["beta"][:, 0])]
-        out = (p["out_proj.weight"], p["out_proj.bias"])
+        heads = [shared * gamma + beta for gamma, beta in zip(parameters["gamma"][:, 0], parameters["beta"][:, 0])]
+        out = (parameters["out_proj.weight"], parameters["out_proj.bias"])
     else:
-        hidden = F.silu(F.linear(normed, p["to_hidden.0.weight"], p["to_hidden.0.bias"]))
+        hidden = F.silu(F.linear(normed, parameters["to_hidden.0.weight"], parameters["to_hidden.0.bias"]))
         value, gate = hidden.chunk(2, dim=-1)
-        shared = F.silu(F.linear(normed, p["to_qk.0.weight"], p["to_qk.0.bias"]))
-        scales = zip(p["qk_offset_scale.gamma"], p["qk_offset_scale.beta"])
+        shared = F.silu(F.linear(normed, parameters["to_qk.0.weight"], parameters["to_qk.0.bias"]))
+        scales = zip(parameters["qk_offset_scale.gamma"], parameters["qk_offset_scale.beta"])
         heads = [shared * gamma + beta for gamma, beta in scales]
         heads = [heads[i] for i in (0, 2, 1, 3)]
-        out = (p["to_out.weight"], p["to_out.bias"])
+        out = (parameters["to_out.weight"], parameters["to_out.bias"])
     attended = attention_maps.mixed_chunk_attention(*heads, value, chunk_size=CHUNK, bias=None)
     return x + F.linear(gate * attended, *out)
 

@@ -1,4 +1,4 @@
-"""Training steps of image models: ours and the authors' hierarchical one, and DeiT with Flow-Attention and softmax."""
+"""Training steps of image models: our and the authors' hierarchical model, DeiT with Flow-Attention and softmax."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ _MAP_SIDE = 224
 
 
 def hierarchical(settings: Settings, size: int, batch: int = BATCH, **arguments: Any) -> list[Candidate | Absent]:
-    """The paper's model, the same with the number of heads of the authors' code, the authors' model, and a bound.
+    """The paper's model, that model with the number of heads of the authors' code, the authors' model, and a bound.
 
-    The bound is the paper's model with values in place of attention: as if attention cost nothing. ``arguments`` go to
-    all models.
+    The bound is the paper's model with the values as the output of attention: as if attention cost nothing.
+    ``arguments`` go to all models.
     """
     reason = missing("timm")
     if reason is not None:
         return [Absent(name, size, reason) for name in (HIERARCHICAL, RELEASED_HEADS, AUTHORS, NO_ATTENTION)]
-    ours = [_hierarchical(name, settings, size, batch, arguments) for name in (HIERARCHICAL, RELEASED_HEADS)]
+    models = [_hierarchical(name, settings, size, batch, arguments) for name in (HIERARCHICAL, RELEASED_HEADS)]
     bound = _without_attention(settings, size, batch, arguments)
-    return [*ours, _authors(settings, size, batch, arguments), bound]
+    return [*models, _authors(settings, size, batch, arguments), bound]
 
 
 def _hierarchical(name: str, settings: Settings, size: int, batch: int, arguments: dict[str, Any]) -> Candidate:

@@ -17,23 +17,23 @@ from .attentions import is_causal
 TRAINED = ("flash_lm", "transformer_pp_lm")
 STOCK = "transformer_lm"
 DECODED = ("flowformer_lm", "linear_lm", "cosformer_lm", "flash_lm", "daft_conv_lm", STOCK)
-#: Models of gated attention units, which stand beside those of every attention.
+#: Models of gated attention units, timed in addition to the models of every attention.
 UNITS = ("flash_lm", "flash_quad_lm")
 #: Hypotheses of a beam.
 BEAM = 5
-#: A generation: hypotheses of all beams, tokens of a sample, and the width and the layers of its small models.
+#: Shape of the generation: hypotheses of all beams, tokens of a sample, width and layers of its small models.
 ROWS, SAMPLE, GENERATION_WIDTH, GENERATION_LAYERS = 40, 64, 32, 2
 #: Positions at which a decoding step is timed, in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
 TRAINING_LAYERS, DECODING_LAYERS, DECODING_WIDTH = 2, 6, 512
-#: flash_lm's tokens of a chunk, its channels of queries and keys, and the words that all models of a case have.
+#: flash_lm's chunk size and its channels of queries and keys; the vocabulary of all models.
 CHUNK, QUERY, VOCABULARY = 256, 128, 1000
-#: Tokens of the comparison with attention written out as a map: more than two chunks, but no whole number of chunks.
+#: Tokens of the comparison with attention written out as a map: more than two chunks, not a multiple of the size.
 _MAP = 700
 
 
 def training(width: int, layers: int = TRAINING_LAYERS) -> Callable[[Settings, int], list[Candidate | Absent]]:
-    """A function that builds the models of ``width``, to be trained on one sequence of a given length."""
+    """A function that builds a training step of each model of ``width``, on one sequence of a given length."""
 
     def candidates(settings: Settings, size: int) -> list[Candidate | Absent]:
         reason = missing("fairseq")
@@ -72,12 +72,12 @@ def _training_candidate(architecture: str, width: int, layers: int, settings: Se
 def training_work(width: int, layers: int, name: str, size: int, run: str) -> Amount:
     """The least work of a training step of one sequence: all products, and AdamW's passes over the weights.
 
-    Multiply-adds of a token, d being the width, n the tokens, C those of a chunk, s and e = 2d the channels of queries
-    and of values. A gated attention unit: projections d (2e + s) and e d, both terms of sums s e, and a chunk's map and
-    its product with values, C (s + e), of which 0.625 are formed as blocks of 64 rows end at the diagonal. A layer of
-    Transformer++: projections 12 d², and causal softmax n d. Backward twice as many again; there, a map is formed once
-    more (softmax: half a product, n d / 2; a chunk: 0.625 C s). Weights, gradients and both moments move twice. Any
-    ``name`` but flash_lm's is Transformer++'s, and ``run`` is always the training step.
+    Multiply-adds per token, where d is the width, n the number of tokens, C the chunk size, s the channels of queries
+    and e = 2d those of values. A gated attention unit: projections d (2e + s) and e d, the linear part 2 s e, and the
+    map of a chunk with its product with values C (s + e), times 0.625 as blocks of 64 rows end at the diagonal. A
+    Transformer++ layer: projections 12 d², causal softmax n d. The backward pass adds twice as many and computes the
+    maps again (softmax: half a product, n d / 2; a chunk: 0.625 C s). Weights, gradients and both moments move twice.
+    Any ``name`` but flash_lm counts as Transformer++; ``run`` is always the training step.
     """
     d, e, s, words = width, 2 * width, QUERY, VOCABULARY
     if name == "flash_lm":
@@ -91,7 +91,7 @@ def training_work(width: int, layers: int, name: str, size: int, run: str) -> Am
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Cross-entropy of the next token of each of ``tokens`` (B, n), the last one's being the first."""
+    """Cross-entropy of the next token at each of ``tokens`` (B, n); the first token follows the last."""
     logits, _ = model(tokens)
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
 
@@ -104,14 +104,14 @@ def decoding(
     names: tuple[str, ...] = DECODED,
     near: int | None = NEAR,
 ) -> list[Candidate | Absent]:
-    """The models ``names`` that decode one token, at position ``size`` and, unless it is None, at ``near``."""
+    """The models ``names`` decode one token at position ``size`` and, unless it is None, at ``near``."""
     return _decoding(names, settings, (size,) if near is None else (near, size), 1, width, layers)
 
 
 def beam_decoding(
     settings: Settings, size: int, width: int = DECODING_WIDTH, layers: int = DECODING_LAYERS
 ) -> list[Candidate | Absent]:
-    """Models that decode one token of each hypothesis of a beam, at position ``size``."""
+    """Every model decodes one token of each hypothesis of a beam at position ``size``."""
     return _decoding(DECODED, settings, (size,), BEAM, width, layers)
 
 
@@ -121,7 +121,11 @@ def _decoding(
     reason = missing("fairseq")
     if reason is not None:
         return [Absent(name, position, reason) for name in names for position in positions]
-    return [one for name in names for one in _decoding_candidates(name, settings, positions, rows, width, layers)]
+    return [
+        candidate
+        for name in names
+        for candidate in _decoding_candidates(name, settings, positions, rows, width, layers)
+    ]
 
 
 def _decoding_candidates(
@@ -156,7 +160,7 @@ def _decoding_candidate(
 
 
 def beam_generation(settings: Settings, size: int) -> list[Candidate | Absent]:
-    """A candidate for every model that decodes: it generates ``size`` tokens of ``ROWS`` hypotheses."""
+    """Every model that can decode generates ``size`` tokens of ``ROWS`` hypotheses."""
     names = (STOCK, *(f"{name}_lm" for name in ATTENTIONS if is_causal(name)), *UNITS)
     reason = missing("fairseq")
     if reason is not None:
@@ -167,7 +171,7 @@ def beam_generation(settings: Settings, size: int) -> list[Candidate | Absent]:
 def _generation_candidate(name: str, settings: Settings, size: int) -> Candidate:
     from ..models import decoding, fairseq_models
 
-    layers = GENERATION_LAYERS // 2 if name in UNITS else GENERATION_LAYERS  # two units count as a layer there
+    layers = GENERATION_LAYERS // 2 if name in UNITS else GENERATION_LAYERS  # ``build`` counts two units as one layer
     model = fairseq_models.build(name, GENERATION_WIDTH, layers, size, settings).eval()
     tokens = fairseq_models.random_tokens(settings, size, ROWS)
     generate, sequences = decoding.beam_generation(model, tokens, BEAM)

@@ -30,7 +30,7 @@ LINEAR, PERFORMER = "linear_attention", "performer-pytorch"
 DAFT, DIRECT = "daft_conv", "direct convolution"
 LOCAL, LOCAL_PACKAGE = "local_attention", "local-attention"
 HEADS, HEAD_DIM = 8, 64
-#: Sequences of a batch, where there are several.
+#: Sequences of a batch, in the case with several.
 BATCH = 8
 #: Shape of DAFT-conv's inputs.
 WIDTH, WINDOW = 512, 64
@@ -40,17 +40,17 @@ LOCAL_REACH = 128
 #: Lengths of comparisons: with a literal reference, which loops over tokens, and with a map of all pairs of tokens.
 #: No chunk size divides the first two.
 _LITERAL, _LITERAL_DAFT, _MAP, _SOFTMAX_MAP = 97, 75, 700, 1024
-#: A clamp that no flow reaches, for comparing at the timed lengths. Flows often exceed the usual clamp of 1, where the
-#: gradient jumps; of a million flows some lie so close to it that float64 puts them on the other side.
+#: A clamp that no flow reaches, for comparing at the timed lengths. The gradient jumps at the usual clamp of 1, which
+#: flows often exceed; a few of a million flows are so close to it that float64 puts them on the other side.
 _CLAMP_NEVER_REACHED = 20.0
-#: Channels of v that the authors' causal formula gets at once where it is the reference.
+#: Channels of v per call of the authors' causal formula where it is the reference.
 _CHANNELS = 8
-#: The share of the free memory that the authors' causal formula may take, and the longest sequence it is run at: beyond
-#: that a run takes minutes.
+#: The share of the free memory that the authors' causal formula may use, and its longest sequence, beyond which a run
+#: takes minutes.
 _MEMORY_SHARE, _AUTHORS_LONGEST = 0.3, 2048
 #: Tensors of shape (n, d, e) per head that are alive at the peak of its backward pass.
 _AUTHORS_TENSORS = 5
-#: Tokens of a chunk in the floor of Flow-Attention, which is also the number of channels of a head.
+#: Tokens of a chunk in the floor of Flow-Attention; equal to the number of channels of a head.
 _FLOOR_CHUNK = 64
 
 
@@ -70,7 +70,7 @@ def _daft_shapes(tokens: int) -> list[tuple[int, ...]]:
 
 
 def _by_channels(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``attention`` for a few channels of v at a time, which are independent; all at once would need gigabytes."""
+    """Apply ``attention`` to a few channels of v at a time; they are independent, and all would need gigabytes."""
     parts = [checkpoint(attention, q, k, part, use_reentrant=False) for part in v.split(_CHANNELS, dim=-1)]
     return torch.cat(parts, dim=-1)
 
@@ -108,9 +108,9 @@ def _flow_functions(causal: bool) -> tuple[Function, Function, Function]:
 def _flow_work(products: int, name: str, size: int, run: str) -> Amount | None:
     """The least work of Flow-Attention: arithmetic per chunk of 64 tokens of a head, and moving every tensor once.
 
-    Arithmetic: kᵀ v and q Σ kᵀv, and if causal q kᵀ and (q kᵀ) v inside of the chunk, each 2 · 64³ operations; twice
-    as many again backward. Memory: q, k, v and the output; backward q, k, v and the output's gradient again, and three
-    gradients.
+    Arithmetic: kᵀ v and q Σ kᵀv, and if causal q kᵀ and (q kᵀ) v inside the chunk, each 2 · 64³ operations; the
+    backward pass adds twice as many. Memory: q, k, v and the output; the backward pass reads q, k, v and the output's
+    gradient and writes three gradients.
     """
     if name != FLOW:
         return None
@@ -121,7 +121,7 @@ def _flow_work(products: int, name: str, size: int, run: str) -> Amount | None:
 
 @lru_cache(maxsize=1)
 def _compiled(tokens: int) -> Attention:
-    """Compiled for one length. Each starts anew, since torch.compile gives up on a function after a few lengths."""
+    """Compile for one length, after a reset: torch.compile gives up on a function after a few lengths."""
     torch.compiler.reset()
     return torch.compile(partial(flow_attention, causal=True), dynamic=False)
 
@@ -132,7 +132,7 @@ def compiled_flow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def compiler_refusal(settings: Settings, size: int) -> str | None:
-    """Why torch.compile cannot run here, None if it can: on a CPU it needs a C++ compiler."""
+    """Why torch.compile cannot run here; None if it can. On a CPU it needs a C++ compiler."""
     compiler = os.environ.get("CXX", "g++")
     if settings.device == "cuda" or shutil.which(compiler):
         return None

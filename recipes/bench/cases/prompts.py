@@ -13,11 +13,11 @@ FORMS = {
     for name in ARCHITECTURES
     for way, one_pass in (("one pass", True), ("token by token", False))
 }
-#: What is run of a candidate.
+#: Name of the run.
 GENERATION = "generation"
 LENGTH, QUICK_LENGTH = 8192, 256
 WORDS, WIDTH, LAYERS = 16, 128, 2
-#: Tokens of the prompt that is compared with the forward pass: more than two chunks of flash_lm.
+#: Tokens of the prompt whose scores are compared with the forward pass: more than two chunks of flash_lm.
 _CHECK = 600
 
 
@@ -39,8 +39,8 @@ def _candidate(name: str, settings: Settings, size: int) -> Candidate:
     generate = partial(generation, model, words=WORDS, one_pass=one_pass)
 
     def check() -> list[Comparison]:
-        tokens, found = generate(fairseq_models.random_tokens(settings, min(size, _CHECK)))()
-        return [compare("scores", found, scores(model, tokens), MODEL_TOLERANCES[settings.dtype])]
+        tokens, generated_scores = generate(fairseq_models.random_tokens(settings, min(size, _CHECK)))()
+        return [compare("scores", generated_scores, scores(model, tokens), MODEL_TOLERANCES[settings.dtype])]
 
     run = generate(fairseq_models.random_tokens(settings, size))
     return Candidate(name, size, size + WORDS, {GENERATION: run}, check)

@@ -13,7 +13,7 @@ from ..harness.packages import missing
 from ..harness.work import Absent, Candidate, Case, Comparison, Settings
 
 STOCK = "transformer"
-#: The attentions of a decoder to the encoder that sum over the source once.
+#: Cross-attentions that sum over the source once.
 _LINEAR = tuple(name for name, attention in ATTENTIONS.items() if "source" in attention.supports)
 #: Candidate -> its architecture and its attention to the encoder.
 FORMS = {
@@ -21,14 +21,14 @@ FORMS = {
     "softmax": ("softmax", "softmax"),
     **{f"flowformer + {cross}": ("flowformer", cross) for cross in ("softmax", *_LINEAR)},
 }
-#: Those whose cost does not depend on the source's length.
+#: Candidates whose cost does not depend on the source's length.
 FLAT = tuple(name for name, (_, cross) in FORMS.items() if cross in _LINEAR)
 #: Lengths of the source, timed in the same rounds because they are compared with each other.
 NEAR, FAR, QUICK_FAR = 128, 16384, 1024
 SOURCES = (NEAR, 1024, 4096, FAR)
 POSITIONS, QUICK_POSITIONS = (128, 1024, 4096), (128,)
 BEAM, WIDTH, LAYERS = 5, 512, 2
-#: The row that each row of the beam goes on from: two hypotheses of the step before have two successors.
+#: The row that each row of the beam continues: two hypotheses of the step before have two successors.
 _ORDER = (1, 0, 0, 3, 3)
 #: Tokens of the source and of the target in the comparison with the decoder's full forward.
 _CHECK = (37, 29)
@@ -42,7 +42,7 @@ def at_position(position: int) -> str:
 def decoding(
     settings: Settings, size: int, width: int = WIDTH, layers: int = LAYERS, positions: tuple[int, ...] | None = None
 ) -> list[Candidate | Absent]:
-    """Every form with every source of up to ``size`` tokens, at every position in the target."""
+    """Every candidate for every source of up to ``size`` tokens, at every position in the target."""
     sources = [source for source in SOURCES if source < size] + [size]
     positions = positions or (QUICK_POSITIONS if settings.quick else POSITIONS)
     reason = missing("fairseq")
@@ -51,12 +51,12 @@ def decoding(
     # Imported here because fairseq takes seconds to import, which other cases do not need.
     from ..models.fairseq_models import build_translator
 
-    built, encoded = [], {}
+    candidates, encoded = [], {}
     longest = (max(*sources, _CHECK[0]), max(*positions, _CHECK[1]) + 1)
     for name, form in FORMS.items():
         model = build_translator(*form, width, layers, *longest, settings)
-        built += _candidates(name, model, settings, sources, positions, encoded)
-    return built
+        candidates += _candidates(name, model, settings, sources, positions, encoded)
+    return candidates
 
 
 def _candidates(
@@ -77,14 +77,14 @@ def _candidates(
     shape = (max(positions), BEAM, model.decoder.embed_dim)
     x = settings.to(torch.randn(shape, generator=torch.Generator().manual_seed(3)))
     inputs = {position: [x[:position]] * len(model.decoder.layers) for position in positions}
-    of_target = {position: translation.read_target(model, inputs[position]) for position in positions}
+    target_states = {position: translation.read_target(model, inputs[position]) for position in positions}
     for source in sources:
         kind = (type(model.encoder), source)
-        if kind not in encoded:  # equal for all models with such an encoder, whose seed is the same
+        if kind not in encoded:  # models with the same kind of encoder have the same weights, from one seed
             encoded[kind] = translation.encode(model, random_tokens(settings, source), BEAM)
-        of_source = translation.read_source(model, tokens, encoded[kind])
+        source_state = translation.read_source(model, tokens, encoded[kind])
         for position in positions:
-            state = translation.joined(model, of_source, of_target[position], inputs[position])
+            state = translation.joined(model, source_state, target_states[position], inputs[position])
             step = translation.beam_step(model, tokens[:, : position + 1], order, encoded[kind], state)
             yield Candidate(name, source, 1, {at_position(position): step}, check, translation.state_bytes(state))
 
@@ -101,8 +101,8 @@ def _check(model: nn.Module, settings: Settings) -> list[Comparison]:
     encoder_out = translation.encode(model, random_tokens(settings, source), BEAM)
     inputs, _ = translation.layer_inputs(model, before, encoder_out)
     _, expected = translation.layer_inputs(model, after, encoder_out)
-    of_source = translation.read_source(model, before, encoder_out)
-    state = translation.joined(model, of_source, translation.read_target(model, inputs), inputs)
+    source_state = translation.read_source(model, before, encoder_out)
+    state = translation.joined(model, source_state, translation.read_target(model, inputs), inputs)
     (logits,) = translation.beam_step(model, after, order, encoder_out, state)()
     return [compare("logits", logits, expected, MODEL_TOLERANCES[settings.dtype])]
 

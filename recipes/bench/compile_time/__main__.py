@@ -20,14 +20,14 @@ from . import one
 from .one import Cost
 
 MODULE = "recipes.bench.compile_time"
-#: What the others are compared with.
+#: The baseline.
 STOCK = "transformer"
 #: The largest difference from the model without torch.compile, in float32.
 ALLOWED = 1e-3
 
 
 def all_models() -> list[str]:
-    """Stock, FLASH, and every mechanism that may be causal, without the ``_lm`` of their names."""
+    """Stock, FLASH, and every mechanism that supports causal, without the ``_lm`` of their names."""
     causal = {name for name, attention in ATTENTIONS.items() if "causal" in attention.supports}
     return [STOCK, *(name for name in known_names("_lm") if name in causal or name == "flash")]
 
@@ -47,7 +47,7 @@ def parser() -> CommandParser:
 
 
 def measured(model: str, out: Path) -> Cost:
-    """Read the cost of ``model`` from ``out``, or measure it in a process of its own, which takes minutes.
+    """Read the cost of ``model`` from ``out``, or measure it in a separate process, which takes minutes.
 
     Raises:
         RecipeFailed: the process failed, or compiled and uncompiled outputs or gradients differ.
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write the table; 0.
 
     Raises:
-        RecipeFailed: what ``measured`` said of some models, after all others are measured.
+        RecipeFailed: ``measured`` failed for some models; raised after all others are measured.
     """
     options = parser().parse_args(arguments)
     names = all_models() if options.models is None else list(dict.fromkeys([STOCK, *options.models]))
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         for model in tqdm(names, unit=" models", disable=None):
             try:
                 costs[model] = measured(model, out)
-            except RecipeFailed as error:  # the others are measured all the same
+            except RecipeFailed as error:  # continue with the other models
                 failed.append(str(error))
                 continue
             content = {name: cost._asdict() for name, cost in costs.items()}

@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     """Cost of torch.compile for one model."""
 
     python: float  # seconds of processor time of the process
-    compiler: float  # and of the C++ compiler
+    compiler: float  # seconds of processor time of the C++ compiler
     operations: int  # of the graphs that inductor was given
     graphs: int
     kernels: int  # different C++ kernels
@@ -49,12 +49,12 @@ class _Counted:
 
 
 def compile_cost(model: nn.Module, inputs: list[Tensor], seconds: Callable[[], tuple[float, float]]) -> Cost:
-    """Compile ``model`` for ``inputs``, one after the other, and the backward pass of the last; into an empty cache.
+    """Compile ``model`` for each of ``inputs`` in turn, and the backward pass of the last; into an empty cache.
 
-    ``seconds`` gives the processor time so far, of this process and of those that it ran.
+    ``seconds`` returns the processor time so far of this process and of its children.
     """
     counted = _Counted()
-    # torch's own random numbers, so that directions that are drawn are those of the eager pass.
+    # torch's own random numbers, so that random features draw the same directions as in the eager pass.
     settings = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
     settings["post_grad_custom_pre_pass"] = counted
     compiled = torch.compile(model)
@@ -67,9 +67,9 @@ def compile_cost(model: nn.Module, inputs: list[Tensor], seconds: Callable[[], t
             after = seconds()
         kernels = len({path.name for path in Path(folder).rglob("*.main.cpp")})
     expected = _logits(model, inputs)
-    found = torch.cat([x.detach().flatten() for x in (*logits, gradients)])
-    wanted = torch.cat([x.detach().flatten() for x in (*expected, _gradients(model, expected[-1]))])
-    error = compare("logits and gradients", found, wanted, MODEL_TOLERANCES[torch.float32]).error
+    actual = torch.cat([x.detach().flatten() for x in (*logits, gradients)])
+    reference = torch.cat([x.detach().flatten() for x in (*expected, _gradients(model, expected[-1]))])
+    error = compare("logits and gradients", actual, reference, MODEL_TOLERANCES[torch.float32]).error
     python, compiler = (round(end - begin, 2) for begin, end in zip(before, after))
     return Cost(python, compiler, counted.operations, counted.graphs, kernels, error)
 
@@ -83,25 +83,25 @@ def _logits(model: Callable[[Tensor], Any], inputs: list[Tensor]) -> list[Tensor
 def _gradients(model: nn.Module, logits: Tensor) -> Tensor:
     """Gradients of the mean square of ``logits`` for all parameters that have one, in one vector."""
     parameters = [x for x in model.parameters() if x.requires_grad]
-    found = torch.autograd.grad(logits.square().mean(), parameters, allow_unused=True)
-    return torch.cat([x.flatten() for x in found if x is not None])
+    gradients = torch.autograd.grad(logits.square().mean(), parameters, allow_unused=True)
+    return torch.cat([x.flatten() for x in gradients if x is not None])
 
 
 def processor_seconds() -> tuple[float, float]:
     """User and system time of this process, and of its children that have ended."""
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    usages = (resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return tuple(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def language_model(architecture: str) -> nn.Module:
-    """Two layers of width 256, which FLASH has two gated attention units for; from a fixed seed, in training."""
+    """Two layers of width 256 (FLASH: two gated attention units), from a fixed seed, in training mode."""
     layers = LAYERS // 2 if architecture == "flash_lm" else LAYERS  # ``build`` counts two units as one layer
     return build(architecture, WIDTH, layers, 2 * max(LENGTHS), Settings()).train()
 
 
 @script("one")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the cost of the architecture that is named, as one line of JSON."""
+    """Print the cost of the given architecture as one line of JSON."""
     parser = CommandParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("architecture", help="of a language model, as --arch names it")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The parts of a benchmark that know no operation and no model: comparing, timing, memory, records, tables, pictures.
+"""The parts of the benchmark that know no operation or model: comparing, timing, memory, records, tables, pictures.
 
-Nothing here imports ``cases`` or ``targets``; they import this.
+``cases`` and ``targets`` import these modules, never the other way round.
 """

@@ -10,7 +10,7 @@ from .work import Comparison
 
 #: Allowed ||actual - expected|| / ||expected|| of one operation, which sums over up to ten thousands of tokens.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-#: The same of a model, whose gradients go through many operations.
+#: The allowed error of a model, whose gradients go through many operations.
 MODEL_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
@@ -32,7 +32,7 @@ def first_unequal(comparisons: Iterable[Comparison]) -> Comparison | None:
     comparisons = list(comparisons)
     if not comparisons:
         raise ValueError("nothing was compared; allowed: at least one tensor of a candidate and its reference")
-    return next((one for one in comparisons if not one.error <= one.allowed), None)
+    return next((comparison for comparison in comparisons if not comparison.error <= comparison.allowed), None)
 
 
 def compare_attention(
@@ -45,8 +45,8 @@ def compare_attention(
 ) -> list[Comparison]:
     """Compare the output and every gradient of ``attention(*inputs)`` with ``reference``, which gets float64.
 
-    ``heads``: compute the reference for the last so many heads alone, dimension 1 of every tensor. ``attention`` gets
-    all heads; they are independent, so its outputs and gradients for the last ones are compared.
+    ``heads``: compute the reference only for this many last heads, dimension 1 of every tensor. ``attention`` gets all
+    heads; since they are independent, its outputs and gradients for the last ones are compared.
     """
     allowed = TOLERANCES[inputs[0].dtype] if allowed is None else allowed
     out = attention(*inputs)
@@ -60,6 +60,6 @@ def compare_attention(
     expected = reference(*doubles)
     expected_gradients = torch.autograd.grad(expected, doubles, part(weights).double(), materialize_grads=True)
     comparisons = [compare("output", part(out), expected.detach(), allowed)]
-    for name, actual, wanted in zip(names, gradients, expected_gradients, strict=True):
-        comparisons.append(compare(f"gradient of {name}", part(actual), wanted, allowed))
+    for name, actual, expected_gradient in zip(names, gradients, expected_gradients, strict=True):
+        comparisons.append(compare(f"gradient of {name}", part(actual), expected_gradient, allowed))
     return comparisons

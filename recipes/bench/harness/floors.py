@@ -28,15 +28,15 @@ class Floor(NamedTuple):
 
 
 def floors(results: Results, case: Case) -> list[Floor]:
-    """The floor of every time of ``case`` whose least work is known; none if the machine's rates were not measured."""
-    speed = {one.form: one.per_second for one in results.timed() if one.case == RATES}
+    """The floor of every time of ``case`` whose least work is known; empty if the machine's rates were not measured."""
+    speed = {record.form: record.per_second for record in results.timed() if record.case == RATES}
     if case.least_work is None or set(speed) != {PRODUCT, COPY}:
         return []
     itemsize = torch.empty(0, dtype=getattr(torch, results.machine.dtype)).element_size()
     rows = []
-    for one in results.timed():
-        least = case.least_work(one.form, one.size, one.run) if one.case == case.name else None
+    for record in results.timed():
+        least = case.least_work(record.form, record.size, record.run) if record.case == case.name else None
         if least is not None:
             arithmetic, memory = least.operations / speed[PRODUCT], least.numbers * itemsize / speed[COPY]
-            rows.append(Floor(one.form, one.size, one.run, arithmetic, memory, one.median))
+            rows.append(Floor(record.form, record.size, record.run, arithmetic, memory, record.median))
     return rows

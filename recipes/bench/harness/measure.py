@@ -1,7 +1,7 @@
 """Run one case at one size: compare with the reference, then time in turns, then measure memory.
 
 A candidate that differs from its reference is not timed; one that fails is recorded with the reason. Times that other
-work disturbed are taken again.
+work disturbed are measured again.
 """
 
 import gc
@@ -18,7 +18,7 @@ from .work import Absent, Candidate, Case, Settings
 
 
 def measure(case: Case, size: int, settings: Settings, seed: int = 0) -> list[Record]:
-    """The records of every candidate of ``case`` at ``size``: one for each of its runs, or one that says why not."""
+    """The records of every candidate of ``case`` at ``size``: one for each of its runs, or one with the reason."""
     torch.manual_seed(seed)
     records: list[Record] = []
     try:
@@ -30,21 +30,21 @@ def measure(case: Case, size: int, settings: Settings, seed: int = 0) -> list[Re
 
 
 def _measure(case: Case, size: int, settings: Settings, records: list[Record]) -> None:
-    """Append to ``records`` as it goes, so that nothing is lost if a later candidate fails."""
-    built = case.build(settings, size)
-    candidates = [candidate for candidate in built if isinstance(candidate, Candidate)]
-    for absent in built:
+    """Append to ``records`` after each step, so that nothing is lost if a later candidate fails."""
+    entries = case.build(settings, size)
+    candidates = [candidate for candidate in entries if isinstance(candidate, Candidate)]
+    for absent in entries:
         if isinstance(absent, Absent):
             records.append(Record(case.name, absent.size, "", absent.name, NOT_RUN, absent.reason))
     refusals = [_refusal(case, candidate) for candidate in candidates]
     records += [refusal for refusal in refusals if refusal is not None]
-    equal = [candidate for candidate, refusal in zip(candidates, refusals) if refusal is None]
-    for run in dict.fromkeys(run for candidate in equal for run in candidate.runs):
-        records += _timed(case, [candidate for candidate in equal if run in candidate.runs], run, settings)
+    timed = [candidate for candidate, refusal in zip(candidates, refusals) if refusal is None]
+    for run in dict.fromkeys(run for candidate in timed for run in candidate.runs):
+        records += _timed(case, [candidate for candidate in timed if run in candidate.runs], run, settings)
 
 
 def _refusal(case: Case, candidate: Candidate) -> Record | None:
-    """None if the candidate equals its reference, else the record that takes the place of its times."""
+    """None if the candidate equals its reference, else the record that replaces its times."""
     unequal = first_unequal(candidate.check())
     if unequal is None:
         return None
@@ -58,21 +58,21 @@ def _last_line(error: Exception) -> str:
 
 def _timed(case: Case, candidates: Sequence[Candidate], run: str, settings: Settings) -> list[Record]:
     functions = [candidate.runs[run] for candidate in candidates]
-    found = quietest(lambda: interleave(functions, synchronizer(settings.device)))
-    extra = [peak_beyond(function, settings.device) if case.memory else None for function in functions]
+    measurement = quietest(lambda: interleave(functions, synchronizer(settings.device)))
+    peaks = [peak_beyond(function, settings.device) if case.memory else None for function in functions]
     return [
         Record(
             case.name,
-            one.size,
+            candidate.size,
             run,
-            one.name,
+            candidate.name,
             TIMED,
             seconds=tuple(seconds),
-            units=one.units,
+            units=candidate.units,
             extra_bytes=peak,
-            input_bytes=one.input_bytes,
-            load=found.load,
-            attempts=found.attempts,
+            input_bytes=candidate.input_bytes,
+            load=measurement.load,
+            attempts=measurement.attempts,
         )
-        for one, seconds, peak in zip(candidates, found.times, extra)
+        for candidate, seconds, peak in zip(candidates, measurement.times, peaks)
     ]

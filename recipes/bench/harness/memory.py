@@ -13,8 +13,8 @@ def peak_beyond(run: Callable[[], Sequence[Tensor]], device: str) -> int:
     On a CPU it counts every allocation of torch, including those inside its kernels; on CUDA it is the peak that
     torch's caching allocator reports.
     """
-    peak, kept = _cuda_peak(run) if device == "cuda" else _cpu_peak(run)
-    return max(0, peak - kept)
+    peak, returned_bytes = _cuda_peak(run) if device == "cuda" else _cpu_peak(run)
+    return max(0, peak - returned_bytes)
 
 
 def storage_bytes(tensors: Sequence[Tensor]) -> int:
@@ -26,8 +26,8 @@ def storage_bytes(tensors: Sequence[Tensor]) -> int:
 def peak_of(allocations: Sequence[tuple[int, int]]) -> int:
     """The most bytes alive at once during ``allocations``: (address, bytes) in order, bytes below 0 for a free.
 
-    A free of memory that was allocated before them does not count. The profiler reports most of these without a size,
-    but knows it where an earlier pass had a tensor at the same address.
+    Memory that was allocated earlier does not count when it is freed. The profiler reports most of these frees without
+    a size, but knows it where an earlier pass had a tensor at the same address.
     """
     peak = live = 0
     addresses = set()
@@ -44,10 +44,10 @@ def _cpu_peak(run: Callable[[], Sequence[Tensor]]) -> tuple[int, int]:
     """The peak, and how many bytes of it are the returned tensors."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         returned = run()
-        kept = storage_bytes(returned)
+        returned_bytes = storage_bytes(returned)
     events = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
-    fields = [event.typed[1] for event in sorted(events, key=lambda event: event.start_time_ns)]
-    return peak_of([(each.ptr, each.alloc_size) for each in fields]), kept
+    allocations = [event.typed[1] for event in sorted(events, key=lambda event: event.start_time_ns)]
+    return peak_of([(allocation.ptr, allocation.alloc_size) for allocation in allocations]), returned_bytes
 
 
 def _allocations(events: Sequence[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:

@@ -10,9 +10,9 @@ from .timing import quartiles
 
 #: Times are noisy if their quartiles are further apart than this part of their median.
 ALLOWED_SPREAD = 0.1
-#: A measurement of which some times are noisy is made at most this many times.
+#: A measurement with noisy times is made at most this many times.
 MOST_ATTEMPTS = 5
-#: Nor is it made again once its attempts have taken this many seconds.
+#: It is not repeated once its attempts have taken this many seconds.
 MOST_SECONDS = 120.0
 #: Seconds of rest before each attempt, in which the load is noted.
 REST = 0.5
@@ -22,7 +22,7 @@ class Measurement(NamedTuple):
     """The quietest of several attempts to time the same functions."""
 
     times: list[list[float]]  # seconds, as [function][round]
-    load: float  # what ``other_load`` was before this attempt
+    load: float  # ``other_load`` before this attempt
     attempts: int  # how many were made
 
     @property
@@ -41,23 +41,23 @@ def other_load() -> float:
     """The share of all cores that other programs use while this one rests for ``REST`` seconds; 0 to 1."""
     process = psutil.Process()
     process.cpu_percent()
-    everything = psutil.cpu_percent(interval=REST)
-    # Threads of this process may wait in a loop for their next work; a process counts in percent of one core.
-    own = process.cpu_percent() / (psutil.cpu_count() or 1)
-    return round(min(1.0, max(0.0, (everything - own) / 100)), 3)
+    total = psutil.cpu_percent(interval=REST)
+    # Threads of this process may wait in a busy loop; a process counts in percent of one core.
+    own_share = process.cpu_percent() / (psutil.cpu_count() or 1)
+    return round(min(1.0, max(0.0, (total - own_share) / 100)), 3)
 
 
 def quietest(attempt: Callable[[], list[list[float]]]) -> Measurement:
     """Repeat ``attempt``, which returns [function][round], until none of its times are noisy.
 
-    At most ``MOST_ATTEMPTS`` are made, and none is begun after ``MOST_SECONDS``. That with the smallest largest spread
-    is kept.
+    At most ``MOST_ATTEMPTS`` are made, and none begins after ``MOST_SECONDS``. The attempt whose largest spread is
+    smallest is kept.
     """
-    made: list[Measurement] = []
+    measurements: list[Measurement] = []
     started = time.monotonic()
-    while not made or (len(made) < MOST_ATTEMPTS and time.monotonic() - started < MOST_SECONDS):
+    while not measurements or (len(measurements) < MOST_ATTEMPTS and time.monotonic() - started < MOST_SECONDS):
         load = other_load()
-        made.append(Measurement(attempt(), load, len(made) + 1))
-        if made[-1].largest_spread <= ALLOWED_SPREAD:
+        measurements.append(Measurement(attempt(), load, len(measurements) + 1))
+        if measurements[-1].largest_spread <= ALLOWED_SPREAD:
             break
-    return min(made, key=lambda one: one.largest_spread)._replace(attempts=len(made))
+    return min(measurements, key=lambda one: one.largest_spread)._replace(attempts=len(measurements))

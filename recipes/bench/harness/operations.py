@@ -18,8 +18,8 @@ class Check(NamedTuple):
 
     reference: Attention
     tokens: int | None = None  # compare at no more tokens than this; None: at the timed length
-    heads: int | None = None  # compute the reference for the last so many heads alone, dimension 1 of all inputs
-    function: Attention | None = None  # compare this in place of the timed function: the same with another option
+    heads: int | None = None  # compute the reference only for this many last heads, dimension 1 of all inputs
+    function: Attention | None = None  # compare this instead of the timed function, for instance with another option
 
 
 class Function(NamedTuple):
@@ -28,8 +28,8 @@ class Function(NamedTuple):
     name: str
     call: Attention
     checks: tuple[Check, ...]
-    package: str | None = None  # the module that it needs, of those in ``packages.INSTALL``
-    refusal: Callable[[Settings, int], str | None] | None = None  # why it is not run at a size, None where it is
+    package: str | None = None  # the module that it needs, a key of ``packages.INSTALL``
+    refusal: Callable[[Settings, int], str | None] | None = None  # why it is not run at a size; None: it is run
 
 
 class Operation(NamedTuple):
@@ -81,9 +81,9 @@ def _candidate(
 
     def check() -> list[Comparison]:
         comparisons = []
-        for one in function.checks:
-            tokens = size if one.tokens is None else min(size, one.tokens)
-            comparisons += _compare(operation, one.function or function.call, one, settings, tokens)
+        for comparison in function.checks:
+            tokens = size if comparison.tokens is None else min(size, comparison.tokens)
+            comparisons += _compare(operation, comparison.function or function.call, comparison, settings, tokens)
         return comparisons
 
     nbytes = sum(x.numel() * x.element_size() for x in inputs[:3])

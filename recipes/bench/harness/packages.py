@@ -14,7 +14,7 @@ INSTALL = {
 
 
 def missing(module: str) -> str | None:
-    """The reason for the results why a candidate did not run; None if ``module`` is installed."""
+    """Why a candidate did not run, for the results; None if ``module`` is installed."""
     if importlib.util.find_spec(module) is not None:
         return None
     return f"not installed: {INSTALL[module]}"

@@ -12,7 +12,7 @@ from .noise import ALLOWED_SPREAD, spread
 from .timing import quartiles, ratio
 
 TIMED = "timed"
-#: Unequal to its reference; ended with an error; impossible here (a package, a device, memory), which is no fault.
+#: Unequal to its reference; ended with an error; not possible here (a package, a device, memory), which is no fault.
 UNEQUAL, FAILED, NOT_RUN = "unequal", "failed", "not run"
 
 
@@ -30,7 +30,7 @@ class Record(NamedTuple):
     extra_bytes: int | None = None  # peak memory beyond inputs, outputs and gradients; None: not measured
     input_bytes: int = 0  # of q, k and v, or of a decoding state
     load: float | None = None  # share of all cores that other programs used just before; None: not noted
-    attempts: int = 1  # times that the rounds were measured, of which the quietest are kept
+    attempts: int = 1  # how often the rounds were measured; the quietest attempt is kept
 
     @property
     def median(self) -> float:
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
     @property
     def noisy(self) -> bool:
-        """Whether the times are further apart than other work on the machine may make them."""
+        """Whether the times are further apart than ``ALLOWED_SPREAD``, probably by other work on the machine."""
         return self.status == TIMED and spread(self.seconds) > ALLOWED_SPREAD
 
 
@@ -58,7 +58,7 @@ class Machine(NamedTuple):
     cores: int
     threads: int
     memory_gib: float
-    load: float  # of the minute before; other programs make times longer
+    load: float  # load average of the minute before; other programs make times longer
     python: str
     versions: str
     device: str
@@ -75,47 +75,53 @@ class Results(NamedTuple):
 
     def find(self, case: str, size: int, run: str, form: str) -> Record | None:
         """The record of a measurement, None if there is none."""
-        wanted = (case, size, run, form)
-        return next((one for one in self.timed() if (one.case, one.size, one.run, one.form) == wanted), None)
+        key = (case, size, run, form)
+        return next(
+            (record for record in self.timed() if (record.case, record.size, record.run, record.form) == key), None
+        )
 
     def ratio(self, case: str, size: int, run: str, form: str, peer: str, peer_size: int | None = None) -> float | None:
-        """How many times as long ``peer`` takes, at ``peer_size`` if given; None where one of them was not timed."""
-        ours, theirs = self.find(case, size, run, form), self.find(case, peer_size or size, run, peer)
-        return None if ours is None or theirs is None else ratio(ours.seconds, theirs.seconds)
+        """How many times as long ``peer`` takes, at ``peer_size`` if given; None if one of them was not timed."""
+        record, peer_record = self.find(case, size, run, form), self.find(case, peer_size or size, run, peer)
+        return None if record is None or peer_record is None else ratio(record.seconds, peer_record.seconds)
 
     def faults(self) -> list[Record]:
         """The records of candidates that differed from their reference or ended with an error."""
-        return [one for one in self.records if one.status in (UNEQUAL, FAILED)]
+        return [record for record in self.records if record.status in (UNEQUAL, FAILED)]
 
     def timed(self) -> list[Record]:
         """The records with times."""
-        return [one for one in self.records if one.status == TIMED]
+        return [record for record in self.records if record.status == TIMED]
 
     def sizes(self, case: str, run: str, form: str) -> list[int]:
         """The sizes at which a candidate was timed, in order."""
-        return sorted(one.size for one in self.timed() if (one.case, one.run, one.form) == (case, run, form))
+        return sorted(
+            record.size for record in self.timed() if (record.case, record.run, record.form) == (case, run, form)
+        )
 
 
 def save(results: Results, path: Path) -> None:
     """Write ``results`` as JSON, a line for each record."""
-    content = {"machine": results.machine._asdict(), "records": [_as_json(one) for one in results.records]}
+    content = {"machine": results.machine._asdict(), "records": [_as_json(record) for record in results.records]}
     checksum = json.dumps(signed({**content, "complete": results.complete})[CHECKSUM])
     lines = json.dumps(content["machine"], indent=1, ensure_ascii=False)
     records = ",\n".join(" " + json.dumps(record, ensure_ascii=False) for record in content["records"])
-    about = f'"complete": {json.dumps(results.complete)},\n"{CHECKSUM}": {checksum}'
-    write_text(path, f'{{"machine": {lines},\n{about},\n"records": [\n{records}\n]}}\n')
+    metadata = f'"complete": {json.dumps(results.complete)},\n"{CHECKSUM}": {checksum}'
+    write_text(path, f'{{"machine": {lines},\n{metadata},\n"records": [\n{records}\n]}}\n')
 
 
 def _as_json(record: Record) -> dict:
-    """A record whose times have no more digits than a clock, and whether they are noisy."""
+    """A record with times of five digits, and whether they are noisy."""
     record = record._replace(seconds=tuple(float(f"{seconds:.5g}") for seconds in record.seconds))
     return {**record._asdict(), "noisy": record.noisy}
 
 
 def _from_json(content: Any, where: str) -> Record:
     """The record that ``_as_json`` wrote; earlier versions noted neither the load nor the attempts."""
-    found = typed(content, dict[str, Any], where)
-    return typed({name: value for name, value in found.items() if name != "noisy"}, Record, where)  # by the times
+    fields = typed(content, dict[str, Any], where)
+    return typed(
+        {name: value for name, value in fields.items() if name != "noisy"}, Record, where
+    )  # computed from the times
 
 
 def load(path: Path) -> Results:
@@ -125,10 +131,12 @@ def load(path: Path) -> Results:
         ValueError: the file is not one that ``save`` wrote.
     """
     allowed = "a file of results that recipes.bench wrote"
-    found = read_json(path, allowed, machine=Machine, records=list)
+    content = read_json(path, allowed, machine=Machine, records=list)
     try:
-        records = [_from_json(one, f"records[{number}]") for number, one in enumerate(found["records"])]
-        complete = typed(found.get("complete", []), tuple[tuple[str, int], ...], "complete")  # not in earlier versions
+        records = [_from_json(record, f"records[{number}]") for number, record in enumerate(content["records"])]
+        complete = typed(
+            content.get("complete", []), tuple[tuple[str, int], ...], "complete"
+        )  # not in earlier versions
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; allowed: {allowed}") from error
-    return Results(found["machine"], records, complete)
+    return Results(content["machine"], records, complete)

@@ -1,4 +1,4 @@
-"""Results as tables: every measurement, floors, what was disturbed, what was not timed, and verdicts on targets."""
+"""Results as tables: every measurement, floors, disturbed measurements, missing times, and verdicts on targets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,16 +10,16 @@ from .timing import quartiles
 from .work import Case
 
 REACH = "Targets"
-#: Stands after the quartiles of times that are noisy.
+#: The mark after the quartiles of noisy times.
 NOISY = "~"
 
 
 def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple]) -> list[Table]:
-    """All tables, the one of targets last, where a terminal shows it.
+    """All tables; the table of targets is last, where a terminal shows it.
 
-    A verdict is (work, beside, to reach, achieved, reached), all in words, as in ``targets.Verdict``.
+    A verdict is (work, beside, to reach, achieved, reached) as texts; see ``targets.Verdict``.
     """
-    timed = [cases[name] for name in dict.fromkeys(one.case for one in results.timed())]
+    timed = [cases[name] for name in dict.fromkeys(record.case for record in results.timed())]
     blocks = [_measurements(results, case) for case in timed]
     blocks += filter(None, (_floor_table(results, case) for case in timed))
     return [*blocks, *_noise(results), *_not_timed(results), *_targets(verdicts)]
@@ -27,9 +27,9 @@ def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple
 
 def run_of(results: Results) -> Run:
     """The machine and the versions, for the foot of the tables."""
-    where = results.machine
-    versions = f"Python {where.python}, {where.versions}; commit {where.commit}"
-    return Run(where.command, machine.text(where), versions, where.date, where.minutes)
+    run_machine = results.machine
+    versions = f"Python {run_machine.python}, {run_machine.versions}; commit {run_machine.commit}"
+    return Run(run_machine.command, machine.text(run_machine), versions, run_machine.date, run_machine.minutes)
 
 
 def _targets(verdicts: Sequence[tuple]) -> list[Table]:
@@ -44,10 +44,10 @@ def _targets(verdicts: Sequence[tuple]) -> list[Table]:
 
 def _measurements(results: Results, case: Case) -> Table:
     """Every time of one case, compared with the first candidate of its size and run."""
-    records = [one for one in results.timed() if one.case == case.name]
-    runs = list(dict.fromkeys(one.run for one in records))
+    records = [record for record in results.timed() if record.case == case.name]
+    runs = list(dict.fromkeys(record.run for record in records))
     records.sort(key=lambda one: (runs.index(one.run), one.size))
-    rows = [_row(results, one, records) for one in records]
+    rows = [_row(results, record, records) for record in records]
     header = (
         case.axis,
         "run",
@@ -62,9 +62,9 @@ def _measurements(results: Results, case: Case) -> Table:
         "load before",
         "attempts",
     )
-    kept = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
-    cells = [[row[i] for i in kept] for row in rows]
-    return Table(case.title, [header[i] for i in kept], cells, [case.note] if case.note else [])
+    shown = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
+    cells = [[row[i] for i in shown] for row in rows]
+    return Table(case.title, [header[i] for i in shown], cells, [case.note] if case.note else [])
 
 
 def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str, ...]:
@@ -75,10 +75,10 @@ def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str,
     inputs = f"{one.input_bytes / 2**20:,.1f}" if one.input_bytes else MISSING
     multiple = MISSING if MISSING in (extra, inputs) else f"{one.extra_bytes / one.input_bytes:.2f}"
     speed = f"{one.per_second:,.0f}" if one.per_second >= 100 else f"{one.per_second:.3g}"
-    between = _marked(f"{low} to {high}", one)
+    interval = _marked(f"{low} to {high}", one)
     load, attempts = _percent(one.load), str(one.attempts) if one.attempts > 1 else MISSING
     size = f"{one.size:,}"
-    return (size, one.run, one.form, middle, between, speed, times, extra, inputs, multiple, load, attempts)
+    return (size, one.run, one.form, middle, interval, speed, times, extra, inputs, multiple, load, attempts)
 
 
 def _marked(cell: str, one: Record) -> str:
@@ -92,15 +92,15 @@ def _percent(share: float | None) -> str:
 def _floor_table(results: Results, case: Case) -> Table | None:
     rows = [
         (
-            f"{one.size:,}",
-            one.run,
-            one.form,
-            f"{1000 * one.arithmetic:.3g}",
-            f"{1000 * one.memory:.3g}",
-            _marked(f"{1000 * one.achieved:.3g}", results.find(case.name, one.size, one.run, one.form)),
-            f"{one.fraction:.2f}",
+            f"{floor.size:,}",
+            floor.run,
+            floor.form,
+            f"{1000 * floor.arithmetic:.3g}",
+            f"{1000 * floor.memory:.3g}",
+            _marked(f"{1000 * floor.achieved:.3g}", results.find(case.name, floor.size, floor.run, floor.form)),
+            f"{floor.fraction:.2f}",
         )
-        for one in floors(results, case)
+        for floor in floors(results, case)
     ]
     header = ("tokens", "run", "candidate", "arithmetic, ms", "memory, ms", "achieved, ms", "floor / achieved")
     notes = ["from the rates of this machine; recipes/bench/README.md says what is counted"]
@@ -110,8 +110,8 @@ def _floor_table(results: Results, case: Case) -> Table | None:
 def _noise(results: Results) -> list[Table]:
     """How many times were disturbed, and the rules by which they were repeated and marked."""
     timed = results.timed()
-    again, noisy = sum(one.attempts > 1 for one in timed), sum(one.noisy for one in timed)
-    load = max((one.load for one in timed if one.load is not None), default=None)
+    repeated, noisy = sum(record.attempts > 1 for record in timed), sum(record.noisy for record in timed)
+    load = max((record.load for record in timed if record.load is not None), default=None)
     header = ("times", "measured again", f"noisy ({NOISY})", "highest load before")
     notes = [
         f"a measurement is repeated, up to {noise.MOST_ATTEMPTS} times in all and for {noise.MOST_SECONDS:g} s, while "
@@ -120,13 +120,15 @@ def _noise(results: Results) -> list[Table]:
         f"{NOISY} marks times that stayed further apart; no target of time is judged by them",
         f"load before: the share of all cores that other programs used in {noise.REST:g} s of rest",
     ]
-    return [Table("Noise", header, [(str(len(timed)), str(again), str(noisy), _percent(load))], notes)] if timed else []
+    return (
+        [Table("Noise", header, [(str(len(timed)), str(repeated), str(noisy), _percent(load))], notes)] if timed else []
+    )
 
 
 def _not_timed(results: Results) -> list[Table]:
     rows = [
-        (one.case, f"{one.size:,}" if one.size else MISSING, one.form, one.status, one.reason)
-        for one in results.records
-        if one.reason
+        (record.case, f"{record.size:,}" if record.size else MISSING, record.form, record.status, record.reason)
+        for record in results.records
+        if record.reason
     ]
     return [Table("Not timed", ("case", "size", "candidate", "status", "reason"), rows, [])] if rows else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-#: Every group of functions gets at least the first number of rounds, and up to the second within these seconds.
+#: Every group of functions runs at least ``LEAST_ROUNDS``, and up to ``MOST_ROUNDS`` within ``SECONDS``.
 LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 15, 2.0
 #: One measurement repeats a function until it lasts this long; shorter times are lost in the noise of clocks.
 LEAST_SECONDS = 0.01
@@ -18,7 +18,7 @@ _LONG = 0.5
 def interleave(functions: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[list[float]]:
     """Seconds of one call of each function, as [function][round]. Every second round runs in reverse order.
 
-    Each function is called before the first round to warm up, which is not counted.
+    Before the first round each function is called to warm up, which is not counted.
     """
     if not functions:
         return []
@@ -70,7 +70,7 @@ def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
-    """How many times as long the peer takes: the median of the ratios of the rounds, in which both ran side by side.
+    """How many times as long the peer takes: the median ratio over the rounds, in which both ran in turns.
 
     Raises:
         ValueError: the numbers of rounds differ or are 0.

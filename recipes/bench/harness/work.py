@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: The things that are run of a candidate; they are names in results.json and columns of the tables.
+#: Names of the runs of a candidate, in results.json and in the tables.
 FORWARD, BACKWARD, TRAINING, DECODING = "forward", "forward + backward", "training step", "decoding step"
 
 
@@ -36,11 +36,11 @@ class Candidate(NamedTuple):
     name: str
     size: int
     units: float  # tokens or images of one run
-    #: Name of a run -> the function that does it, which returns every tensor that has to exist afterwards.
+    #: Name of a run -> the function that does it, which returns every tensor that must exist afterwards.
     runs: dict[str, Callable[[], Sequence[Tensor]]]
     #: Compares outputs and gradients with the reference; called once, before any run.
     check: Callable[[], list[Comparison]]
-    input_bytes: int = 0  # of q, k and v, or of a decoding state, where they are reported: see ``Case.inputs``
+    input_bytes: int = 0  # of q, k and v, or of a decoding state, if reported: see ``Case.inputs``
 
 
 class Absent(NamedTuple):
@@ -77,7 +77,7 @@ class Case(NamedTuple):
     least_work: Callable[[str, int, str], Amount | None] | None = None
 
     def sizes_of(self, settings: Settings) -> tuple[int, ...]:
-        """The sizes of one run of the benchmark; none if the case does not run on the device."""
+        """The sizes of one run of the benchmark; empty if the case does not run on the device."""
         if settings.device not in self.devices:
             return ()
         return self.quick_sizes if settings.quick else self.sizes

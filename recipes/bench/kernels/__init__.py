@@ -1,1 +1,1 @@
-"""Triton kernels without a GPU: what they are launched with, and what the compiler says of them."""
+"""Triton kernels without a GPU: the arguments of their launches, and the compiler's report on them."""

@@ -19,7 +19,7 @@ from .compiled import CAPABILITIES, Resources, compile_for, fits, resources
 from .launches import DTYPES, HEAD_SIZES, MECHANISMS, Launch, Sizes, launches_of
 
 MODULE = "recipes.bench.kernels"
-#: Mechanism, kernel, warps and dtype: a row.
+#: A row of the table: mechanism, kernel, warps and dtype.
 Row = tuple[str, str, int, str]
 
 
@@ -50,8 +50,10 @@ def compiled(options: argparse.Namespace) -> dict[Row, dict[tuple[int, int], Res
         for warps in warps_of[f"{launch.function.__module__}.{name}"]:
             cells = rows.setdefault((mechanism, name, warps, dtype), {})
             for capability in CAPABILITIES:
-                found = resources(compile_for(launch, capability, warps))
-                cells[size, capability] = Resources(*map(max, cells.get((size, capability), found), found))
+                kernel_resources = resources(compile_for(launch, capability, warps))
+                cells[size, capability] = Resources(
+                    *map(max, cells.get((size, capability), kernel_resources), kernel_resources)
+                )
     return rows
 
 
@@ -61,14 +63,14 @@ def table(rows: dict[Row, dict[tuple[int, int], Resources]], head_sizes: list[in
     header = ["mechanism", "kernel", "warps", "dtype", *(f"{CAPABILITIES[c].name}, {size}" for size, c in columns)]
     lines = [[*map(str, row), *(str(cells.get(column, "none")) for column in columns)] for row, cells in rows.items()]
     wrong = [
-        f"{name} of {mechanism}, {dtype}, {size}, {CAPABILITIES[capability].name}: {found}"
+        f"{name} of {mechanism}, {dtype}, {size}, {CAPABILITIES[capability].name}: {kernel_resources}"
         for (mechanism, name, _, dtype), cells in rows.items()
-        for (size, capability), found in cells.items()
-        if not fits(found, capability)
+        for (size, capability), kernel_resources in cells.items()
+        if not fits(kernel_resources, capability)
     ]
     cells = "KiB of shared memory / registers of a thread / bytes of a thread that spill, by GPU and head size"
     notes = [f"{cells}; triton {metadata.version('triton')}"]
-    return Table("Kernels as compiled", header, lines, [*notes, *(f"spills or does not fit: {one}" for one in wrong)])
+    return Table("Kernels as compiled", header, lines, [*notes, *(f"spills or does not fit: {line}" for line in wrong)])
 
 
 @script("python -m recipes.bench.kernels")
@@ -80,9 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
     check_document(options.out, MODULE, "--out")
     warnings.filterwarnings("ignore", module="triton")
     started = time.perf_counter()
-    found = table(compiled(options), list(options.head_size))
+    kernel_table = table(compiled(options), list(options.head_size))
     run = describe_run(command_line(MODULE, arguments), time.perf_counter() - started)
-    text = as_markdown([found], run)
+    text = as_markdown([kernel_table], run)
     print(text)
     write_document(options.out, text, MODULE)
     return 0

@@ -23,23 +23,23 @@ CAPABILITIES = {80: Capability("A100", 163), 90: Capability("H100", 227)}
 
 
 class Resources(NamedTuple):
-    """Shared memory and registers that a compiled kernel needs of a GPU."""
+    """Shared memory and registers that a compiled kernel needs."""
 
     shared: int  # bytes of shared memory
     registers: int  # of a thread, at most 255
-    spilled: int  # bytes of a thread that found no register: its stack, which kernels use for nothing else
+    spilled: int  # bytes of a thread that did not fit registers: its stack, which kernels use for nothing else
 
     def __str__(self) -> str:
         return f"{self.shared / 1024:.0f} / {self.registers} / {self.spilled}"
 
 
 def fits(resources: Resources, capability: int) -> bool:
-    """Whether a kernel runs there, without going to memory for a register."""
+    """Whether a kernel runs on a GPU of this capability without spilling registers."""
     return resources.shared <= CAPABILITIES[capability].shared * 1024 and not resources.spilled
 
 
 def compile_for(launch: Launch, capability: int, warps: int) -> Any:
-    """Triton's CompiledKernel for a capability; seconds for the largest."""
+    """Triton's CompiledKernel for a capability; takes seconds for the largest."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -54,7 +54,7 @@ def resources(compiled: Any) -> Resources:
 
 
 def _attributes(launch: Launch) -> Any:
-    """Which arguments 16 divides, as Triton takes it: a dictionary, of version 3.2 an object."""
+    """The arguments divisible by 16, in Triton's form: a dictionary, or in version 3.2 an object."""
     from triton.backends import compiler
 
     if hasattr(compiler, "AttrsDescriptor"):
@@ -69,5 +69,5 @@ def _report(cubin: bytes) -> dict[str, int]:
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", done.stdout)}
+        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", report.stdout)}

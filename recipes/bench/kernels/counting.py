@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 PYTORCH = "PyTorch"
 
 _ALLOCATES = re.compile(r"(new_)?empty")
-#: Their first argument is written, or says no more than a shape.
+#: Operations whose first argument is written, or only gives a shape.
 _READS_NOT_THE_FIRST = re.compile(r"copy_|fill_|zero_|new_\w+|\w+_like")
 
 
@@ -26,10 +26,10 @@ class Work:
     """Work of all launches of a kernel: bytes moved and operations of products."""
 
     launches: int = 0
-    bytes: int = 0  # of loads and stores, without those that are masked
-    bytes_once: int = 0  # the same, but each address once a launch for loads, and once for stores
+    bytes: int = 0  # of loads and stores that are not masked
+    bytes_once: int = 0  # bytes where each address counts once per launch for loads, and once for stores
     half: int = 0  # operations of products in float16
-    tf32: int = 0  # in TF32; one of float32 in three parts counts three times
+    tf32: int = 0  # in TF32; a float32 product in three parts counts three times
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -37,9 +37,9 @@ class Work:
 
 @contextmanager
 def counted() -> Iterator[dict[str, Work]]:
-    """Adds up what kernels do, by name, and PyTorch's operations; on CPU tensors, with Triton's interpreter on.
+    """Add up the work of kernels, by name, and of PyTorch's operations; for CPU tensors and Triton's interpreter.
 
-    An operation of PyTorch is one launch that reads its inputs and writes its outputs once; views are none.
+    An operation of PyTorch counts as one launch that reads its inputs and writes its outputs once; views do not count.
     """
     from triton.runtime.interpreter import GridExecutor, interpreter_builder
 
@@ -87,7 +87,7 @@ class _Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.work: dict[str, Work] = {}
-        self.kernel: Work | None = None  # the one that runs
+        self.kernel: Work | None = None  # the kernel that runs
         self.addresses: dict[tuple[str, int], list[np.ndarray]] = {}  # "load" or "store", and bytes of a number
 
     @contextmanager
@@ -97,8 +97,8 @@ class _Count(TorchDispatchMode):
         try:
             yield
         finally:
-            for (_, size), seen in self.addresses.items():
-                self.kernel.bytes_once += size * np.unique(np.concatenate(seen)).size
+            for (_, size), pointers in self.addresses.items():
+                self.kernel.bytes_once += size * np.unique(np.concatenate(pointers)).size
             self.addresses.clear()
             self.kernel = None
 
@@ -116,10 +116,10 @@ class _Count(TorchDispatchMode):
             self.kernel.tf32 += operations * {"TF32": 1, "TF32x3": 3}[precision.name]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if self.kernel is None:  # what the interpreter does with arguments is no work
-            self._called(func, _tensors((args, kwargs)), _tensors(found))
-        return found
+        outputs = func(*args, **(kwargs or {}))
+        if self.kernel is None:  # operations inside the interpreter do not count
+            self._called(func, _tensors((args, kwargs)), _tensors(outputs))
+        return outputs
 
     def _called(self, func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         name = func.overloadpacket.__name__
@@ -142,5 +142,5 @@ def _storage(x: Tensor) -> int:
 
 
 def _bytes(x: Tensor) -> int:
-    """Bytes of the numbers of a tensor; a number that a stride of 0 repeats counts once."""
+    """Bytes of the elements of a tensor; an element repeated by a stride of 0 counts once."""
     return x.element_size() * math.prod(size for size, stride in zip(x.shape, x.stride()) if stride)

@@ -1,6 +1,6 @@
 """Calls of the mechanisms that have kernels, and the launches of a call.
 
-These are recorded instead of launched, so that no GPU is needed.
+Launches are recorded instead of executed, so that no GPU is needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,26 +44,26 @@ class Sizes(NamedTuple):
 
     @property
     def padding(self) -> Tensor | None:
-        """A mask (B, n), True = padding, in which nothing is; None if not ``padded``."""
+        """A mask (B, n), True = padding, all False; None if not ``padded``."""
         return torch.zeros(self.batch, self.tokens, dtype=torch.bool) if self.padded else None
 
 
 class Call(NamedTuple):
-    """A mechanism with inputs for it, all of which have gradients."""
+    """A mechanism and its inputs, which all require gradients."""
 
     attend: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
-    #: Operations for each token and head that no split of the work avoids: forward, and backward.
+    #: The least operations per token and head, however the work is split: forward, and backward.
     products: tuple[int, int]
 
 
 class Launch(NamedTuple):
-    """A kernel and what it is compiled for."""
+    """A kernel and the arguments that it is compiled for."""
 
     function: Any  # Triton's JITFunction
     signature: dict[str, str]  # Triton's type of each argument, "constexpr" for constants
     constants: dict[str, Any]
-    divisible: tuple[int, ...]  # numbers of the arguments that 16 divides, as Triton assumes when it compiles
+    divisible: tuple[int, ...]  # indices of the arguments divisible by 16, as Triton assumes when it compiles
 
 
 def of_flow_attention(sizes: Sizes) -> Call:
@@ -76,7 +76,7 @@ def of_flow_attention(sizes: Sizes) -> Call:
 
 
 def of_mixed_chunk_attention(sizes: Sizes) -> Call:
-    """FLASH's causal attention with e = 4 s and a bias by distance, as where heads and columns fill a GPU."""
+    """FLASH's causal attention with e = 4 s and a bias by distance, as when heads and columns fill a GPU."""
     s, e = sizes.channels, 4 * sizes.channels
     bias = torch.zeros(2 * CHUNK - 1, requires_grad=True)
 
@@ -105,28 +105,28 @@ def kernel_modules() -> dict[str, ModuleType]:
 
 def kernels_of(module: ModuleType) -> dict[str, Any]:
     """The kernels of a file by name, tuned or not, without the functions that they call."""
-    found = {name: x.fn if hasattr(x, "configs") else x for name, x in vars(module).items() if name[0] != "_"}
-    return {name: x for name, x in found.items() if hasattr(x, "arg_names") and x.fn.__module__ == module.__name__}
+    functions = {name: x.fn if hasattr(x, "configs") else x for name, x in vars(module).items() if name[0] != "_"}
+    return {name: x for name, x in functions.items() if hasattr(x, "arg_names") and x.fn.__module__ == module.__name__}
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Kernels are not launched but noted, once for all that each is compiled for; their outputs are unset memory."""
+    """Record kernels instead of launching them, once per compiled variant; their outputs are uninitialized memory."""
     launches: dict[str, Launch] = {}
     with ExitStack() as stack:
         for module in kernel_modules().values():
             for name, function in kernels_of(module).items():
                 stack.enter_context(patch.object(module, name, _Recorder(function, launches)))
-        found: list[Launch] = []
-        yield found
-        found += launches.values()
+        recorded_launches: list[Launch] = []
+        yield recorded_launches
+        recorded_launches += launches.values()
 
 
 def launches_of(call: Call) -> list[Launch]:
-    """The launches of kernels in forward and backward of a call, noted as in ``recorded``."""
-    with recorded() as found:
+    """The launches of kernels in forward and backward of a call, recorded by ``recorded``."""
+    with recorded() as recorded_launches:
         call.attend(*call.inputs).sum().backward()
-    return found
+    return recorded_launches
 
 
 def _leaves(sizes: Sizes, *channels: int) -> tuple[Tensor, ...]:
@@ -137,15 +137,15 @@ def _leaves(sizes: Sizes, *channels: int) -> tuple[Tensor, ...]:
 def _products(d: int, e: int, chunk: int) -> tuple[int, int]:
     """The least operations of causal linear attention, and of scores inside a chunk.
 
-    A sum of kᵀ v grows by a token and is read by one, 2 d e operations each. Backward it grows again, as does the sum
-    of the gradients, and three gradients read one. Inside a chunk a token meets C / 2 keys, in q kᵀ and in weights
-    times v; backward in q kᵀ, in the gradients of q and k, and in those of weights and v.
+    For each token kᵀ v is added to a sum, and q reads it, 2 d e operations each. The backward pass forms this sum and
+    that of the gradients, and three gradients read one of them. Inside a chunk a token meets C / 2 keys on average, in
+    q kᵀ and in weights times v; backward in q kᵀ, in the gradients of q and k, and in those of weights and v.
     """
     return 4 * d * e + chunk * (d + e), 10 * d * e + chunk * (3 * d + 2 * e)
 
 
 class _Recorder:
-    """Takes the place of a kernel."""
+    """Replaces a kernel and records its launches."""
 
     def __init__(self, function: Any, launches: dict[str, Launch]) -> None:
         self.function, self.launches = function, launches
@@ -154,12 +154,12 @@ class _Recorder:
         return self._record
 
     def _record(self, *args: Any, **kwargs: Any) -> None:
-        given = dict(zip(self.function.arg_names, args), **kwargs)
-        # Triton makes a constant of the number 1.
-        constants = {p.name: given[p.name] for p in self.function.params if p.is_constexpr or _is_one(given[p.name])}
-        signature = {name: "constexpr" if name in constants else _type_of(x) for name, x in given.items()}
+        values = dict(zip(self.function.arg_names, args), **kwargs)
+        # Triton compiles the number 1 as a constant.
+        constants = {p.name: values[p.name] for p in self.function.params if p.is_constexpr or _is_one(values[p.name])}
+        signature = {name: "constexpr" if name in constants else _type_of(x) for name, x in values.items()}
         divisible = (i for i, name in enumerate(self.function.arg_names) if name not in constants)
-        divisible = tuple(i for i in divisible if _is_divisible(given[self.function.arg_names[i]]))
+        divisible = tuple(i for i in divisible if _is_divisible(values[self.function.arg_names[i]]))
         launch = Launch(self.function, signature, constants, divisible)
         self.launches[str((self.function.__name__, *launch[1:]))] = launch
 

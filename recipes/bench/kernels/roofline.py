@@ -1,4 +1,4 @@
-"""Count bytes, operations and launches of kernels beside the roofline of GPUs that are not there."""
+"""Count bytes, operations and launches of kernels, next to the roofline of GPUs that are not there."""
 
 import os
 import subprocess
@@ -35,11 +35,11 @@ class Gpu(NamedTuple):
     tf32: float
 
     def seconds(self, work: Work) -> float:
-        """The least for ``work``: of memory or of products, whichever takes longer."""
+        """The least seconds for ``work``: those of memory or of products, whichever is longer."""
         return max(self._memory(work), self._products(work))
 
     def bound(self, work: Work) -> str:
-        """Which of both that is."""
+        """Whether memory or products take longer."""
         return "memory" if self._memory(work) >= self._products(work) else "products"
 
     def _memory(self, work: Work) -> float:
@@ -61,7 +61,7 @@ class Pass(NamedTuple):
     least: Work  # inputs read once and outputs written once, and the products that cannot be avoided
 
     def share(self, gpu: Gpu, caches: bool = True) -> float:
-        """The time that ``least`` needs over the sum of what all kernels need."""
+        """The time of ``least`` over the summed time of all kernels."""
         works = [work if caches else replace(work, bytes_once=work.bytes) for work in self.kernels.values()]
         return gpu.seconds(self.least) / sum(map(gpu.seconds, works))
 
@@ -89,27 +89,27 @@ def passes(call: Call) -> list[Pass]:
 
 
 def _least(size: int, operations: int, exact: bool) -> Work:
-    """As kernels multiply: float32 in three parts of TF32."""
+    """The least work of a pass, with float32 products as kernels compute them: in three parts of TF32."""
     return Work(1, size, size, 0 if exact else operations, 3 * operations if exact else 0)
 
 
 def table(title: str, found: list[Pass], tokens: int) -> Table:
-    """One row for each kernel of each pass, for each of ``tokens``, those of all heads."""
+    """One row for each kernel of each pass, per token; ``tokens`` counts those of all heads."""
     header = ["pass", "kernel", "launches", "bytes", "once", "operations", *(f"ns on {gpu.name}" for gpu in GPUS)]
     rows: list[list[str]] = []
-    for one in found:
-        kernels = sorted(one.kernels.items(), key=lambda item: item[0] == PYTORCH)  # the last row
-        rows += [_row(one.name, name, work, tokens) for name, work in kernels]
-        every = sum(one.kernels.values(), Work())
-        nanoseconds = [1e9 * sum(map(gpu.seconds, one.kernels.values())) / tokens for gpu in GPUS]
-        rows.append([*_row(one.name, "all", every, tokens)[:-2], *(f"{x:.3f}" for x in nanoseconds)])
-        rows.append(_row(one.name, "the least", one.least, tokens))
+    for current in found:
+        kernels = sorted(current.kernels.items(), key=lambda item: item[0] == PYTORCH)  # the last row
+        rows += [_row(current.name, name, work, tokens) for name, work in kernels]
+        total = sum(current.kernels.values(), Work())
+        nanoseconds = [1e9 * sum(map(gpu.seconds, current.kernels.values())) / tokens for gpu in GPUS]
+        rows.append([*_row(current.name, "all", total, tokens)[:-2], *(f"{x:.3f}" for x in nanoseconds)])
+        rows.append(_row(current.name, "the least", current.least, tokens))
     notes = [
         "Bytes and operations of products are for each token of each head. Once: each address counts once for the "
         "loads and once for the stores of a launch, as if a cache kept the rest.",
         "ns: the longer of bytes once over bandwidth and operations over rate. PyTorch's operations read their inputs "
         f"and write their outputs once. triton {metadata.version('triton')}.",
-        *(f"Share of the roofline, {one.name}: " + _shares(one) for one in found),
+        *(f"Share of the roofline, {current.name}: " + _shares(current) for current in found),
     ]
     return Table(title, header, rows, notes)
 
@@ -149,10 +149,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Count, print and write a table for each mechanism, dtype and head size; 0."""
     options = parser().parse_args(arguments)
     check_document(options.out, MODULE, "--out")
-    if not interpreted():  # Triton wants to know before it is imported: in a process of its own
-        given = sys.argv[1:] if arguments is None else arguments
+    if not interpreted():  # Triton reads this when it is imported, so a new process is needed
+        typed = sys.argv[1:] if arguments is None else arguments
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        return subprocess.run([sys.executable, "-m", MODULE, *given], env=environment).returncode
+        return subprocess.run([sys.executable, "-m", MODULE, *typed], env=environment).returncode
     started = time.perf_counter()
     tables = []
     cases = [

@@ -1,4 +1,4 @@
-"""One decoding step of a language model at a far position, whose state is computed without stepping there."""
+"""One decoding step of a language model at a far position; its state is computed without stepping there."""
 
 from collections.abc import Callable
 
@@ -11,27 +11,27 @@ State = dict[str, dict[str, Tensor | None]]
 def decoding_step(model: nn.Module, tokens: Tensor, state: State) -> Callable[[], list[Tensor]]:
     """A function that computes the logits after ``tokens`` (B, n); ``state`` holds all of them but the last.
 
-    Several rows are hypotheses of a beam: each goes on from the one in the opposite place, as if the search had chosen
-    so, and the logits are in the order of ``tokens``.
+    Several rows are hypotheses of a beam: each continues the row at the opposite position, as if the search had chosen
+    it, and the logits are in the order of ``tokens``.
     """
-    chosen = torch.arange(len(tokens)).flip(0)
+    order = torch.arange(len(tokens)).flip(0)
 
     def step() -> list[Tensor]:
         # A step replaces tensors of the state and never changes them, so a shallow copy suffices.
         copy = {name: dict(entry) for name, entry in state.items()}
         with torch.no_grad():
             if len(tokens) > 1:
-                model.decoder.reorder_incremental_state_scripting(copy, chosen)
-            logits, _ = model(tokens[chosen], incremental_state=copy)
-        return [logits[chosen, -1]]
+                model.decoder.reorder_incremental_state_scripting(copy, order)
+            logits, _ = model(tokens[order], incremental_state=copy)
+        return [logits[order, -1]]
 
     return step
 
 
 def beam_generation(model: nn.Module, tokens: Tensor, beam: int) -> tuple[Callable[[], list[Tensor]], Tensor]:
-    """A function that reads ``tokens`` (B, n) one by one, and the sequences (B, n) that its rows end as.
+    """A function that reads ``tokens`` (B, n) one by one, and the final sequences (B, n) of its rows.
 
-    Before each token every row goes on from one of its ``beam``, drawn at random, as in fairseq's search. It gives the
+    Before each token every row continues a random row of its ``beam``, as in fairseq's search. The function returns the
     logits after the last token.
     """
     rows, generator = torch.arange(len(tokens)), torch.Generator().manual_seed(3)
@@ -56,7 +56,7 @@ def reach(model: nn.Module, tokens: Tensor, forward: nn.Module | None = None) ->
     """The state after all of ``tokens`` (B, n) but the last, and the logits of the full forward after the last.
 
     Every layer gets its input from the full forward, all tokens at once. ``forward`` is a model with the same weights
-    that computes the full forward, where that of ``model`` would take too much memory.
+    that computes the full forward if that of ``model`` would need too much memory.
     """
     forward = model if forward is None else forward
     inputs: list[Tensor] = []

@@ -13,18 +13,18 @@ from common.modules.gated_attention_unit import GatedAttentionUnit
 from ...shared.fairseq_models import model_options
 from ..harness.work import Settings
 
-#: Few, so that the output layer is small compared with the rest; fairseq adds four symbols.
+#: Words of the vocabulary: few, so that the output layer is small; fairseq adds four symbols.
 _WORDS = 996
 
 
 def build(architecture: str, width: int, layers: int, positions: int, settings: Settings) -> nn.Module:
     """A model with ``layers`` pre-norm layers and heads of at most 64 channels, from a fixed seed, without dropout.
 
-    Two gated attention units count as one layer. ``positions`` is the longest length. Options of the model may follow
-    the name of the ``architecture``, as in "linear_lm --linear-forget head".
+    Two gated attention units count as one layer. ``positions`` is the longest length. Model options may follow the
+    name of the ``architecture``, as in "linear_lm --linear-forget head".
     """
-    architecture, *further = architecture.split()
-    command = ["data", "--task", "language_modeling", "--arch", architecture, *further, "--dropout", "0"]
+    architecture, *options = architecture.split()
+    command = ["data", "--task", "language_modeling", "--arch", architecture, *options, "--dropout", "0"]
     command += ["--share-decoder-input-output-embed", "--tokens-per-sample", str(positions)]
     for option in ("embed", "input", "output"):
         command += [f"--decoder-{option}-dim", str(width)]
@@ -40,7 +40,7 @@ def build(architecture: str, width: int, layers: int, positions: int, settings: 
 def build_translator(
     architecture: str, cross: str, width: int, layers: int, source: int, target: int, settings: Settings
 ) -> nn.Module:
-    """A model that decodes, with ``layers`` layers of its decoder and heads of 64 channels, from a fixed seed.
+    """A translation model with ``layers`` decoder layers and heads of 64 channels, from a fixed seed.
 
     ``cross`` is the attention to the encoder, ``source`` and ``target`` are the longest lengths. The encoder has no
     layers: its output is its embedded tokens, so that a long source costs nothing to prepare.
@@ -69,7 +69,7 @@ def _built(command: list[str]) -> nn.Module:
 
 
 def _with_visible_attention(model: nn.Module) -> nn.Module:
-    """Give the units of FLASH larger weights: theirs begin near zero, where an error in attention would not show."""
+    """Give FLASH's units larger weights: they start near zero, which would hide an error in attention."""
     for unit in model.modules():
         if isinstance(unit, GatedAttentionUnit):
             nn.init.normal_(unit.in_proj.weight, std=2.0 * unit.dim**-0.5)

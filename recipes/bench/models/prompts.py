@@ -16,7 +16,7 @@ _TASKS = {False: LanguageModelingTask, True: PromptedLanguageModelingTask}
 def generation(model: nn.Module, prompt: Tensor, words: int, one_pass: bool) -> Callable[[], list[Tensor]]:
     """A function that generates ``words`` words after prompt (1, n), greedily.
 
-    It gives the tokens (n + words + 1,), the prompt and the end among them, and their scores.
+    It returns the tokens (n + words + 1,), including the prompt and the end, and their scores.
     """
     dictionary = model.decoder.dictionary
     task = _TASKS[one_pass](Namespace(), dictionary)
@@ -35,6 +35,6 @@ def generation(model: nn.Module, prompt: Tensor, words: int, one_pass: bool) -> 
 
 @torch.no_grad()
 def scores(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The score of each of ``tokens`` (n,), the first after the beginning of a sentence, by one forward pass."""
-    begun = torch.cat([tokens.new_full((1,), model.decoder.dictionary.eos()), tokens[:-1]])
-    return model.get_normalized_probs(model(begun[None]), log_probs=True)[0].gather(1, tokens[:, None])[:, 0]
+    """The score of each of ``tokens`` (n,), which begin a sentence, by one forward pass."""
+    shifted = torch.cat([tokens.new_full((1,), model.decoder.dictionary.eos()), tokens[:-1]])
+    return model.get_normalized_probs(model(shifted[None]), log_probs=True)[0].gather(1, tokens[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Image models as timm builds them, and the authors' model on the parameters of ours."""
+"""Image models as timm builds them, and the authors' model with the parameters of our model."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -62,19 +62,19 @@ def loss_of(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 def authors_parameters(model: Flowformer) -> dict[str, Tensor]:
-    """The parameters of ``model`` by the authors' names; their layer scale, which ours lacks, is all ones."""
-    ours = dict(model.named_parameters())
+    """The parameters of ``model`` by the authors' names; their layer scale, which our model lacks, is all ones."""
+    parameters = dict(model.named_parameters())
     depths = [len(stage.blocks) for stage in model.stages]
     widths = [info["num_chs"] for info in model.feature_info]
     side = model.patch_embed.img_size[0]
     shapes = released_shapes(model.num_classes, side, widths, depths, model.patch_embed.patch_size[0])
-    like = next(model.parameters())
+    example = next(model.parameters())
     renamed = {}
     for name, shape in shapes.items():
-        parameter = ours.get(released_name(name))
+        parameter = parameters.get(released_name(name))
         if parameter is None and not name.endswith(".gamma"):
             raise ValueError(f"the model has no {released_name(name)}; allowed: one of the authors' shape")
-        renamed[name] = torch.ones(shape).to(like) if parameter is None else parameter
+        renamed[name] = torch.ones(shape).to(example) if parameter is None else parameter
     return renamed
 
 
@@ -126,7 +126,7 @@ def authors_attention(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def no_attention(model: nn.Module) -> AbstractContextManager[None]:
-    """Take the values as the output of every Flow-Attention of ``model``."""
+    """Use the values as the output of every Flow-Attention of ``model``."""
     return _replaced_attention(model, _Values)
 
 

@@ -43,17 +43,17 @@ def compare_training(
 ) -> list[Comparison]:
     """Compare a loss and its gradients with a reference; both lists of parameters are in the same order.
 
-    Gradients are compared as one vector, because some are nothing but rounding: that of a bias before a softmax, say.
+    Gradients are compared as one vector, since some are only rounding errors, such as that of a bias before a softmax.
     """
     actual, expected = loss(), reference()
     allowed = MODEL_TOLERANCES[dtype]
-    sides = [
-        torch.cat([x.double().flatten() for x in torch.autograd.grad(side, list(wanted))])
-        for side, wanted in ((actual, parameters), (expected, reference_parameters))
+    gradients = [
+        torch.cat([x.double().flatten() for x in torch.autograd.grad(side, list(leaves))])
+        for side, leaves in ((actual, parameters), (expected, reference_parameters))
     ]
     return [
         compare("loss", actual.detach(), expected.detach(), allowed),
-        compare("gradient of the parameters", *sides, allowed),
+        compare("gradient of the parameters", *gradients, allowed),
     ]
 
 
@@ -62,8 +62,8 @@ def attention_written_out() -> Iterator[None]:
     """Compute gated attention units and fused softmax attention by maps of all pairs of tokens."""
 
     def literal(*heads: Tensor, chunk_size: int, bias: Tensor | None = None, **other: Any) -> Tensor:
-        given = {name: x for name, x in other.items() if x is not None}
-        wrong = {name: x for name, x in given.items() if isinstance(x, Tensor) or x != _PLAIN.get(name, False)}
+        options = {name: x for name, x in other.items() if x is not None}
+        wrong = {name: x for name, x in options.items() if isinstance(x, Tensor) or x != _PLAIN.get(name, False)}
         if wrong:
             raise ValueError(f"mixed chunk attention is called with {wrong}; allowed here: {_PLAIN}, without masks")
         return attention_maps.mixed_chunk_attention(*heads, chunk_size=chunk_size, bias=bias)

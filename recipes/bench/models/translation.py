@@ -1,4 +1,4 @@
-"""One decoding step of a beam by an encoder-decoder, far into a target, without stepping there."""
+"""One decoding step of a beam by an encoder-decoder, far into a target; its state is computed at once."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,13 +22,13 @@ def encode(model: nn.Module, source: Tensor, beam: int) -> EncoderOut:
 
 @torch.no_grad()
 def read_source(model: nn.Module, tokens: Tensor, encoder_out: EncoderOut) -> State:
-    """The state after the first of ``tokens`` (beam, n), less that of self-attention: what is kept of the source."""
+    """The state of cross-attention after the first of ``tokens`` (beam, n): the part that depends on the source."""
     state: State = {}
     model.decoder(tokens[:, :1], encoder_out, state)
-    read: State = {}
+    source_state: State = {}
     for layer in model.decoder.layers:
-        layer.encoder_attn._set_input_buffer(read, layer.encoder_attn._get_input_buffer(state))
-    return read
+        layer.encoder_attn._set_input_buffer(source_state, layer.encoder_attn._get_input_buffer(state))
+    return source_state
 
 
 @torch.no_grad()
@@ -45,10 +45,10 @@ def read_target(model: nn.Module, inputs: Sequence[Tensor]) -> State:
 
 @torch.no_grad()
 def joined(model: nn.Module, source: State, target: State, inputs: Sequence[Tensor]) -> State:
-    """The state after the n tokens of ``inputs``, from what ``read_source`` and ``read_target`` gave."""
+    """The state after the n tokens of ``inputs``, joined from ``read_source`` and ``read_target``."""
     state = {name: dict(entry) for name, entry in {**source, **target}.items()}
     for layer, x in zip(model.decoder.layers, inputs, strict=True):
-        if type(layer.encoder_attn) is not MultiheadAttention:  # ours counts the target's tokens
+        if type(layer.encoder_attn) is not MultiheadAttention:  # our cross-attention counts the target's tokens
             layer.encoder_attn(x[1:], None, None, incremental_state=state)
     return state
 
@@ -56,10 +56,10 @@ def joined(model: nn.Module, source: State, target: State, inputs: Sequence[Tens
 def beam_step(
     model: nn.Module, tokens: Tensor, order: Tensor, encoder_out: EncoderOut, state: State
 ) -> Callable[[], list[Tensor]]:
-    """A function that does what fairseq's generator does at each step but the choice of words; it gives the logits.
+    """A function that does a step of fairseq's generator except the choice of words; it returns the logits.
 
-    The rows of a beam first go on as those in ``order`` were. ``tokens`` (beam, n) are the rows after that; ``state``
-    holds all but the last of each.
+    The step first reorders the rows of the beam by ``order``. ``tokens`` (beam, n) are the rows after that; ``state``
+    holds all but the last token of each.
     """
 
     @torch.no_grad()

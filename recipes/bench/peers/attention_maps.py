@@ -24,13 +24,13 @@ def mixed_chunk_attention(
 ) -> Tensor:
     """FLASH's causal attention (ICML 2022, equation 8) with relu²: q, k (..., n, s), v (..., n, e) -> (..., n, e).
 
-    relu(q_quad·k_quad / C + bias)² up to the query in its chunk of C tokens, q_lin·k_lin / C in all chunks before it.
+    The weight is relu(q_quad·k_quad / C + bias)² up to the query in its chunk of C tokens, q_lin·k_lin / C before it.
     ``bias``: (2C-1,), entry r + C - 1 for a query r tokens after its key, or with heads (H, 2C-1).
     """
     n = v.shape[-2]
-    place = torch.arange(n, device=v.device)
-    distance = place[:, None] - place  # (n, n)
-    chunk = place // chunk_size
+    position = torch.arange(n, device=v.device)
+    distance = position[:, None] - position  # (n, n)
+    chunk = position // chunk_size
     scores = q_quad @ k_quad.transpose(-2, -1) / chunk_size
     if bias is not None:
         scores = scores + bias[..., (distance + chunk_size - 1).clamp(0, 2 * chunk_size - 2)]
@@ -52,8 +52,8 @@ def daft_conv(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> Tensor:
     The weight of token t' is exp(k + r) inside the window of t and exp(k) before it, divided by their sum.
     """
     tokens, (heads, window) = v.shape[1], r.shape
-    place = torch.arange(tokens, device=v.device)
-    distance = place[:, None] - place  # (T, T)
+    position = torch.arange(tokens, device=v.device)
+    distance = position[:, None] - position  # (T, T)
     bias = r[:, (window - 1 - distance).clamp(0, window - 1)].masked_fill(distance >= window, 0.0)  # (h, T, T)
     logits = k.transpose(1, 2).unsqueeze(2) + bias.masked_fill(distance < 0, -torch.inf)  # (B, h, T, T)
     values = v.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, h, T, d / h)

@@ -2,8 +2,8 @@
 
 From https://github.com/thuml/Flowformer (MIT license, Wu, Wu, Xu, Wang, Long, ICML 2022): ``Flow_Attention.py``,
 ``Flowformer_CV/flowformer.py`` and ``Flowformer_NLP/flow_attention.py``. The formulas and constants are theirs,
-and so is the kind of operation of each step, which decides its cost; the code is ours. q (..., n, d), k
-(..., m, d), v (..., m, e), before the sigmoid -> (..., n, e). The causal ones take O(n d e) memory, since theirs sum
+and so is the kind of operation of each step, which decides its cost; the code is our own. q (..., n, d), k
+(..., m, d), v (..., m, e), before the sigmoid -> (..., n, e). The causal ones take O(n d e) memory, since they sum
 kᵀv over positions without chunks.
 """
 
@@ -21,7 +21,7 @@ def full(q: Tensor, k: Tensor, v: Tensor, clamp: float = 1.0) -> Tensor:
 
 
 def image_model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``Flow_Attention`` of the image model: products and sums where the core file contracts, 1e-6 outside as well."""
+    """``Flow_Attention`` of the image model: products and sums instead of einsum, 1e-6 added outside as well."""
     return _full(q, k, v, _summed, EPS, 1.0)
 
 

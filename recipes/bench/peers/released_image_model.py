@@ -1,7 +1,7 @@
-"""The authors' hierarchical vision model as formulas on a state dict with their names, to compare ours with.
+"""The authors' hierarchical vision model as formulas on a state dict with their names, to compare our model with.
 
 Transcribed from Flowformer_CV/flowformer.py of thuml/Flowformer (MIT licence, Wu et al.): the computation only, one
-function per module there.
+function per module of that file.
 """
 
 from collections.abc import Mapping, Sequence
