@@ -68,6 +68,7 @@ COMMANDS = {
     "recipes.offline_rl.evaluate": Case(FILE, "--output", SOURCE),
     "recipes.offline_rl.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
     "recipes.padding.__main__": Case(FOLDER, "--out"),
+    "recipes.papers.compare": Case(FOLDER, "--out", f"flash 1 --file {SOURCE} --quick"),
     "recipes.papers.compare_images": Case(FOLDER, "--out", "daft 6"),
     "recipes.pretrained.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.time_series.averages": Case(FILE, "--out", SOURCE),
@@ -89,7 +90,7 @@ IN_FILES = ["a file", "here", "a folder", "a link", "a link to nothing", "the so
 
 
 def writes(path: Path) -> bool:
-    """Whether a module can be run, and has an option that names an output path or uses another module's parser."""
+    """Whether a module can be run, and is an experiment, has an option for an output path, or another's parser."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) and node.level for alias in node.names}
@@ -98,7 +99,13 @@ def writes(path: Path) -> bool:
         for node in calls
         if getattr(node.func, "attr", "") == "add_argument" and node.args and isinstance(node.args[0], ast.Constant)
     }
-    names_a_place = "parser" in imported or any(str(name).startswith(PLACES) for name in options)
+    experiment = any(
+        getattr(target, "id", "") == "EXPERIMENT"
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+    names_a_place = experiment or "parser" in imported or any(str(name).startswith(PLACES) for name in options)
     return '__name__ == "__main__"' in path.read_text() and names_a_place
 
 
