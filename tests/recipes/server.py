@@ -44,12 +44,12 @@ def serve(pages: dict[str, Page]) -> Iterator[Served]:
 
         def answer(self) -> tuple[Page, int]:
             """Send the headers; returns what is sent, and from which byte on."""
-            asked, path = self.headers.get("Range"), self.path.partition("?")[0]
-            requests.append((path, asked, self.headers["User-Agent"]))
+            requested, path = self.headers.get("Range"), self.path.partition("?")[0]
+            requests.append((path, requested, self.headers["User-Agent"]))
             page = pages.get(path, Page(status=404))
             start, status = 0, page.status
-            if asked and page.ranges:
-                start, status = int(asked.removeprefix("bytes=").rstrip("-")), 206
+            if requested and page.ranges:
+                start, status = int(requested.removeprefix("bytes=").rstrip("-")), 206
             self.send_response(status)
             self.send_header("Content-Length", str(len(page.body) - start))
             self.send_header("ETag", f'"{sha256(page.body)}"')  # and what Hugging Face's hub sends besides

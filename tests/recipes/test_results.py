@@ -44,10 +44,10 @@ def test_nothing_differs_from_the_records():
 
 
 def test_every_table_of_records_is_shown_once():
-    shown = [text for path in results.documents() for text in path.read_text(encoding="utf-8").splitlines()]
+    lines = [text for path in results.documents() for text in path.read_text(encoding="utf-8").splitlines()]
     for folder in {path.parent for path in results.documents()}:
         for name in results.read_tables(folder):
-            assert shown.count(f"<!-- results: {name} -->") >= 1
+            assert lines.count(f"<!-- results: {name} -->") >= 1
 
 
 def test_a_table_is_made_of_its_rows_and_the_rest_stays(area):

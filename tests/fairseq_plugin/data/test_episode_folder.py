@@ -20,18 +20,18 @@ def changed(index: int, **arrays) -> dict[str, list[Episode]]:
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     """Episodes as float32, and statistics of the training episodes alone."""
-    given = {"train": episodes(5), "valid": episodes(3, seed=2)}
-    written = write_folder(tmp_path, given, "toy", "Toy-v0")
-    for name, made in given.items():
-        for one, other in zip(made, read_split(tmp_path, name), strict=True):
-            assert all(np.array_equal(x.astype(np.float32), y) for x, y in zip(one, other))
-    states = np.concatenate([one.states for one in given["train"]])
-    assert read_description(tmp_path) == written
-    assert np.allclose(written.mean, states.mean(0)) and np.allclose(written.std, states.std(0))
-    assert (written.state_size, written.action_size, written.longest) == (STATE, ACTION, LONGEST)
-    totals = [one.total for one in given["train"]]
-    assert (written.lowest, written.average, written.highest) == (min(totals), np.mean(totals), max(totals))
-    standardised = written.standardise(states)
+    splits = {"train": episodes(5), "valid": episodes(3, seed=2)}
+    description = write_folder(tmp_path, splits, "toy", "Toy-v0")
+    for name, split_episodes in splits.items():
+        for episode, restored in zip(split_episodes, read_split(tmp_path, name), strict=True):
+            assert all(np.array_equal(x.astype(np.float32), y) for x, y in zip(episode, restored))
+    states = np.concatenate([episode.states for episode in splits["train"]])
+    assert read_description(tmp_path) == description
+    assert np.allclose(description.mean, states.mean(0)) and np.allclose(description.std, states.std(0))
+    assert (description.state_size, description.action_size, description.longest) == (STATE, ACTION, LONGEST)
+    totals = [episode.total for episode in splits["train"]]
+    assert (description.lowest, description.average, description.highest) == (min(totals), np.mean(totals), max(totals))
+    standardised = description.standardise(states)
     assert np.allclose(standardised.mean(0), 0.0, atol=1e-4) and np.allclose(standardised.std(0), 1.0, atol=1e-4)
 
 
@@ -132,8 +132,8 @@ def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> Non
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
-    found = read(tmp_path / "episodes.json", "it")
-    (tmp_path / "episodes.json").write_text(json.dumps({**found, field: value}))
+    description = read(tmp_path / "episodes.json", "it")
+    (tmp_path / "episodes.json").write_text(json.dumps({**description, field: value}))
     with pytest.raises(ValueError, match=rf"episodes.json cannot be read: .*{field}.*allowed"):
         read_description(tmp_path)
 

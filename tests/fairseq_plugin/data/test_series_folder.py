@@ -18,26 +18,30 @@ def splits(**changes):
 
 def changed(split: str, index: int, series=None, label=None):
     """The splits with another series or label at one place."""
-    found = splits()
+    changed_splits = splits()
     if series is not None:
-        found[split][0][index] = series
+        changed_splits[split][0][index] = series
     if label is not None:
-        found[split][1][index] = label
-    return found
+        changed_splits[split][1][index] = label
+    return changed_splits
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     """Series in full precision, labels as they were, and statistics of the training series alone."""
-    written, given = write_folder(tmp_path, splits()), splits()
-    for name, (series, labels) in given.items():
-        read = read_split(tmp_path, name)
-        assert read.labels == labels
-        assert all(np.array_equal(one, other) for one, other in zip(read.series, series))
-    steps = np.concatenate(given["train"][0])
-    assert read_description(tmp_path) == written
-    assert np.allclose(written.mean, steps.mean(0)) and np.allclose(written.std, steps.std(0, ddof=1))
-    assert (written.channels, written.longest, written.labels) == (CHANNELS, LIMIT, ["Fast", "none", "slow"])
-    standardised = np.concatenate([written.standardise(one) for one in given["train"][0]])
+    description, original = write_folder(tmp_path, splits()), splits()
+    for name, (series, labels) in original.items():
+        restored = read_split(tmp_path, name)
+        assert restored.labels == labels
+        assert all(np.array_equal(actual, expected) for actual, expected in zip(restored.series, series))
+    steps = np.concatenate(original["train"][0])
+    assert read_description(tmp_path) == description
+    assert np.allclose(description.mean, steps.mean(0)) and np.allclose(description.std, steps.std(0, ddof=1))
+    assert (description.channels, description.longest, description.labels) == (
+        CHANNELS,
+        LIMIT,
+        ["Fast", "none", "slow"],
+    )
+    standardised = np.concatenate([description.standardise(x) for x in original["train"][0]])
     assert np.allclose(standardised.mean(0), 0.0, atol=1e-5) and np.allclose(standardised.std(0, ddof=1), 1.0)
 
 
@@ -164,7 +168,7 @@ def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> Non
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
     write_folder(tmp_path, splits())
-    found = read(tmp_path / "series.json", "it")
-    (tmp_path / "series.json").write_text(json.dumps({**found, field: value}))
+    description = read(tmp_path / "series.json", "it")
+    (tmp_path / "series.json").write_text(json.dumps({**description, field: value}))
     with pytest.raises(ValueError, match=rf"series.json cannot be read: .*{field}.*allowed"):
         read_description(tmp_path)

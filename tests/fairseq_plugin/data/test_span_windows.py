@@ -10,11 +10,11 @@ from tests.fairseq_plugin.helpers.spans import span_dictionary, split_of
 
 def literal(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     """One window after another until the document is over."""
-    found, begin = [], 0
+    windows, begin = [], 0
     while True:
-        found.append((begin, min(begin + room, length)))
+        windows.append((begin, min(begin + room, length)))
         if begin + room >= length:
-            return found
+            return windows
         begin += stride
 
 
@@ -40,26 +40,26 @@ def test_a_window_has_question_separator_and_piece():
     for index in range(4):
         item = data[index]
         pair = 0 if index < 3 else 1
-        asked = min(5, (3, 9)[pair])
+        length = min(5, (3, 9)[pair])
         begin, end = item["piece"]
         tokens = item["tokens"].tolist()
-        assert tokens[0] == 0 and tokens[1 + asked] == 2 and tokens[-1] == 2 and len(tokens) == data.size(index) <= 16
-        assert tokens[1 : 1 + asked] == [i % 20 + 4 for i in range(asked)]
+        assert tokens[0] == 0 and tokens[1 + length] == 2 and tokens[-1] == 2 and len(tokens) == data.size(index) <= 16
+        assert tokens[1 : 1 + length] == [i % 20 + 4 for i in range(length)]
         first = int(data.windows.begin[index])
         assert tokens[begin:end] == [i % 20 + 4 for i in range(first, first + end - begin)]
-        assert len(tokens) == asked + end - begin + SPECIAL_TOKENS
+        assert len(tokens) == length + end - begin + SPECIAL_TOKENS
     assert sorted(data.ordered_indices()) == [0, 1, 2, 3]
 
 
 def test_spans_are_gold_in_the_windows_that_hold_them_whole():
     """(9, 12) is cut by the border of the first window, and whole in the second."""
     data = dataset()
-    held = [data.gold_spans(index).tolist() for index in range(4)]
-    assert held == [[[4, 5]], [[9, 12]], [[22, 22]], []]
+    spans = [data.gold_spans(index).tolist() for index in range(4)]
+    assert spans == [[[4, 5]], [[9, 12]], [[22, 22]], []]
     assert data.lost_spans() == 0
     for index in range(3):
         item = data[index]
-        for (first, last), (start, end) in zip(item["spans"], held[index]):
+        for (first, last), (start, end) in zip(item["spans"], spans[index]):
             assert item["tokens"][first : last + 1].tolist() == [i % 20 + 4 for i in range(start, end + 1)]
 
 

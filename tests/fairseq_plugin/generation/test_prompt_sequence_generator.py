@@ -31,9 +31,9 @@ def _generate(task: type, models: list[nn.Module], prompts: Tensor, *prefix: Ten
 
 
 def _compare(models: list[nn.Module], prompts: Tensor, **options) -> list:
-    found = _generate(PromptedLanguageModelingTask, models, prompts, **options)
-    assert_same_hypotheses(found, _generate(LanguageModelingTask, models, prompts, **options))
-    return found
+    actual = _generate(PromptedLanguageModelingTask, models, prompts, **options)
+    assert_same_hypotheses(actual, _generate(LanguageModelingTask, models, prompts, **options))
+    return actual
 
 
 @pytest.mark.parametrize("beam", [1, 5])
@@ -41,8 +41,8 @@ def _compare(models: list[nn.Module], prompts: Tensor, **options) -> list:
 def test_tokens_and_scores_are_those_of_single_steps(kind: str, beam: int) -> None:
     """Prompts of unequal lengths in a batch, in blocks; some rows end before others."""
     model = build_generating(*KINDS[kind])
-    found = _compare([model], make_prompts(*LENGTHS), beam=beam)
-    assert [len(row) for row in found] == [beam] * len(LENGTHS)
+    hypotheses = _compare([model], make_prompts(*LENGTHS), beam=beam)
+    assert [len(row) for row in hypotheses] == [beam] * len(LENGTHS)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_every_option_of_generation(option: str) -> None:
         with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}"):
             _generate(PromptedLanguageModelingTask, [model], prompts, **REFUSED[option])
     elif option not in OF_THEIR_OWN:
-        given = EVERY_OPTION[option]
+        value = EVERY_OPTION[option]
         _compare(
-            [model], prompts, **{"beam": 2, "max_len_b": 12, **(given if isinstance(given, dict) else {option: given})}
+            [model], prompts, **{"beam": 2, "max_len_b": 12, **(value if isinstance(value, dict) else {option: value})}
         )
 
 
@@ -144,12 +144,12 @@ def test_penalties_of_diversity_begin_behind_the_prompt(options: dict) -> None:
     """The scores of a prompt are those of beam search, whatever is asked of the beams."""
     models, prompts = [build_generating("flowformer_lm")], make_prompts(90, 90)
     plain, diverse = (
-        _generate(PromptedLanguageModelingTask, models, prompts, beam=4, max_len_b=100, **given)
-        for given in ({}, options)
+        _generate(PromptedLanguageModelingTask, models, prompts, beam=4, max_len_b=100, **extra)
+        for extra in ({}, options)
     )
-    for one, other in zip(plain, diverse):
-        assert torch.equal(one[0]["positional_scores"][:90], other[0]["positional_scores"][:90])
-        assert [x["tokens"].tolist() for x in one] != [x["tokens"].tolist() for x in other]
+    for plain_row, diverse_row in zip(plain, diverse):
+        assert torch.equal(plain_row[0]["positional_scores"][:90], diverse_row[0]["positional_scores"][:90])
+        assert [x["tokens"].tolist() for x in plain_row] != [x["tokens"].tolist() for x in diverse_row]
 
 
 def test_a_prompt_of_unknown_words() -> None:
@@ -182,11 +182,11 @@ def test_half_precision(arch: str) -> None:
     """As with --fp16: the prompt's scores are those of float32, but for rounding, and every sentence ends."""
     model, prompts, options = build_generating(arch), make_prompts(70, 90), {"beam": 3, "max_len_b": 100}
     expected = _generate(PromptedLanguageModelingTask, [model], prompts, **options)
-    found = _generate(PromptedLanguageModelingTask, [model.half()], prompts, **options)
-    for row, wanted in zip(found, expected):
-        assert len(row) == 3 and all(int(one["tokens"][-1]) == EOS for one in row)
-        scores, others = (one[0]["positional_scores"][:70] for one in (row, wanted))
-        assert_close("scores", scores.float(), others, 2e-2)
+    actual = _generate(PromptedLanguageModelingTask, [model.half()], prompts, **options)
+    for row, expected_row in zip(actual, expected):
+        assert len(row) == 3 and all(int(hypothesis["tokens"][-1]) == EOS for hypothesis in row)
+        scores, expected_scores = (hypotheses[0]["positional_scores"][:70] for hypotheses in (row, expected_row))
+        assert_close("scores", scores.float(), expected_scores, 2e-2)
 
 
 def test_a_prompt_that_ends_its_sentence() -> None:
@@ -194,44 +194,46 @@ def test_a_prompt_that_ends_its_sentence() -> None:
     prompts = make_prompts(12, 12)
     prompts[0, 8] = EOS
     prompts[0, 9:] = PAD
-    found = _compare([build_generating("flowformer_lm")], prompts, beam=3, max_len_b=20)
-    assert all(one["tokens"].tolist() == prompts[0, :9].tolist() for one in found[0])
+    hypotheses = _compare([build_generating("flowformer_lm")], prompts, beam=3, max_len_b=20)
+    assert all(hypothesis["tokens"].tolist() == prompts[0, :9].tolist() for hypothesis in hypotheses[0])
 
 
 def test_a_prefix_apart_from_the_source() -> None:
     """--prefix-size of fairseq-generate: the beginning of the target."""
     models, prompts = [build_generating("linear_lm")], make_prompts(30, 30)
-    both = [
+    generated = [
         _generate(task, models, prompts, prompts[:, :20], beam=3, max_len_b=40)
         for task in (PromptedLanguageModelingTask, LanguageModelingTask)
     ]
-    assert_same_hypotheses(*both)
+    assert_same_hypotheses(*generated)
 
 
 def test_sampling_draws_what_is_likely() -> None:
     """Draws are others than of single steps, of the same distribution: the frequencies of the first word agree."""
     model, prompts = build_generating("flowformer_lm"), make_prompts(90)
     torch.manual_seed(0)
-    (found,) = _generate(
+    (hypotheses,) = _generate(
         PromptedLanguageModelingTask, [model], prompts, beam=60, sampling=True, max_len_b=91, block_size=32
     )
     with torch.no_grad():
         logits = model(torch.cat([torch.full((1, 1), EOS), prompts], dim=1))[0][0, -1]
     logits[PAD] = -torch.inf
-    wanted = logits.softmax(0)
-    drawn = torch.bincount(torch.stack([one["tokens"][90] for one in found]), minlength=len(wanted)) / len(found)
-    assert (drawn - wanted).abs().sum() < 0.7  # 2 for others altogether
+    probabilities = logits.softmax(0)
+    frequencies = torch.bincount(
+        torch.stack([hypothesis["tokens"][90] for hypothesis in hypotheses]), minlength=len(probabilities)
+    ) / len(hypotheses)
+    assert (frequencies - probabilities).abs().sum() < 0.7  # 2 for others altogether
 
 
 def test_allowed_words_are_asked_for_with_the_prompt() -> None:
     """``prefix_allowed_tokens_fn`` gets the sentence's number, and all tokens from its beginning on."""
-    prompts, asked = make_prompts(90, 4), []
+    prompts, calls = make_prompts(90, 4), []
 
     def allowed(sentence: int, sequence: Tensor) -> list[int]:
-        asked.append((sentence, sequence.tolist()))
+        calls.append((sentence, sequence.tolist()))
         return [10, 11] if len(sequence) < 93 else [EOS]
 
-    found = _generate(
+    hypotheses = _generate(
         PromptedLanguageModelingTask,
         [build_generating("linear_lm")],
         prompts[:1],
@@ -239,8 +241,8 @@ def test_allowed_words_are_asked_for_with_the_prompt() -> None:
         max_len_b=95,
         allowed=allowed,
     )
-    assert asked and all(entry[:91] == [EOS, *prompts[0].tolist()] for sentence, entry in asked if sentence == 0)
-    assert all(set(one["tokens"][90:-1].tolist()) <= {10, 11} for one in found[0])
+    assert calls and all(entry[:91] == [EOS, *prompts[0].tolist()] for sentence, entry in calls if sentence == 0)
+    assert all(set(hypothesis["tokens"][90:-1].tolist()) <= {10, 11} for hypothesis in hypotheses[0])
 
 
 def test_no_ngram_is_repeated_from_the_prompt() -> None:
@@ -250,8 +252,8 @@ def test_no_ngram_is_repeated_from_the_prompt() -> None:
     (free,) = _generate(PromptedLanguageModelingTask, [model], prompts, **options)
     next_word = int(free[0]["tokens"][90])
     prompts[0, 40], prompts[0, 41] = prompts[0, -1], next_word  # so that the pair has been there
-    (found,) = _generate(PromptedLanguageModelingTask, [model], prompts, no_repeat_ngram_size=2, **options)
-    pairs = list(zip(found[0]["tokens"].tolist(), found[0]["tokens"].tolist()[1:]))
+    (hypotheses,) = _generate(PromptedLanguageModelingTask, [model], prompts, no_repeat_ngram_size=2, **options)
+    pairs = list(zip(hypotheses[0]["tokens"].tolist(), hypotheses[0]["tokens"].tolist()[1:]))
     before = set(pairs[:89])
     for pair in pairs[89:]:
         assert pair not in before

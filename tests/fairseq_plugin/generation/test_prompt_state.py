@@ -53,8 +53,8 @@ def test_prompts_after_a_file_are_those_of_the_whole_text(kind: str, tmp_path: P
     """Unequal prompts, long ones and an empty one, by a model with the same weights that was built anew."""
     text = _kept([build_generating(*KINDS[kind])], tmp_path / "text")
     models, prompts = [build_generating(*KINDS[kind])], make_prompts(3, 0, 70, 5)
-    found = _generate(models, prompts, load_state=str(tmp_path / "text"))
-    assert_same_hypotheses(found, _generate(models, _after(text, prompts)))
+    actual = _generate(models, prompts, load_state=str(tmp_path / "text"))
+    assert_same_hypotheses(actual, _generate(models, _after(text, prompts)))
     assert (tmp_path / "text").exists() and not list(tmp_path.glob("*.part"))
 
 
@@ -74,8 +74,8 @@ def test_options_of_generation_count_the_text(options: dict, tmp_path: Path) -> 
     """Lengths, penalties and scores are those of the whole text."""
     models, prompts = [build_generating("flowformer_lm")], make_prompts(6, 9)
     text = _kept(models, tmp_path / "text", **{k: x for k, x in options.items() if k == "temperature"})
-    found = _generate(models, prompts, load_state=str(tmp_path / "text"), **options)
-    assert_same_hypotheses(found, _generate(models, _after(text, prompts), **options))
+    actual = _generate(models, prompts, load_state=str(tmp_path / "text"), **options)
+    assert_same_hypotheses(actual, _generate(models, _after(text, prompts), **options))
 
 
 def test_ensembles_and_states_of_states(tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_ensembles_and_states_of_states(tmp_path: Path) -> None:
         build_generating("transformer_lm", seed=2),
         build_generating("flash_lm", seed=3),
     ]
-    text, more, prompts = _kept(models, tmp_path / "one"), make_prompts(20), make_prompts(4, 6)
-    both = {"load_state": str(tmp_path / "one"), "save_state": str(tmp_path / "two"), "max_len_b": 115}
-    _generate(models, more, **both)
-    found = _generate(models, prompts, load_state=str(tmp_path / "two"))
-    assert_same_hypotheses(found, _generate(models, _after(torch.cat([text, more[0]]), prompts)))
+    text, second_text, prompts = _kept(models, tmp_path / "one"), make_prompts(20), make_prompts(4, 6)
+    options = {"load_state": str(tmp_path / "one"), "save_state": str(tmp_path / "two"), "max_len_b": 115}
+    _generate(models, second_text, **options)
+    actual = _generate(models, prompts, load_state=str(tmp_path / "two"))
+    assert_same_hypotheses(actual, _generate(models, _after(torch.cat([text, second_text[0]]), prompts)))
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "gated_delta_lm", "softmax_lm"])
@@ -97,10 +97,12 @@ def test_half_precision(arch: str, tmp_path: Path) -> None:
     """As with --fp16: sums are kept in float32, scores are those of the whole text but for rounding."""
     models, prompts = [build_generating(arch).half()], make_prompts(5, 3)
     text = _kept(models, tmp_path / "text")
-    found = _generate(models, prompts, load_state=str(tmp_path / "text"))
-    for one, other in zip(found, _generate(models, _after(text, prompts))):
+    actual = _generate(models, prompts, load_state=str(tmp_path / "text"))
+    for row, expected_row in zip(actual, _generate(models, _after(text, prompts))):
         length = KNOWN + 3
-        assert_close("scores", one[0]["positional_scores"][:length], other[0]["positional_scores"][:length], 2e-2)
+        assert_close(
+            "scores", row[0]["positional_scores"][:length], expected_row[0]["positional_scores"][:length], 2e-2
+        )
     kinds = {x.dtype for name, x in load_file(tmp_path / "text").items() if "attn_state" in name}
     assert arch == "softmax_lm" or torch.float16 not in kinds
     with pytest.raises(ValueError, match="precision.*float16.*float32"):
@@ -214,7 +216,7 @@ def test_a_second_prompt_leaves_the_state_of_the_first(tmp_path: Path) -> None:
     generator = task.build_generator([model], Namespace(max_len_a=0, max_len_b=20))
     first = make_sample(make_prompts(4))
     task.inference_step(generator, [model], first)
-    written = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(ValueError, match="more than one prompt"):
         task.inference_step(generator, [model], first)
-    assert path.read_bytes() == written
+    assert path.read_bytes() == content

@@ -63,20 +63,20 @@ def _called(function: ast.expr) -> str:
     """The name of a function; "" for a method such as ``model.eval``."""
     if isinstance(function, ast.Name):
         return function.id
-    of = getattr(function, "value", None)
-    return function.attr if isinstance(of, ast.Name) and of.id in ("utils", "options") else ""
+    owner = getattr(function, "value", None)
+    return function.attr if isinstance(owner, ast.Name) and owner.id in ("utils", "options") else ""
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, Any]]:
     """The content of a small checkpoint of an architecture, of one of the two kinds."""
-    folder, made = tmp_path_factory.mktemp("stored"), {}
+    folder, contents = tmp_path_factory.mktemp("stored"), {}
 
     def state(arch: str, kind: str) -> dict[str, Any]:
-        if (arch, kind) not in made:
+        if (arch, kind) not in contents:
             save_model(folder / "c.pt", kind, arch)
-            made[arch, kind] = torch.load(folder / "c.pt")
-        return copy.deepcopy(made[arch, kind])
+            contents[arch, kind] = torch.load(folder / "c.pt")
+        return copy.deepcopy(contents[arch, kind])
 
     return state
 

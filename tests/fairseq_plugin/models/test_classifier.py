@@ -38,8 +38,8 @@ def test_pooling_is_over_real_tokens(arch: str, pooling: str) -> None:
     """Scores are those of the head on the first or the mean features, whichever side padding stands on."""
     model, sequence = _classifier(arch, "--pooling", pooling), tokens(2, 11)
     features = model(sequence)[0]
-    wanted = features[:, 0] if pooling == "first" else features.mean(1)
-    expected = model.classification_heads["toy"](wanted[:, None])
+    pooled = features[:, 0] if pooling == "first" else features.mean(1)
+    expected = model.classification_heads["toy"](pooled[:, None])
     for left, right in ((0, 0), (3, 0), (0, 5)):
         scores = model(padded(sequence, left, right), features_only=True, classification_head_name="toy")[0]
         assert_close(f"scores with {left} and {right} of padding", scores, expected, 2e-5)

@@ -50,12 +50,14 @@ def assert_same(compiled: nn.Module, model: nn.Module, sequence: Tensor) -> None
     out, expected = compiled(sequence)[0], model(sequence)[0]
     assert_close("logits", out, expected)
     parameters = dict(model.named_parameters())
-    wanted = gradients(expected, parameters.values())
-    for name, gradient, one in zip(parameters, gradients(out, parameters.values()), wanted):
+    expected_gradients = gradients(expected, parameters.values())
+    for name, gradient, expected_gradient in zip(parameters, gradients(out, parameters.values()), expected_gradients):
         # What is exactly zero, as of a key's bias under softmax, is a rounding error on both sides.
-        if one.norm() > 1e-4 or gradient.norm() > 1e-4:
+        if expected_gradient.norm() > 1e-4 or gradient.norm() > 1e-4:
             # That of the positions' scale is one number, a sum over everything, in which much cancels.
-            assert_close(f"gradient of {name}", gradient, one, 5e-4 if one.numel() == 1 else 5e-5)
+            assert_close(
+                f"gradient of {name}", gradient, expected_gradient, 5e-4 if expected_gradient.numel() == 1 else 5e-5
+            )
 
 
 def breaks_and_graphs(model: nn.Module, sequence: Tensor) -> tuple:

@@ -46,10 +46,12 @@ def sides(name: str) -> list[str]:
 
 def nested(name: str) -> dict[str, dict[str, int]]:
     """The sizes in groups, as far as the model has them."""
-    known = {x.replace("-", "_") for x in flags(name)}
+    model_options = {x.replace("-", "_") for x in flags(name)}
     of_model = {} if not name.startswith("flash_") else OWN_SIZES["flash"]
     groups = {side: {**SIDES[side], **of_model} for side in sides(name)}
-    return {side: {x: size for x, size in sizes.items() if f"{side}_{x}" in known} for side, sizes in groups.items()}
+    return {
+        side: {x: size for x, size in sizes.items() if f"{side}_{x}" in model_options} for side, sizes in groups.items()
+    }
 
 
 def flags(name: str) -> set[str]:
@@ -100,15 +102,15 @@ def shapes(model: nn.Module) -> dict[str, Any]:
 
 def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Width, layers, heads and feed-forward width of each side of a Transformer."""
-    found = {}
+    result = {}
     for side in SIDES:
         part = getattr(model, side, None)
         part = getattr(part, "sentence_encoder", part)
         if part is not None:
             (*_, layer) = part.layers
             heads, ffn = layer.self_attn.num_heads, layer.fc1.weight.shape[0]
-            found[side] = (layer.self_attn.embed_dim, len(part.layers), heads, ffn)
-    return found
+            result[side] = (layer.self_attn.embed_dim, len(part.layers), heads, ffn)
+    return result
 
 
 def whole(name: str) -> dict[str, Any]:

@@ -79,10 +79,12 @@ def test_equals_the_paper_between_projections(name: str, query: bool, side: str)
     assert weights is None
     # The deviation of a filter has an epsilon.
     assert_close("out", out, expected, tolerance=1e-5)
-    wanted = {"x": x, **dict(attention.named_parameters())}
-    for given, actual, literal in zip(wanted, gradients(out, wanted.values()), gradients(expected, wanted.values())):
-        if given != "k_proj.bias":  # a constant of all keys, which cancels: 0 but for rounding
-            assert_close(f"gradient of {given}", actual, literal, tolerance=1e-4)
+    inputs = {"x": x, **dict(attention.named_parameters())}
+    for input_name, actual, literal in zip(
+        inputs, gradients(out, inputs.values()), gradients(expected, inputs.values())
+    ):
+        if input_name != "k_proj.bias":  # a constant of all keys, which cancels: 0 but for rounding
+            assert_close(f"gradient of {input_name}", actual, literal, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("query", [True, False], ids=["query", "no-query"])
@@ -162,8 +164,8 @@ def test_users_options_win_over_a_named_size(arch: str, option: str, size: str) 
     assert (parsed.decoder_layers, parsed.decoder_embed_dim, parsed.decoder_ffn_embed_dim) == (2, 48, 80)
     assert (parsed.decoder_input_dim, parsed.decoder_output_dim) == (48, 48)
     assert (parsed.decoder_attention_heads, parsed.dropout, getattr(parsed, option)) == (3, 0.3, 7)
-    for width, given in ((512, []), (48, ["--decoder-embed-dim", "48"])):
-        heads = _parsed(f"{arch}_{size}", *given).decoder_attention_heads
+    for width, arguments in ((512, []), (48, ["--decoder-embed-dim", "48"])):
+        heads = _parsed(f"{arch}_{size}", *arguments).decoder_attention_heads
         assert heads == (1 if arch == "daft_full_lm" else width)  # a key and a filter for each channel of DAFT-conv
 
 
@@ -192,7 +194,7 @@ def test_biases_are_for_the_longest_input() -> None:
 def test_window_and_what_is_outside_of_it() -> None:
     """With a window alone a token sees as many as it holds per layer; otherwise every one before it."""
     sequence = tokens(1, 40)
-    for arguments, seen in ((["--daft-local-only"], 2 * (9 - 1)), ([], 39)):
+    for arguments, visible in ((["--daft-local-only"], 2 * (9 - 1)), ([], 39)):
         model = awake(build_model("daft_conv_lm", "--no-token-positional-embeddings", *arguments)).eval()
         embedded: list = []
         model.decoder.embed_tokens.register_forward_hook(
@@ -200,7 +202,7 @@ def test_window_and_what_is_outside_of_it() -> None:
         )
         (gradient,) = torch.autograd.grad(model(sequence)[0][:, 39].square().sum(), embedded)
         reached = gradient[0].abs().amax(-1) > 0.0
-        assert reached.tolist() == [39 - t <= seen for t in range(40)]
+        assert reached.tolist() == [39 - t <= visible for t in range(40)]
 
 
 VARIANTS = {

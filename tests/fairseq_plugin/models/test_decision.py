@@ -43,7 +43,7 @@ def loss(model, batch: dict[str, Tensor]) -> float:
 
 def test_every_causal_mechanism_has_one() -> None:
     """And only those, beside a second name."""
-    named = {f"{name}_decision" for name, found in ATTENTIONS.items() if "causal" in found.supports}
+    named = {f"{name}_decision" for name, declaration in ATTENTIONS.items() if "causal" in declaration.supports}
     assert set(MODELS) == named | {"flowformer_decision"}
 
 
@@ -56,8 +56,8 @@ def test_padding_on_either_side_gives_the_same_loss(name: str) -> None:
     alone, expected = model(**batch), loss(model, batch)
     for left, right in ((5, 0), (0, 5), (2, 3)):
         padded = pad(batch, left, right)
-        found = model(**padded)[:, left : left + 7]
-        assert_close(f"actions with {left} and {right} of padding", found, alone, TOLERANCE)
+        actions = model(**padded)[:, left : left + 7]
+        assert_close(f"actions with {left} and {right} of padding", actions, alone, TOLERANCE)
         assert loss(model, padded) == pytest.approx(expected, rel=TOLERANCE)
     assert torch.isfinite(model(**pad(batch, 2, 3))).all()
 
@@ -89,7 +89,7 @@ def test_steps_one_by_one_give_the_same_actions(name: str) -> None:
         now = (batch[key][:, step] for key in ("returns", "states", "timesteps"))
         action = model.extend(state, *now, batch["actions"][:, step - 1] if step else None)
         assert_close(f"step {step}", action, expected[:, step], TOLERANCE)
-        sizes.append(sum(x.numel() for held in state.values() for x in held.values() if x is not None))
+        sizes.append(sum(x.numel() for entries in state.values() for x in entries.values() if x is not None))
     if not any(module.state_tokens() != 0 for module in model.modules() if isinstance(module, InnerAttention)):
         assert len(set(sizes[LONGEST // 2 :])) == 1
 
@@ -97,15 +97,15 @@ def test_steps_one_by_one_give_the_same_actions(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
     """Every parameter learns; gradients are the same with --checkpoint-activations."""
-    found = []
+    results = []
     for options in ({}, {"checkpoint_activations": True}):
         model = build_decision(name, **options).train()
         model(**pad(window(2, 9, dtype=torch.float32), 0, 3)).square().mean().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         assert all(gradient is not None for gradient in gradients)
-        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert torch.isfinite(found[0]).all() and found[0].norm() > 0
-    assert_close("gradients", found[1], found[0])
+        results.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert torch.isfinite(results[0]).all() and results[0].norm() > 0
+    assert_close("gradients", results[1], results[0])
 
 
 @pytest.mark.parametrize("name", MODELS)

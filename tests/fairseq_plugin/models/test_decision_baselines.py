@@ -21,8 +21,8 @@ def test_an_action_depends_on_its_state_alone(name: str) -> None:
     """Not on returns, actions or other steps; one step at a time gives the same; within -1 to 1."""
     model, batch = build(name).double(), window(2, 9)
     expected = model(**batch)
-    other = {**window(2, 9, seed=1), "states": batch["states"]}
-    assert torch.equal(model(**other), expected) and expected.abs().max() < 1.0
+    other_batch = {**window(2, 9, seed=1), "states": batch["states"]}
+    assert torch.equal(model(**other_batch), expected) and expected.abs().max() < 1.0
     assert expected.shape == (2, 9, ACTION)
     changed = {**batch, "states": batch["states"].clone()}
     changed["states"][:, 3] += 1.0

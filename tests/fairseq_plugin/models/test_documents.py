@@ -40,13 +40,13 @@ def rows() -> Tensor:
 
 def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
     """The row and the places of each document's tokens."""
-    found = []
+    documents = []
     for row in range(len(sequence)):
         for number in ids[row].unique():
-            places = ((ids[row] == number) & sequence[row].ne(PAD)).nonzero().squeeze(1)
-            if len(places):
-                found.append((row, places))
-    return found
+            columns = ((ids[row] == number) & sequence[row].ne(PAD)).nonzero().squeeze(1)
+            if len(columns):
+                documents.append((row, columns))
+    return documents
 
 
 def build(name: str, *flags: str) -> nn.Module:
@@ -58,9 +58,9 @@ def check_documents(model: nn.Module) -> Tensor:
     """Each document alone, and steps and parts, give what whole rows give, which is returned."""
     sequence = rows()
     whole = model(sequence)[0]
-    for row, places in each_alone(sequence, begin_at_eos(sequence, EOS)):
-        alone = model(sequence[row : row + 1, places])[0][0]
-        assert_close(f"document at {places[0]} of row {row}", whole[row, places], alone, 2e-5)
+    for row, columns in each_alone(sequence, begin_at_eos(sequence, EOS)):
+        alone = model(sequence[row : row + 1, columns])[0][0]
+        assert_close(f"document at {columns[0]} of row {row}", whole[row, columns], alone, 2e-5)
     return whole
 
 
@@ -146,10 +146,10 @@ def test_every_masked_model(name):
     ids = begin_after_eos(sequence, EOS)
     whole = model(sequence, features_only=True)[0]
     documents = each_alone(sequence, ids)
-    assert [int(sequence[row, places[-1]]) for row, places in documents] == [EOS] * 6, "each ends with its eos"
-    for row, places in documents:
-        alone = model(sequence[row : row + 1, places], features_only=True)[0][0]
-        assert_close(f"document at {places[0]} of row {row}", whole[row, places], alone)
+    assert [int(sequence[row, columns[-1]]) for row, columns in documents] == [EOS] * 6, "each ends with its eos"
+    for row, columns in documents:
+        alone = model(sequence[row : row + 1, columns], features_only=True)[0][0]
+        assert_close(f"document at {columns[0]} of row {row}", whole[row, columns], alone)
 
 
 @pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
@@ -160,30 +160,30 @@ def test_blocks_of_fairseq(mode):
     stream = [torch.tensor(x) for x in SENTENCES]
     blocks = TokenBlockDataset(stream, sizes, 7, PAD, EOS, mode, include_targets=True, document_sep_len=1)
     sentences = [[int(x) for x in sentence] for sentence in SENTENCES]
-    model, seen = build("linear_lm", FLAG), []
+    model, predicted_tokens = build("linear_lm", FLAG), []
     for i in range(len(blocks)):
         source, target, _ = blocks[i]
         if not len(target):
             continue
         ids = begin_at_eos(source[None], EOS)[0]
         for document in ids.unique():
-            given, predicted = source[ids == document].tolist(), target[ids == document].tolist()
+            prefix, predicted = source[ids == document].tolist(), target[ids == document].tolist()
             # A document of a block is an eos and the sentence up to its last token, or the rest of a sentence that was
             # cut; what it predicts is the next token of that sentence alone.
-            begun = given[0] == EOS
-            whole = predicted if begun else [*given[:1], *predicted]
+            begun = prefix[0] == EOS
+            whole = predicted if begun else [*prefix[:1], *predicted]
             assert any(
                 whole == sentence[: len(whole)]
                 if begun
                 else whole == sentence[-len(whole) :] or _is_inside(whole, sentence)
                 for sentence in sentences
-            ), (given, predicted)
+            ), (prefix, predicted)
             assert EOS not in predicted[:-1]
             out = model(source[None])[0][0][ids == document]
-            assert_close("alone", out, model(torch.tensor([given]))[0][0], 2e-5)
-            seen += predicted
+            assert_close("alone", out, model(torch.tensor([prefix]))[0][0], 2e-5)
+            predicted_tokens += predicted
     if mode in ("none", "eos"):
-        assert sorted(seen) == sorted(x for sentence in sentences for x in sentence)
+        assert sorted(predicted_tokens) == sorted(x for sentence in sentences for x in sentence)
 
 
 def _is_inside(part: list[int], sentence: list[int]) -> bool:

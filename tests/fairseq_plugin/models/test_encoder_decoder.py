@@ -75,10 +75,10 @@ def test_self_attention_to_source_and_target(arguments=("--cross-self-attention"
         attention = ATTENTIONS.get(MODEL_REGISTRY[name].attention_name)
         if attention is None or "causal" in attention.supports:  # None: several of them
             _check(build(name, *arguments))
-    ours, stock = build("softmax", *arguments), build_model("transformer", *arguments)
+    model, stock = build("softmax", *arguments), build_model("transformer", *arguments)
     source, target = padded(tokens(2, SOURCE), 3, 0), tokens(2, TARGET, seed=1)
     with torch.no_grad():
-        assert_close("out", forward(ours, source, target), forward(stock, source, target))
+        assert_close("out", forward(model, source, target), forward(stock, source, target))
 
 
 @torch.no_grad()
@@ -124,11 +124,11 @@ def test_beam_search_gives_what_scores_of_whole_targets_say(crossing, beam):
     for seed in range(1, 9):  # until ends come at different steps
         ending = torch.randn(16, generator=torch.Generator().manual_seed(seed))
         crossing.decoder.output_projection.weight.data[symbols.eos()] = ending
-        found = generator.generate([crossing], sample)
-        if beam == 1 or len({len(one["tokens"]) for hypotheses in found for one in hypotheses}) > 1:
+        generated = generator.generate([crossing], sample)
+        if beam == 1 or len({len(hypothesis["tokens"]) for hypotheses in generated for hypothesis in hypotheses}) > 1:
             break
     ends = set()
-    for row, hypotheses in enumerate(found):
+    for row, hypotheses in enumerate(generated):
         assert len(hypotheses) == beam
         for hypothesis in hypotheses:
             out = hypothesis["tokens"]
@@ -138,8 +138,8 @@ def test_beam_search_gives_what_scores_of_whole_targets_say(crossing, beam):
                 scores = crossing.get_normalized_probs(
                     (forward(crossing, source[row : row + 1], previous), None), log_probs=True
                 )
-            said = scores[0].gather(1, out[:, None])[:, 0]
-            assert_close("scores", hypothesis["positional_scores"], said, tolerance=1e-4)
+            expected_scores = scores[0].gather(1, out[:, None])[:, 0]
+            assert_close("scores", hypothesis["positional_scores"], expected_scores, tolerance=1e-4)
     assert beam == 1 or len(ends) > 1
 
 
@@ -153,8 +153,8 @@ def test_the_state_of_a_source_is_shared_by_its_beams_and_has_one_size(name):
         encoded, state = model.encoder.reorder_encoder_out(encoded, rows), {}
         with torch.no_grad():
             model.decoder(tokens(8, 1), encoded, state)
-        same = model.encoder.reorder_encoder_out(encoded, torch.tensor([3, 0, 0, 1, 4, 5, 7, 7]))
-        assert same is encoded  # no row has another source than before
+        reordered = model.encoder.reorder_encoder_out(encoded, torch.tensor([3, 0, 0, 1, 4, 5, 7, 7]))
+        assert reordered is encoded  # no row has another source than before
         cross = model.decoder.layers[0].encoder_attn._get_input_buffer(state)
         assert all(len(x) == 2 for x in cross.values())
         sizes.append({key: x.shape for key, x in cross.items()})
@@ -195,12 +195,12 @@ def test_weights_of_the_stock_transformer_fit():
         kind = MODEL_REGISTRY[name]
         if kind.stock_model is TransformerModel:
             model = build(name, FLAG, "linear")
-            new = {name: x for name, x in model.state_dict().items() if ".self_attn.inner." in name}
-            model.load_state_dict({**new, **stock.state_dict()})
-    ours = build("softmax")
-    ours.load_state_dict(stock.state_dict())
+            inner_weights = {name: x for name, x in model.state_dict().items() if ".self_attn.inner." in name}
+            model.load_state_dict({**inner_weights, **stock.state_dict()})
+    softmax_model = build("softmax")
+    softmax_model.load_state_dict(stock.state_dict())
     with torch.no_grad():
-        assert_close("out", forward(ours, source, target), forward(stock, source, target))
+        assert_close("out", forward(softmax_model, source, target), forward(stock, source, target))
 
 
 @pytest.mark.parametrize(

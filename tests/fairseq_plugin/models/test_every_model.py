@@ -103,9 +103,9 @@ def test_command_line(name: str) -> None:
     MODEL_REGISTRY[name].add_args(parser)
     MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
     assert f"usage: {parser.prog}" in parser.format_help()
-    theirs = {action.dest for action in stock._actions}
-    ours = [action for action in parser._actions if action.dest not in theirs]
-    assert all(len(action.help) >= 15 for action in ours), [action.dest for action in ours]
+    stock_options = {action.dest for action in stock._actions}
+    own_actions = [action for action in parser._actions if action.dest not in stock_options]
+    assert all(len(action.help) >= 15 for action in own_actions), [action.dest for action in own_actions]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -136,8 +136,8 @@ def test_padding_and_neighbours_never_change_a_token(name: str) -> None:
     for left, right in ((5, 0), (0, 7), (3, 2)):
         beside = outputs(model, pad(sequence, left, right))[:, left : left + LENGTH]
         assert_close(f"outputs with {left} and {right} of padding", beside, alone, 2e-5)
-    short, one = pad(sequence[:1, :6], LENGTH - 6, 0), pad(sequence[:1, :1], 0, LENGTH - 1)
-    batch = torch.cat([sequence, short, one, torch.full((1, LENGTH), PAD)])
+    short, single = pad(sequence[:1, :6], LENGTH - 6, 0), pad(sequence[:1, :1], 0, LENGTH - 1)
+    batch = torch.cat([sequence, short, single, torch.full((1, LENGTH), PAD)])
     together = outputs(model, batch)
     assert torch.isfinite(together).all()
     assert_close("rows beside others", together[:2], alone, 2e-5)
@@ -153,8 +153,10 @@ def test_every_token_sees_every_token(name: str) -> None:
     out = outputs(model, tokens(1, LIMIT - 2))[0]
     for seeing in (0, LIMIT // 2, -1):
         (gradient,) = torch.autograd.grad(out[seeing].square().sum(), embedded, retain_graph=True)
-        seen = (gradient[0] != 0).any(dim=-1)
-        assert all(third.any() for third in seen.chunk(3)), f"token {seeing} sees {seen.nonzero().flatten().tolist()}"
+        visible = (gradient[0] != 0).any(dim=-1)
+        assert all(third.any() for third in visible.chunk(3)), (
+            f"token {seeing} sees {visible.nonzero().flatten().tolist()}"
+        )
     (gradient,) = torch.autograd.grad(out.square().sum(), embedded)
     assert (gradient[0] != 0).any(dim=-1).all(), "every token is seen"
 
@@ -187,7 +189,7 @@ def test_gradients_and_checkpointed_activations(name: str) -> None:
 
     Layers run twice under it; offloading implies it.
     """
-    found = []
+    results = []
     for arguments in ((), ("--checkpoint-activations",), ("--offload-activations",)):
         model = build(name, *arguments).train()
         calls = []
@@ -198,11 +200,11 @@ def test_gradients_and_checkpointed_activations(name: str) -> None:
         batch = torch.cat([pad(tokens(2, LENGTH), 0, 2), torch.full((1, LENGTH + 2), PAD)])
         outputs(model, batch)[:, :LENGTH].square().mean().backward()
         gradients = [parameter.grad for parameter in stack.layers.parameters() if parameter.grad is not None]
-        found.append((len(calls), torch.cat([gradient.flatten() for gradient in gradients])))
-    assert [calls for calls, _ in found] == [2, 4, 4]
-    assert torch.isfinite(found[0][1]).all()
-    for _, gradients in found[1:]:
-        assert_close("gradients", gradients, found[0][1])
+        results.append((len(calls), torch.cat([gradient.flatten() for gradient in gradients])))
+    assert [calls for calls, _ in results] == [2, 4, 4]
+    assert torch.isfinite(results[0][1]).all()
+    for _, gradients in results[1:]:
+        assert_close("gradients", gradients, results[0][1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "autocast"])
@@ -231,11 +233,11 @@ def test_it_learns(name: str) -> None:
     for _ in range(20):
         if name.endswith("classifier"):
             head = {"features_only": True, "classification_head_name": "sentence_classification_head"}
-            scores, wanted = model(sequence, **head)[0], sequence[:, 0] % 3
+            scores, targets = model(sequence, **head)[0], sequence[:, 0] % 3
         else:
-            wanted = sequence[:, 1:] if name in CAUSAL else sequence[:, :-1]
-            scores, wanted = outputs(model, sequence)[:, :-1].flatten(0, 1), wanted.flatten()
-        loss = nn.functional.cross_entropy(scores.float(), wanted)
+            targets = sequence[:, 1:] if name in CAUSAL else sequence[:, :-1]
+            scores, targets = outputs(model, sequence)[:, :-1].flatten(0, 1), targets.flatten()
+        loss = nn.functional.cross_entropy(scores.float(), targets)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -253,7 +255,7 @@ def test_saved_models_load(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
         build(name).load_state_dict({**state, key: state[key][:-1]})
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
-        build(name).load_state_dict({other: value for other, value in state.items() if other != key})
+        build(name).load_state_dict({entry: value for entry, value in state.items() if entry != key})
     dictionary().save(str(tmp_path / "dict.txt"))
     if name.endswith("classifier"):
         for part in ("input0", "label"):

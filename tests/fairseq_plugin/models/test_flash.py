@@ -295,13 +295,13 @@ def test_attention_gate_multiplies_what_attention_gives(arch: str) -> None:
     gated = build_model(arch, "--flash-attention-gate").eval().decoder.layers[0].self_attn
     missing, unexpected = gated.load_state_dict(plain.state_dict(), strict=False)
     assert missing == ["gate_proj.weight", "gate_proj.bias"] and not unexpected
-    seen = []
+    attended = []
     for attention in (plain, gated):
-        attention.out_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        attention.out_proj.register_forward_pre_hook(lambda module, args: attended.append(args[0]))
     x = torch.randn(20, 2, 32)
     for attention in (plain, gated):
         attention(x)
-    assert_close("gated", seen[1], F.silu(gated.gate_proj(x)) * seen[0])
+    assert_close("gated", attended[1], F.silu(gated.gate_proj(x)) * attended[0])
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "relu2", "laplace"])
@@ -327,10 +327,10 @@ def test_divisor_is_the_training_length() -> None:
     assert [layer.unit.divisor for layer in trained.decoder.layers] == [128, 128]
     expected = _logits(trained)
     longer = ("--tokens-per-sample", "128", "--max-target-positions", "200", *rotary)
-    for arguments, same in (("--flash-divisor", "128"), True), ((), False):
+    for arguments, unchanged in (("--flash-divisor", "128"), True), ((), False):
         model = build_model("flash_quad_lm", *longer, *arguments)
         model.load_state_dict(trained.state_dict())
-        assert ((_logits(model) - expected).abs().max().item() < 1e-5) == same
+        assert ((_logits(model) - expected).abs().max().item() < 1e-5) == unchanged
     assert _logits(model, 200).shape == (2, 200, 64)
 
 

@@ -76,13 +76,13 @@ def test_bad_input(arguments, said):
 def test_layers_that_are_kept_keep_their_attention(kept: tuple[int, int], tmp_path: Path, data_bin: str):
     """fairseq's --decoder-layers-to-keep, of a checkpoint: the same layers, with their own weights."""
     arguments = (FLAG, "flow,softmax,linear", "--decoder-layers", "3")
-    path, given = tmp_path / "model.pt", {"data": data_bin, "decoder_layers_to_keep": ",".join(map(str, kept))}
+    path, options = tmp_path / "model.pt", {"data": data_bin, "decoder_layers_to_keep": ",".join(map(str, kept))}
     whole = save_model(path, "cfg", "hybrid_lm", *arguments).eval()
-    (pruned,), *_ = load_model_ensemble_and_task([str(path)], arg_overrides=given)
+    (pruned,), *_ = load_model_ensemble_and_task([str(path)], arg_overrides=options)
     assert kinds(pruned.decoder.layers) == [("flow", "softmax", "linear")[i] for i in kept]
-    for ours, theirs in zip(pruned.decoder.layers, [whole.decoder.layers[i] for i in kept], strict=True):
+    for layer, original in zip(pruned.decoder.layers, [whole.decoder.layers[i] for i in kept], strict=True):
         x = torch.randn(5, 1, 32, generator=torch.Generator().manual_seed(0))
-        assert_close("layer", ours.eval()(x)[0], theirs(x)[0])
+        assert_close("layer", layer.eval()(x)[0], original(x)[0])
 
 
 def test_a_checkpoint_remembers_the_attention_of_each_layer(tmp_path: Path, data_bin: str):
@@ -92,5 +92,7 @@ def test_a_checkpoint_remembers_the_attention_of_each_layer(tmp_path: Path, data
     assert kinds(loaded.decoder.layers) == ["rfa_gate", "softmax"]
     assert_close("logits", loaded.eval()(tokens(2, 9))[0], model(tokens(2, 9))[0])
     with pytest.warns(UserWarning, match="attention"):
-        other = build_model("hybrid_lm", FLAG, "softmax,linear")
-        other.load_state_dict({**other.state_dict(), **{k: v for k, v in model.state_dict().items() if ".1." in k}})
+        other_model = build_model("hybrid_lm", FLAG, "softmax,linear")
+        other_model.load_state_dict(
+            {**other_model.state_dict(), **{k: v for k, v in model.state_dict().items() if ".1." in k}}
+        )

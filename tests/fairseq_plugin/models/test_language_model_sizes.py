@@ -42,8 +42,8 @@ def test_what_the_paper_says_of_a_mechanism() -> None:
     length = ["--tokens-per-sample", "64"]
     with torch.device("meta"):
         local, sparse, typed = (
-            build_model(arch, *length, *more, sizes=()).decoder.layers[0].self_attn.inner.options
-            for arch, more in (
+            build_model(arch, *length, *extra, sizes=()).decoder.layers[0].self_attn.inner.options
+            for arch, extra in (
                 ("local_lm_cifar10", ()),
                 ("sparse_lm_cifar10", ("--decoder-layers", "1")),
                 ("sparse_lm_cifar10", ("--decoder-layers", "1", "--sparse-stride", "8")),

@@ -93,11 +93,11 @@ def test_nothing_is_loaded_of_what_does_not_fit(arch: str, fault: str) -> None:
     spoil, reason = FAULTS[fault]
     state = {name: x + 1 for name, x in _weights(model).items()}
     spoil(state)
-    given, before = dict(state), _snapshot(model)
+    original, before = dict(state), _snapshot(model)
     with pytest.raises(ValueError, match=f"does not fit {type(model).__name__}: .*{reason}.*Nothing was loaded"):
         model.load_state_dict(state)
     assert _unchanged(model, before)
-    assert state.keys() == given.keys() and all(state[name] is given[name] for name in given)
+    assert state.keys() == original.keys() and all(state[name] is original[name] for name in original)
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_mlm"])
@@ -135,9 +135,9 @@ def _warned(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_heads(caplog: pytest.LogCaptureFixture) -> None:
     """RoBERTa's loading fills in its own heads' weights, and drops others: either is warned of."""
-    model, other = build_masked("flash_mlm"), build_masked("flash_mlm")
-    other.register_classification_head("labels", num_classes=3)
-    state = other.state_dict()
+    model, other_model = build_masked("flash_mlm"), build_masked("flash_mlm")
+    other_model.register_classification_head("labels", num_classes=3)
+    state = other_model.state_dict()
     before = _snapshot(model)
     spoiled = {name: x for name, x in state.items() if not name.endswith("lm_head.bias")}
     with pytest.raises(ValueError, match=r"1 missing \(encoder.lm_head.bias\)"):
@@ -146,7 +146,7 @@ def test_heads(caplog: pytest.LogCaptureFixture) -> None:
     model.load_state_dict(state)
     assert re.search(r"4 left out \(classification_heads.labels.*; 0 new", _warned(caplog))
     caplog.clear()
-    other.load_state_dict(model.state_dict())
+    other_model.load_state_dict(model.state_dict())
     assert re.search(r"0 left out; 4 new \(classification_heads.labels", _warned(caplog))
     caplog.clear()
     model.args.load_checkpoint_heads = True
@@ -249,8 +249,8 @@ def test_args_prune_as_a_configuration_does() -> None:
     args = options.parse_args_and_arch(options.get_training_parser(), [*command, "--decoder-layers-to-keep", "1"])
     whole, pruned = build("flowformer_lm", *SMALL), build("flowformer_lm", *SMALL, "--decoder-layers", "1")
     pruned.load_state_dict(whole.state_dict(), args=args)
-    kept = whole.decoder.layers[1].state_dict()
-    assert all(torch.equal(x, kept[name]) for name, x in pruned.decoder.layers[0].state_dict().items())
+    kept_layer = whole.decoder.layers[1].state_dict()
+    assert all(torch.equal(x, kept_layer[name]) for name, x in pruned.decoder.layers[0].state_dict().items())
 
 
 # From here on, from_pretrained and commands.
@@ -272,8 +272,8 @@ def test_a_new_process_loads_every_architecture(tmp_path: Path) -> None:
     """From another folder, with the plugin imported and nothing else, the tests' modules included."""
     script = EVERYWHERE.format(checkout=str(CHECKOUT), architectures=registered(), folder=str(FOLDER))
     printed = run_program(["-c", script], cwd=str(tmp_path))
-    found = [line.split()[1:] for line in printed.splitlines() if line.startswith("LOADED")]
-    assert found == [[arch, ARCH_MODEL_REGISTRY[arch].__name__, "True"] for arch in registered()]
+    loaded = [line.split()[1:] for line in printed.splitlines() if line.startswith("LOADED")]
+    assert loaded == [[arch, ARCH_MODEL_REGISTRY[arch].__name__, "True"] for arch in registered()]
 
 
 def _rewritten(arch: str, folder: Path, change: Callable[[Any], None]) -> dict[str, Tensor]:
@@ -485,6 +485,6 @@ def test_commands_of_fairseq_name_the_cause(data_bin: str, tmp_path: Path, monke
     save_model(path, "cfg", "transformer_lm")
     training = training_command(data_bin, str(tmp_path / "out"), "flowformer_lm", "--finetune-from-model", str(path))
     training = [argument for argument in training if argument != "--user-dir" and not argument.endswith("_plugin")]
-    said = _said(train, training, monkeypatch)
-    assert re.search("decoder.layer_norm.*--lineartime-post-norm", said)
-    assert said.endswith("please ensure that the architectures match.")
+    message = _said(train, training, monkeypatch)
+    assert re.search("decoder.layer_norm.*--lineartime-post-norm", message)
+    assert message.endswith("please ensure that the architectures match.")

@@ -76,8 +76,8 @@ def test_dropouts_reach_the_unit(arch: str) -> None:
     """Each of fairseq's three is the unit's of the same name; none by default, as in the paper."""
     names = ("dropout", "attention_dropout", "activation_dropout")
     arguments = "--dropout 0.1 --attention-dropout 0.2 --activation-dropout 0.3".split()
-    for given, expected in ((arguments, [0.1, 0.2, 0.3]), ([], [0.0, 0.0, 0.0])):
-        for layer in _layers(build_masked(arch, *given)):
+    for options, expected in ((arguments, [0.1, 0.2, 0.3]), ([], [0.0, 0.0, 0.0])):
+        for layer in _layers(build_masked(arch, *options)):
             assert [getattr(layer.unit, name).p for name in names] == expected
 
 
@@ -92,8 +92,10 @@ def test_norms(arch: str) -> None:
             norms = {
                 name: type(part) for name, part in layer.named_modules() if isinstance(part, (ScaleNorm, nn.LayerNorm))
             }
-            own = norms.pop("self_attn.inner.summary_norm", None)
-            assert norms == dict.fromkeys(names, expected) and (own is nn.LayerNorm) == (arch == "combiner_mlm")
+            summary_norm = norms.pop("self_attn.inner.summary_norm", None)
+            assert norms == dict.fromkeys(names, expected) and (summary_norm is nn.LayerNorm) == (
+                arch == "combiner_mlm"
+            )
 
 
 @pytest.mark.parametrize("arch", MASKED)
@@ -144,7 +146,7 @@ def test_position_limit_is_the_samples_length() -> None:
 
 def _changed_rows(arch: str, flag: str, sequence: Tensor) -> list[int]:
     """Which tokens' features ``flag`` changes in one layer with the same parameters."""
-    plain, changed = (build_random(arch, "--encoder-layers", "1", *more) for more in ((), (flag,)))
+    plain, changed = (build_random(arch, "--encoder-layers", "1", *extra) for extra in ((), (flag,)))
     changed.load_state_dict(plain.state_dict())
     change = (features(plain, sequence) - features(changed, sequence))[0].norm(dim=-1)
     assert ((change > 1e-4) | (change < 1e-12)).all()
@@ -169,9 +171,9 @@ def test_first_to_all_sees_all() -> None:
     for arguments, depends in ((("--flash-first-to-all",), True), ((), False)):
         model = build_random("flash_mlm", "--encoder-layers", "1", "--flash-no-linear", *arguments)
         sequence = tokens(1, LENGTH)
-        other = sequence.clone()
-        other[0, -1] = 4 if sequence[0, -1] != 4 else 5
-        change = (features(model, sequence) - features(model, other))[0].norm(dim=-1)
+        other_sequence = sequence.clone()
+        other_sequence[0, -1] = 4 if sequence[0, -1] != 4 else 5
+        change = (features(model, sequence) - features(model, other_sequence))[0].norm(dim=-1)
         assert (change[0] > 1e-9) == (change[16] > 1e-9) == depends
         assert change[1] < 1e-12 and change[17] < 1e-12
 
@@ -211,11 +213,11 @@ def test_quantisation_noise_is_in_every_dense_layer(arch: str) -> None:
 def test_kept_layers(arch: str) -> None:
     """--encoder-layers-to-keep builds that many, and loads just those of a deeper checkpoint."""
     deep = build_random(arch, "--encoder-layers", "3")
-    kept = build_random(arch, "--encoder-layers", "3", "--encoder-layers-to-keep", "0,2")
-    assert len(_layers(kept)) == 2
-    kept.load_state_dict(deep.state_dict(), model_cfg=kept.args)
-    for ours, theirs in zip(_layers(kept), (_layers(deep)[0], _layers(deep)[2])):
-        assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    pruned = build_random(arch, "--encoder-layers", "3", "--encoder-layers-to-keep", "0,2")
+    assert len(_layers(pruned)) == 2
+    pruned.load_state_dict(deep.state_dict(), model_cfg=pruned.args)
+    for layer, original in zip(_layers(pruned), (_layers(deep)[0], _layers(deep)[2])):
+        assert all(torch.equal(value, original.state_dict()[name]) for name, value in layer.state_dict().items())
     dropping = build_masked(arch, "--encoder-layerdrop", "0.5").encoder.sentence_encoder
     assert isinstance(dropping.layers, LayerDropModuleList)
 
@@ -224,7 +226,7 @@ def test_kept_layers(arch: str) -> None:
 def test_initialisation(arch: str) -> None:
     """Dense weights, embeddings, scales, biases of distances N(0, 0.02); other biases and offsets zero, norms one."""
     model = build_masked(arch, "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "256")
-    seen = set()
+    kinds = set()
     for name, parameter in model.encoder.sentence_encoder.named_parameters():
         value, kind = parameter.detach(), name.split(".")[-1]
         if name.endswith("embed_tokens.weight"):
@@ -234,10 +236,10 @@ def test_initialisation(arch: str) -> None:
             expected = 64**-0.5 if kind == "scale" else float("norm" in name and kind == "weight")
             assert torch.equal(value, torch.full_like(value, expected)), name
         else:
-            seen.add(kind)
+            kinds.add(kind)
             assert abs(value.mean()) < 0.01 and 0.015 < value.std() < 0.025, f"{name}: {value.mean()}, {value.std()}"
     units = {"weight", "gamma"}
-    assert seen == (units if arch in (*GATED_ATTENTION_UNITS, "mc_transformer_pp_mlm") else {"weight"})
+    assert kinds == (units if arch in (*GATED_ATTENTION_UNITS, "mc_transformer_pp_mlm") else {"weight"})
 
 
 # Millions of parameters, vocabulary of 32,000 and shared embeddings (Tables 8 and 9); test_flash.py has all sizes.

@@ -74,13 +74,13 @@ def test_a_restart(way: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build("flowformer_lm", *SMALL, *PAPER).load_state_dict(state)
-    for others, match in {
+    for other_options, match in {
         ("--flow-clamp", "inf"): "form='paper'.*form='released'",
         PAPER[:2]: "clamp=inf.*clamp=5.0",
         (*PAPER, "--decoder-attention-heads", "2"): "num_heads=4.*num_heads=2",
     }.items():
         with pytest.warns(UserWarning, match=match):
-            build("flowformer_lm", *SMALL, *others).load_state_dict(state)
+            build("flowformer_lm", *SMALL, *other_options).load_state_dict(state)
     with pytest.warns(UserWarning, match="attention='flow'.*attention='linear'"):
         build("linear_lm", *SMALL).load_state_dict(state)
 
@@ -108,12 +108,14 @@ def test_cross_attention() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_model("flow", "--lineartime-cross-attention", "linear").load_state_dict(state)
-    for other, match in {
+    for mechanism, match in {
         "softmax": "attention='linear'.*no attention of lineartime",
         "favor": "'linear'.*'favor'",
     }.items():
         with pytest.warns(UserWarning, match=match):
-            build_model("flow", "--lineartime-cross-attention", other).load_state_dict(state, strict=other == "softmax")
+            build_model("flow", "--lineartime-cross-attention", mechanism).load_state_dict(
+                state, strict=mechanism == "softmax"
+            )
     with pytest.warns(UserWarning, match="do not say.*attention='linear'"):
         build_model("flow", "--lineartime-cross-attention", "linear").load_state_dict(build_model("flow").state_dict())
 

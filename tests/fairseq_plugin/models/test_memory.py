@@ -132,6 +132,6 @@ def _peak(arch: str, width: int, length: int) -> int:
 )
 def test_a_step_needs_no_more_memory_than_softmax_attention_does(arch, peer, bound, width, length) -> None:
     """Of the same size, whole steps: seconds. Flow-Attention keeps its flows, some numbers for each token and head."""
-    ours, theirs = _peak(arch, width, length), _peak(peer, width, length)
-    assert theirs > 2**24, "too little to compare"
-    assert ours <= bound * theirs, f"{ours / theirs:.3f} times"
+    peak, peer_peak = _peak(arch, width, length), _peak(peer, width, length)
+    assert peer_peak > 2**24, "too little to compare"
+    assert peak <= bound * peer_peak, f"{peak / peer_peak:.3f} times"

@@ -166,9 +166,9 @@ CONFIGS = [FlowformerLanguageModelConfig, LinearLanguageModelConfig, DaftFullCon
 @pytest.mark.parametrize("config", CONFIGS)
 def test_own_options_are_prefixed(config) -> None:
     """No option that is ours has a name a task could share."""
-    own = set(config.__dataclass_fields__) - set(TransformerLanguageModelConfig.__dataclass_fields__)
-    assert own
-    for name in own:
+    own_options = set(config.__dataclass_fields__) - set(TransformerLanguageModelConfig.__dataclass_fields__)
+    assert own_options
+    for name in own_options:
         assert name.split("_")[0] in ("daft", "flow", "linear", "lineartime"), name
 
 
@@ -217,15 +217,17 @@ def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -
     """Off by default; then the same but for new weights, which as the identity change nothing."""
     plain, model = build_model(arch).eval(), build_model(arch, flag, "3").eval()
     assert not [name for name in plain.state_dict() if "_conv." in name]
-    new = [name for name in model.state_dict() if "_conv." in name]
-    renamed = {name.replace(".inner.inner.", ".inner."): x for name, x in model.state_dict().items() if name not in new}
+    new_names = [name for name in model.state_dict() if "_conv." in name]
+    renamed = {
+        name.replace(".inner.inner.", ".inner."): x for name, x in model.state_dict().items() if name not in new_names
+    }
     assert list(weights(renamed)) == list(weights(plain.state_dict()))
     plain.load_state_dict(weights(renamed))
-    for name in new:
+    for name in new_names:
         model.get_parameter(name).data.copy_(torch.tensor([0.0, 0.0, 1.0]))
     sequence = tokens(2, 20)
     assert_close("logits", model(sequence)[0], plain(sequence)[0])
-    for name in new:
+    for name in new_names:
         torch.nn.init.normal_(model.get_parameter(name))
     full, steps, state = model(sequence)[0], [], {}
     for end in range(1, 21):
@@ -247,9 +249,9 @@ def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -
 def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
     """Off by default; then the same but for the gates' weights, and steps give what the whole gives."""
     plain, model = build_model(arch).eval(), build_model(arch, flag, forget).eval()
-    new = [name for name, _ in model.named_parameters() if ".inner.gate." in name]
-    assert new and not [name for name, _ in plain.named_parameters() if ".inner.gate." in name]
-    for name in new:
+    new_names = [name for name, _ in model.named_parameters() if ".inner.gate." in name]
+    assert new_names and not [name for name, _ in plain.named_parameters() if ".inner.gate." in name]
+    for name in new_names:
         torch.nn.init.normal_(model.get_parameter(name))
     sequence = tokens(2, 20)
     full, steps, state = model(sequence)[0], [], {}

@@ -23,10 +23,10 @@ def _command(name: str, *arguments: str) -> list[str]:
     command += ["--criterion", "cross_entropy" if name in CAUSAL else task]
     command += f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2".split()
     command += "--decoder-input-dim 16 --decoder-output-dim 16".split() if name in CAUSAL else []
-    known = flags_of(name)
+    all_flags = flags_of(name)
     return [
         *command,
-        *(x for end, n in SHORT.items() for flag in known if flag.endswith(end) for x in (flag, n)),
+        *(x for end, n in SHORT.items() for flag in all_flags if flag.endswith(end) for x in (flag, n)),
         *arguments,
     ]
 
@@ -36,8 +36,8 @@ def _own_options(name: str) -> list[Action]:
     parser, stock = (ArgumentParser(allow_abbrev=False) for _ in range(2))
     MODEL_REGISTRY[name].add_args(parser)
     MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
-    known, theirs = flags_of(name), {action.dest for action in stock._actions}
-    return [x for x in parser._actions if x.dest not in theirs and set(x.option_strings) & set(known)]
+    all_flags, stock_options = flags_of(name), {action.dest for action in stock._actions}
+    return [x for x in parser._actions if x.dest not in stock_options and set(x.option_strings) & set(all_flags)]
 
 
 def _others(name: str, option: Action) -> Iterator[tuple[nn.Module, list[str]]]:
@@ -60,12 +60,12 @@ def test_an_option_that_decides_weights_is_named(name: str) -> None:
     """An option that decides no weights, such as a chunk size, is not refused."""
     model, decide = build(_command(name)), []
     for option in _own_options(name):
-        for other, command in _others(name, option):
-            if _shapes(other) == _shapes(model):
+        for other_model, command in _others(name, option):
+            if _shapes(other_model) == _shapes(model):
                 continue
             decide.append(option.option_strings[0])
             with pytest.raises(ValueError, match=f"does not fit .*{option.option_strings[0]}[ :,)]"):
-                other.load_state_dict(model.state_dict(), model_cfg=model_options(command))
+                other_model.load_state_dict(model.state_dict(), model_cfg=model_options(command))
     assert decide or name in ("hybrid_mlm", "hybrid_lm")
 
 

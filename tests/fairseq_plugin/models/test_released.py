@@ -60,7 +60,7 @@ def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: py
     symbols = len((Path(data_bin) / "dict.txt").read_text().splitlines()) + 4
     weights = released_weights(symbols, 32, 64, LAYERS, pre_norm=pre_norm)
     norm = ["--decoder-normalize-before"] if pre_norm else []
-    ours = [] if pre_norm else ["--lineartime-post-norm"]
+    post_norm_flag = [] if pre_norm else ["--lineartime-post-norm"]
     evaluation = [data_bin, "--user-dir", USER_DIR, *"--cpu --tokens-per-sample 48 --gen-subset test --path".split()]
     commands = {}
     for kind in KINDS:
@@ -74,7 +74,7 @@ def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: py
         commands[f"converted {kind}"] = ("fairseq_cli.eval_lm", [*evaluation, converted], "")
         commands[f"as it is {kind}"] = ("fairseq_cli.eval_lm", as_it_is, "")
     for name in TRAINED:
-        training = training_command(data_bin, str(folder / f"trained_{name}"), "flowformer_lm", SHARED, *ours)
+        training = training_command(data_bin, str(folder / f"trained_{name}"), "flowformer_lm", SHARED, *post_norm_flag)
         training += ["--lr", "0", "--max-update", "1", "--disable-validation", "--no-epoch-checkpoints"]
         training += ["--finetune-from-model", str(folder / f"{name}.pt")]
         commands[f"train {name}"] = ("fairseq_cli.train", training, "")
@@ -97,9 +97,9 @@ def test_in_python(released: Released, data_bin: str, file: str) -> None:
 def test_the_transcription_attends(released: Released) -> None:
     """Weights are such that an earlier token changes what is foretold later: the tests above see attention."""
     sequence = tokens(1, 30)
-    other = sequence.clone()
-    other[0, 0] = 4 + (sequence[0, 0] - 3) % 50
-    difference = released.logits(sequence)[0, -1] - released.logits(other)[0, -1]
+    other_sequence = sequence.clone()
+    other_sequence[0, 0] = 4 + (sequence[0, 0] - 3) % 50
+    difference = released.logits(sequence)[0, -1] - released.logits(other_sequence)[0, -1]
     assert difference.norm() > 1e-3 * released.logits(sequence)[0, -1].norm()
 
 
@@ -126,6 +126,6 @@ def test_training_goes_on(released: Released, name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversion_says_what_was_taken(released: Released, kind: str) -> None:
     """The count, the marker of fairseq's earlier versions and the optimiser's state; no word of equivalence."""
-    taken, left_out = len(released.weights) - 1, "decoder.embed_positions._float_tensor, last_optimizer_state"
-    expected = rf"flowformer_lm; {taken} tensors .*; 2 left out \({re.escape(left_out)}\); 0 new"
+    loaded_count, left_out = len(released.weights) - 1, "decoder.embed_positions._float_tensor, last_optimizer_state"
+    expected = rf"flowformer_lm; {loaded_count} tensors .*; 2 left out \({re.escape(left_out)}\); 0 new"
     assert re.search(expected, released.outputs[f"convert {kind}"])

@@ -72,17 +72,17 @@ def test_padding_and_neighbours_never_change_scores(name: str, pooling: str) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
     """Every parameter but unused positions learns; gradients are the same with --checkpoint-activations."""
-    found = []
+    results = []
     further = () if name in BASELINES else ({"checkpoint_activations": True}, {"offload_activations": True})
     for options in ({}, *further):
         model = build_classifier(name, **options).train()
         scores(model, *pad(series(2, 20).float(), 0, 3)).square().mean().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         assert all(gradient is not None for gradient in gradients)
-        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert torch.isfinite(found[0]).all()
-    for gradients in found[1:]:
-        assert_close("gradients", gradients, found[0])
+        results.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert torch.isfinite(results[0]).all()
+    for gradients in results[1:]:
+        assert_close("gradients", gradients, results[0])
 
 
 @pytest.mark.parametrize("name", MODELS)

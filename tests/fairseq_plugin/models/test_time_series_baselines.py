@@ -39,7 +39,7 @@ def literal_tcn(model: nn.Module, series: Tensor) -> Tensor:
         y = convolve(f"{block}.second", convolve(f"{block}.first", x, 2**i), 2**i)
         if f"{block}.residual.weight" in weights:
             x = [weights[f"{block}.residual.weight"][:, :, 0] @ step + weights[f"{block}.residual.bias"] for step in x]
-        x = [one + other for one, other in zip(x, y)]
+        x = [skip + branch for skip, branch in zip(x, y)]
     head = "classification_heads.toy.out_proj"
     return weights[f"{head}.weight"] @ torch.stack(x).amax(0) + weights[f"{head}.bias"]
 
@@ -47,7 +47,7 @@ def literal_tcn(model: nn.Module, series: Tensor) -> Tensor:
 def test_tcn_is_franceschis_encoder() -> None:
     """Causal dilated convolutions with normalised weights, residuals, the maximum over time, one linear layer."""
     model = randomised(build_classifier("tcn_time_series", encoder_layers=3, tcn_channels=5).double())
-    expected = torch.stack([literal_tcn(model, one) for one in SERIES])
+    expected = torch.stack([literal_tcn(model, steps) for steps in SERIES])
     assert_close("scores", scores(model, SERIES), expected, 1e-9)
 
 

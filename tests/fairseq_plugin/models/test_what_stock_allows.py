@@ -135,20 +135,22 @@ def _averaged_model(called: Called) -> None:
 def _transforms(called: Called) -> None:
     """``grad`` and ``jvp`` with parameters as arguments; several models at once by ``vmap``."""
     parameters = {name: x.detach() for name, x in called.named_parameters()}
-    found = torch.func.grad(lambda p: _loss(called, p))(parameters)
+    gradients = torch.func.grad(lambda p: _loss(called, p))(parameters)
     expected = torch.autograd.grad(
         _loss(called, dict(called.named_parameters())),
         list(called.parameters()),
         allow_unused=True,
         materialize_grads=True,
     )
-    assert_all_close(found, found.values(), expected, 1e-4)
+    assert_all_close(gradients, gradients.values(), expected, 1e-4)
     direction = {name: torch.ones_like(x) for name, x in parameters.items()}
     _, along = torch.func.jvp(lambda p: _loss(called, p), (parameters,), (direction,))
     assert_close("jvp", along, sum(x.sum() for x in expected), 1e-3)
     stacked = {name: torch.stack([x, x]) for name, x in parameters.items()}
-    both = torch.func.vmap(lambda p: functional_call(called, p, called.given), randomness="different")(stacked)
-    _assert_same(lambda *_: both[1], called, 1e-4)
+    stacked_outputs = torch.func.vmap(lambda p: functional_call(called, p, called.given), randomness="different")(
+        stacked
+    )
+    _assert_same(lambda *_: stacked_outputs[1], called, 1e-4)
 
 
 def _second_derivatives(called: Called) -> None:
@@ -161,28 +163,28 @@ def _second_derivatives(called: Called) -> None:
     leaves = {name: x.clone().requires_grad_() for name, x in parameters.items()}
     options = {"allow_unused": True, "materialize_grads": True}
     first = torch.autograd.grad(_loss(called, leaves), list(leaves.values()), create_graph=True, **options)
-    product = sum((one * along[name]).sum() for name, one in zip(leaves, first))
-    found = torch.autograd.grad(product, list(leaves.values()), **options)
+    product = sum((gradient * along[name]).sum() for name, gradient in zip(leaves, first))
+    second_derivatives = torch.autograd.grad(product, list(leaves.values()), **options)
     step = 1e-5 / sum(x.square().sum() for x in along.values()).sqrt()
     above, below = (gradient({n: x + sign * step * along[n] for n, x in parameters.items()}) for sign in (1, -1))
     expected = [(above[name] - below[name]) / (2 * step) for name in parameters]
-    found, expected = (torch.cat([x.flatten() for x in one]) for one in (found, expected))
-    assert_close("the Hessian along the gradient", found, expected, 5e-3)
+    second_derivatives, expected = (torch.cat([x.flatten() for x in parts]) for parts in (second_derivatives, expected))
+    assert_close("the Hessian along the gradient", second_derivatives, expected, 5e-3)
 
 
 def _hooks(called: Called) -> None:
     """Forward hooks of every module that computes something, backward hooks of every layer and its attention."""
-    seen, backward = set(), set()
+    called_modules, backward = set(), set()
     modules = {name: x for name, x in called.named_modules() if any(True for _ in x.parameters(recurse=False))}
     for name, module in modules.items():
-        module.register_forward_hook(lambda *_, name=name: seen.add(name))
+        module.register_forward_hook(lambda *_, name=name: called_modules.add(name))
     layers = [x for x in called.modules() if isinstance(x, nn.ModuleList)]
-    wanted = {part for each in layers for part in each.children() if any(True for _ in part.parameters())}
-    for layer in wanted:
+    expected_modules = {part for layer in layers for part in layer.children() if any(True for _ in part.parameters())}
+    for layer in expected_modules:
         layer.register_full_backward_hook(lambda module, *_: backward.add(module))
     called(*called.given).square().mean().backward()
-    assert backward == wanted
-    unseen = {name for name in modules if name not in seen}
+    assert backward == expected_modules
+    unseen = {name for name in modules if name not in called_modules}
     # An operation takes the weights of these.
     assert all(name.rpartition(".")[2] in READ_BY_OPERATIONS for name in unseen), unseen
 

@@ -42,7 +42,7 @@ def main() -> None:
         vars(interpreter_builder).keys() == before[0].keys() | {"grid_dim", "grid_idx"}
         and GridExecutor.__call__ is before[1]
     )
-    print(json.dumps({**{name: dataclasses.asdict(one) for name, one in work.items()}, "restored": restored}))
+    print(json.dumps({**{name: dataclasses.asdict(count) for name, count in work.items()}, "restored": restored}))
 
 
 if __name__ == "__main__":

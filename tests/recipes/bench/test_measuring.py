@@ -51,25 +51,25 @@ def wrong_gradient_of_q(q, k):
 )
 def test_the_tensor_that_differs_is_named(function, unequal):
     comparisons = compare.compare_attention(function, scaled_product, inputs(), ("q", "k"))
-    assert [one.tensor for one in comparisons] == ["output", "gradient of q", "gradient of k"]
+    assert [comparison.tensor for comparison in comparisons] == ["output", "gradient of q", "gradient of k"]
     first = compare.first_unequal(comparisons)
     assert (first and first.tensor) == unequal
 
 
 def test_a_reference_of_the_last_heads_sees_these_alone_in_float64():
     factors = torch.tensor([1.1, 1.0, 1.0], dtype=torch.float64).view(3, 1, 1)  # the first head is wrong
-    seen = []
+    calls = []
 
     def reference(q, k):
-        seen.append((q.shape[1], q.dtype))
+        calls.append((q.shape[1], q.dtype))
         return scaled_product(q, k)
 
     for heads, equal in ((2, True), (None, False)):
-        found = compare.compare_attention(
+        comparisons = compare.compare_attention(
             lambda q, k: scaled_product(q, k) * factors, reference, inputs(), ("q", "k"), heads
         )
-        assert (compare.first_unequal(found) is None) == equal
-    assert seen == [(2, torch.float64), (3, torch.float64)]
+        assert (compare.first_unequal(comparisons) is None) == equal
+    assert calls == [(2, torch.float64), (3, torch.float64)]
 
 
 def test_tensors_that_are_not_finite_or_of_another_shape_are_infinitely_far_off():
@@ -103,17 +103,17 @@ def test_what_is_unequal_absent_or_fails_is_recorded_with_the_reason_and_never_t
     candidates = [candidate_of("right", scaled_product, calls), candidate_of("wrong", wrong_gradient_of_q, calls)]
     candidates[0].runs[BACKWARD] = fails
     calls.clear()
-    found = measure(case_of(Absent("peer", 4, "not installed"), *candidates, memory=True), 4, Settings())
+    records = measure(case_of(Absent("peer", 4, "not installed"), *candidates, memory=True), 4, Settings())
     assert set(calls) == {"right"}
-    assert [(one.form, one.run, one.status) for one in found] == [
+    assert [(record.form, record.run, record.status) for record in records] == [
         ("peer", "", NOT_RUN),
         ("wrong", "", UNEQUAL),
         ("right", FORWARD, TIMED),  # times from before an error are kept
         ("all", "", FAILED),
     ]
-    for record, reason in zip(found, ("not installed", "gradient of q", "", "you tried to allocate 1 GiB")):
+    for record, reason in zip(records, ("not installed", "gradient of q", "", "you tried to allocate 1 GiB")):
         assert reason in record.reason
-    timed = found[2]
+    timed = records[2]
     assert timed.units == 8.0 and timed.input_bytes == 100 and len(timed.seconds) >= timing.LEAST_ROUNDS
     assert timed.per_second == pytest.approx(8.0 / timed.median) and timed.extra_bytes is not None
 

@@ -25,7 +25,7 @@ STEADY, HALF = (1.0,) * 5, (0.6, 0.75, 1.0, 1.25, 1.4)
 
 
 def timed(case, size, run, form, median, rounds=STEADY, units=100.0, extra=None, inputs=0, **more):
-    seconds = tuple(median * one for one in rounds)
+    seconds = tuple(median * seconds_of_round for seconds_of_round in rounds)
     return Record(case, size, run, form, TIMED, "", seconds, units, extra, inputs, **more)
 
 
@@ -42,9 +42,9 @@ def rates(rounds=STEADY):
 
 @pytest.fixture
 def results():
-    found = [*pair(256, 1.5, ours=HALF), *pair(512), *pair(1024, 4.0)]
-    found[0] = found[0]._replace(load=0.62, attempts=5)
-    return Results(MACHINE, [*found, Record("causal_flow", 1024, "", AUTHORS, NOT_RUN, "it needs 3.0 GiB")])
+    timings = [*pair(256, 1.5, ours=HALF), *pair(512), *pair(1024, 4.0)]
+    timings[0] = timings[0]._replace(load=0.62, attempts=5)
+    return Results(MACHINE, [*timings, Record("causal_flow", 1024, "", AUTHORS, NOT_RUN, "it needs 3.0 GiB")])
 
 
 def test_the_format_of_results_json_stays(results, tmp_path):
@@ -52,7 +52,7 @@ def test_the_format_of_results_json_stays(results, tmp_path):
     records.save(results, tmp_path / "results.json")
     assert records.load(tmp_path / "results.json") == results
     content = json.loads((tmp_path / "results.json").read_text())
-    assert [one["noisy"] for one in content["records"]] == [True, *[False] * 6]
+    assert [record["noisy"] for record in content["records"]] == [True, *[False] * 6]
     path = ROOT / "recipes" / "bench" / "results" / "results.json"
     stored = json.loads(path.read_text(encoding="utf-8"))
     assert set(stored) == {"machine", "complete", "records"} and set(stored["machine"]) == set(Machine._fields)
@@ -87,8 +87,8 @@ def test_pictures(results, monkeypatch, tmp_path):
         path = tmp_path / "out" / summary.NAME
         assert not summary.draw(results, path)
         model = summary.PANELS[1]
-        more = [timed(model.case, n, model.run, x, 1.0) for n in (256, 512) for x in (model.ours, model.peer)]
-        assert summary.draw(results._replace(records=results.records + more), path) and path.stat().st_size > 0
+        timings = [timed(model.case, n, model.run, x, 1.0) for n in (256, 512) for x in (model.ours, model.peer)]
+        assert summary.draw(results._replace(records=results.records + timings), path) and path.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_pictures(results, monkeypatch, tmp_path):
     ],
 )
 def test_the_length_from_which_on_ours_is_faster(peer, length):
-    found = Results(MACHINE, [one for size, ratio in peer.items() for one in pair(size, ratio)])
-    assert summary.crossing(found, summary.PANELS[0]) == length
+    panel_results = Results(MACHINE, [timing for size, ratio in peer.items() for timing in pair(size, ratio)])
+    assert summary.crossing(panel_results, summary.PANELS[0]) == length
 
 
 def verdict(figure, bound, found, size=512, peer=SOFTMAX, peer_size=None, run=BACKWARD):
@@ -113,8 +113,8 @@ def verdict(figure, bound, found, size=512, peer=SOFTMAX, peer_size=None, run=BA
 def test_every_target_has_a_case_a_size_and_candidates_of_it():
     for target in targets.TARGETS:
         case = CASES[target.case]
-        near = (language_models.NEAR,) if target.case == "decoding" else ()
-        assert target.size in (*near, *case.sizes) and targets.device_of(target) in case.devices
+        extra = (language_models.NEAR,) if target.case == "decoding" else ()
+        assert target.size in (*extra, *case.sizes) and targets.device_of(target) in case.devices
         assert targets.judge(Results(MACHINE, []), target).reached == NOT_MEASURED
     assert {targets.device_of(target) for target in targets.TARGETS} == {"cpu", "cuda"}
 
@@ -156,15 +156,17 @@ def test_figures(figure, bound, found, answer, more):
 
 def test_floors():
     """At 64 tokens the products of 8 heads take 8 * 4 * 2 * 64³ operations, 0.0168 s at 1e9 per second."""
-    ours, theirs = (timed("causal_flow", 64, FORWARD, form, s) for form, s in ((FLOW, 0.0336), (AUTHORS, 0.336)))
-    (forward,) = floors(Results(MACHINE, [*rates(), ours]), CASES["causal_flow"])
+    flow_record, authors_record = (
+        timed("causal_flow", 64, FORWARD, form, s) for form, s in ((FLOW, 0.0336), (AUTHORS, 0.336))
+    )
+    (forward,) = floors(Results(MACHINE, [*rates(), flow_record]), CASES["causal_flow"])
     assert forward.arithmetic == pytest.approx(8 * 4 * 2 * 64**3 / 1e9)
     assert forward.memory == pytest.approx(4 * 8 * 64 * 64 * 4 / 1e12)
-    assert floors(Results(MACHINE, [ours]), CASES["causal_flow"]) == []
+    assert floors(Results(MACHINE, [flow_record]), CASES["causal_flow"]) == []
     speed = Target("causal_flow", FORWARD, 64, FLOW, AUTHORS, "speed", FLOOR)
-    bounded = targets.judge(Results(MACHINE, [*rates(), ours, theirs]), speed)
+    bounded = targets.judge(Results(MACHINE, [*rates(), flow_record, authors_record]), speed)
     assert bounded[2:] == ("the bound: 20 times", "10 times", "0.50 of the bound")
-    assert targets.judge(Results(MACHINE, [ours, theirs]), speed).reached == NOT_MEASURED
+    assert targets.judge(Results(MACHINE, [flow_record, authors_record]), speed).reached == NOT_MEASURED
     step = timed("flash_lm_512", 64, TRAINING, "flash_lm", 2.0)
     (least,) = floors(Results(MACHINE, [*rates(), step]), CASES["flash_lm_512"])
     assert least.fraction == max(least.arithmetic, least.memory) / 2.0
@@ -172,6 +174,6 @@ def test_floors():
 
 def test_another_candidate_as_the_bound():
     times = ((images.HIERARCHICAL, 2.0), (images.AUTHORS, 2.4), (images.NO_ATTENTION, 1.6))
-    (target,) = [one for one in targets.TARGETS if one.case == "hier"]
-    found = Results(MACHINE, [timed("hier", 224, TRAINING, form, seconds) for form, seconds in times])
-    assert targets.judge(found, target)[2:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")
+    (entry,) = [entry for entry in targets.TARGETS if entry.case == "hier"]
+    verdict_results = Results(MACHINE, [timed("hier", 224, TRAINING, form, seconds) for form, seconds in times])
+    assert targets.judge(verdict_results, entry)[2:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")

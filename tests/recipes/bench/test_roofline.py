@@ -22,14 +22,14 @@ def test_a_kernel_and_operations_that_are_known_by_hand():
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("restored")
+    counts = json.loads(done.stdout)
+    assert counts.pop("restored")
     # 40 rows of 16 numbers are read and written, and each of the 3 programs of a launch reads the first row again.
     rows, first, dots = 40 * 16, 3 * 16, 3 * 2 * 16**3
     moved = rows * (2 + 4) + rows * (4 + 4)
     again = first * (2 + 4)
     operations = 3840 + 2562 + 1280 + 1280 + 160
-    assert {name: Work(**one) for name, one in found.items()} == {
+    assert {name: Work(**count) for name, count in counts.items()} == {
         "products": Work(2, moved + again, moved, dots, 3 * dots),
         "PyTorch": Work(5, operations, operations),
     }
@@ -60,6 +60,6 @@ def test_the_share_of_the_roofline():
         "by memory": Work(bytes=90, bytes_once=30, half=100),  # 3 seconds, 9 without caches
         "by products": Work(bytes=10, bytes_once=10, half=100, tf32=150),  # 1 + 3
     }
-    one = roofline.Pass("forward", kernels, Work(bytes=20, bytes_once=20, half=350))  # 3.5
+    forward = roofline.Pass("forward", kernels, Work(bytes=20, bytes_once=20, half=350))  # 3.5
     assert [gpu.bound(work) for work in kernels.values()] == ["memory", "products"]
-    assert one.share(gpu) == 3.5 / 7 and one.share(gpu, caches=False) == 3.5 / 13
+    assert forward.share(gpu) == 3.5 / 7 and forward.share(gpu, caches=False) == 3.5 / 13

@@ -63,19 +63,23 @@ def test_upper_half_stays_and_lower_half_is_drawn(loaded) -> None:
     """For each image and each sample; samples differ from each other and follow the seed."""
     model, task = loaded
     targets = complete.read_targets(task, "test", 4)
-    drawn = []
+    results = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(complete.complete(model, task, targets, samples=3))
+        results.append(complete.complete(model, task, targets, samples=3))
     originals = toy_images("test", COUNTS["test"])[:4]
-    found = drawn[0]
-    assert found.samples.shape == (4, 3, *SHAPE) and found.samples.dtype == np.uint8 and found.known_rows == 2
-    assert np.array_equal(found.originals, originals)
+    completed = results[0]
+    assert (
+        completed.samples.shape == (4, 3, *SHAPE) and completed.samples.dtype == np.uint8 and completed.known_rows == 2
+    )
+    assert np.array_equal(completed.originals, originals)
     for sample in range(3):
-        assert np.array_equal(found.samples[:, sample, :2], originals[:, :2])
-    lower = found.samples[:, :, 2:].reshape(12, -1)
+        assert np.array_equal(completed.samples[:, sample, :2], originals[:, :2])
+    lower = completed.samples[:, :, 2:].reshape(12, -1)
     assert len(np.unique(lower, axis=0)) == 12
-    assert np.array_equal(drawn[1].samples, found.samples) and not np.array_equal(drawn[2].samples, found.samples)
+    assert np.array_equal(results[1].samples, completed.samples) and not np.array_equal(
+        results[2].samples, completed.samples
+    )
 
 
 def test_decoding_is_incremental(loaded) -> None:
@@ -92,8 +96,8 @@ def test_samples_are_the_models(loaded) -> None:
     """Drawn almost without chance, each subpixel is the one that the full forward finds likeliest."""
     model, task = loaded
     targets = complete.read_targets(task, "test", 3)
-    found = complete.complete(model, task, targets, samples=1, temperature=1e-4).samples
-    tokens = torch.from_numpy(found.reshape(3, -1).astype(np.int64)) + 4
+    samples = complete.complete(model, task, targets, samples=1, temperature=1e-4).samples
+    tokens = torch.from_numpy(samples.reshape(3, -1).astype(np.int64)) + 4
     with torch.no_grad():
         logits = model(torch.cat([torch.full((3, 1), 2), tokens[:, :-1]], dim=1))[0]
     likeliest = logits[..., 4:].argmax(-1) + 4
@@ -142,8 +146,8 @@ def test_picture(tmp_path: Path, channels: int) -> None:
 def test_bad_arguments(checkpoints: dict, data: Path, capsys, arguments, message: str) -> None:
     """Each is said in one line."""
     task = "language_modeling" if arguments[0] == "--task" else "pixel_modeling"
-    given = [] if arguments[0] == "--task" else arguments
-    assert complete.main(["--checkpoint", str(checkpoints[task]), "--data", str(data), *given]) == 1
+    task_arguments = [] if arguments[0] == "--task" else arguments
+    assert complete.main(["--checkpoint", str(checkpoints[task]), "--data", str(data), *task_arguments]) == 1
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -60,11 +60,11 @@ def assert_cifar10(data_bin: Path) -> None:
     train = np.concatenate([records(name) for name in FILES[:5]])[:, 1:]
     expected = {"train": train[:-4], "valid": train[-4:], "test": records("test_batch.bin")[:, 1:]}
     for split, planes in expected.items():
-        found = images(data_bin, split)
-        assert found.shape == (len(planes), 32, 32, 3)
+        stored = images(data_bin, split)
+        assert stored.shape == (len(planes), 32, 32, 3)
         for y, x, c in [(0, 0, 0), (0, 0, 2), (0, 31, 1), (17, 5, 2), (31, 31, 2)]:
-            assert np.array_equal(found[:, y, x, c], planes[:, c * 1024 + y * 32 + x])
-        assert np.array_equal(found.sum((1, 2, 3)), planes.sum(1, dtype=np.int64))
+            assert np.array_equal(stored[:, y, x, c], planes[:, c * 1024 + y * 32 + x])
+        assert np.array_equal(stored.sum((1, 2, 3)), planes.sum(1, dtype=np.int64))
 
 
 def test_the_archive_is_that_of_its_publisher() -> None:
@@ -120,9 +120,9 @@ def test_folder_of_images(folder: Path, tmp_path: Path) -> None:
     grey = images(tmp_path / "out" / "data-bin", "train")
     assert grey.shape == (36, 10, 10, 1) and abs(grey[:, 5, 1, 0] - 75).max() <= 3  # Pillow's red: 0.299 of 250
     assert prepare.main(arguments) == 0
-    found = {split: images(tmp_path / "out" / "data-bin", split) for split in ("train", "valid", "test")}
-    assert [len(found[split]) for split in found] == [36, 2, 2]
-    whole = np.concatenate(list(found.values()))
+    splits = {split: images(tmp_path / "out" / "data-bin", split) for split in ("train", "valid", "test")}
+    assert [len(splits[split]) for split in splits] == [36, 2, 2]
+    whole = np.concatenate(list(splits.values()))
     assert whole.shape[1:] == (10, 10, 3)
     assert abs(whole[:, 5, 1] - [250, 0, 0]).max() <= 3
     assert sorted(whole[:, 5, 8, 2].tolist()) == [6 * index for index in range(40)]
@@ -134,8 +134,8 @@ def test_split_is_by_name(folder: Path, tmp_path: Path) -> None:
     splits = prepare.read_folder(folder, 4, grey=False)
     names = {split: np.stack([*images.images])[:, 2, 3, 2] for split, images in splits.items()}
     moved = folder.rename(tmp_path / "elsewhere")
-    again = prepare.read_folder(moved, 4, grey=False)
-    assert all(np.array_equal(np.stack([*again[split].images])[:, 2, 3, 2], names[split]) for split in names)
+    moved_splits = prepare.read_folder(moved, 4, grey=False)
+    assert all(np.array_equal(np.stack([*moved_splits[split].images])[:, 2, 3, 2], names[split]) for split in names)
 
 
 def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees clockwise
     Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
-    found = prepare.read_image(tmp_path / "a.png", 8, grey=True)
-    assert found.shape == (8, 8, 1) and (found[:4] == 255).all() and (found[4:] == 0).all()
+    image = prepare.read_image(tmp_path / "a.png", 8, grey=True)
+    assert image.shape == (8, 8, 1) and (image[:4] == 255).all() and (image[4:] == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ def test_products_that_torchs_counter_may_not_know() -> None:
 def test_memory_and_mode() -> None:
     """A layer's outputs in inference, all of them in training; the model is afterwards as it was before."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(8))).train()
-    found = cost(model, torch.randn(512, 64))
+    costs = cost(model, torch.randn(512, 64))
     layer = 512 * 64 * 4
-    assert found.multiply_adds == 8 * 512 * 64 * 64 and found.parameters == 8 * 65 * 64
-    assert layer <= found.inference_bytes <= 3 * layer and found.training_bytes >= 7 * layer
+    assert costs.multiply_adds == 8 * 512 * 64 * 64 and costs.parameters == 8 * 65 * 64
+    assert layer <= costs.inference_bytes <= 3 * layer and costs.training_bytes >= 7 * layer
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
     assert cost(model, torch.randn(512, 64), memory=False)[2:] == (None, None)
     with pytest.raises(ValueError, match="returns NoneType; allowed: a tensor"):
@@ -92,22 +92,22 @@ def test_every_kind_of_fairseqs_models(arch: str, arguments: list[str]) -> None:
     sizes = Sizes(vocabulary=60, channels=3, classes=2)
     counted = []
     for tokens in (48, 96):
-        one = fairseq_subject(arch, tokens, arguments, sizes)
-        counted.append(cost(one.model, *one.inputs, memory=tokens == 48, **one.named))
+        subject = fairseq_subject(arch, tokens, arguments, sizes)
+        counted.append(cost(subject.model, *subject.inputs, memory=tokens == 48, **subject.named))
     assert counted[0].training_bytes > 0 and counted[0].inference_bytes > 0
     assert 1.9 * counted[0].multiply_adds <= counted[1].multiply_adds <= 4.0 * counted[0].multiply_adds
 
 
 def test_images() -> None:
     """A model of ours and one of timm's at a size of their own and at another; a convolutional network too."""
-    own = timm_subject("flowformer_hier_test", None, {})
+    subject = timm_subject("flowformer_hier_test", None, {})
     small = timm_subject("flowformer_hier_test", 96, {"num_classes": 3})
-    assert (own.size, small.size) == ("64 x 64", "96 x 96") and small.model(*small.inputs).shape == (1, 3)
-    found = [
+    assert (subject.size, small.size) == ("64 x 64", "96 x 96") and small.model(*small.inputs).shape == (1, 3)
+    costs = [
         cost(timm_subject("resnet10t", size, {}).model, torch.randn(1, 3, size, size), memory=False)
         for size in (32, 64)
     ]
-    assert 3.5 < found[1].multiply_adds / found[0].multiply_adds < 4.5
+    assert 3.5 < costs[1].multiply_adds / costs[0].multiply_adds < 4.5
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

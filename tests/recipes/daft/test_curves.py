@@ -71,7 +71,7 @@ def test_one_epoch_alone_is_drawn(tmp_path: Path, more: list[str], top1: tuple, 
 def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """One line on stderr, and no picture."""
     folder = write_run(tmp_path / "run", **CONV)
-    other = write_run(tmp_path / "deit", "deit_tiny_patch16_224", **CONV)
+    deit_run = write_run(tmp_path / "deit", "deit_tiny_patch16_224", **CONV)
     unknown = write_run(tmp_path / "unknown", "no_model")
     empty, odd = write_run(tmp_path / "empty", top1=()), write_run(tmp_path / "odd")
     short = write_run(tmp_path / "short", top1=(20.0,), **CONV)
@@ -80,7 +80,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
         (["--runs", str(tmp_path / "none")], "none, which has no summary.csv; allowed"),
         (["--runs", str(empty)], "has no epoch; allowed"),
         (["--runs", str(odd)], "odd, whose files are not those of train.py"),
-        (["--runs", str(other), "--across", "kernel_size"], "windows are none; allowed"),
+        (["--runs", str(deit_run), "--across", "kernel_size"], "windows are none; allowed"),
         (["--runs", str(unknown), "--across", "width"], "cannot be built as no_model"),
         (["--runs", str(folder), str(short), "--across", "width"], "(run 3, short 1); allowed"),
         (["--runs", str(folder), "--best"], "--best is passed; allowed"),

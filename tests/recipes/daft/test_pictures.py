@@ -252,12 +252,12 @@ def test_key_maps_of_vision_models(name, image, tmp_path):
     x = create_transform(**config, is_training=False)(Image.open(image))[None]
     grid = model.patch_embed.grid_size
     assert len(maps.layers) == len(model.blocks)
-    for layer, found in enumerate(maps.layers):
+    for layer, layer_keys in enumerate(maps.layers):
         keys = keys_by_hand(model, x, layer)[0, :, model.num_prefix_tokens :]  # without the class token
         weights = keys.exp()
         expected = (weights / weights.mean(1, keepdim=True)).unflatten(1, grid)
-        assert found.shape == expected.shape and np.allclose(found, expected.numpy(), rtol=1e-3)
-        assert np.allclose(found.mean((1, 2)), 1.0, atol=1e-4)
+        assert layer_keys.shape == expected.shape and np.allclose(layer_keys, expected.numpy(), rtol=1e-3)
+        assert np.allclose(layer_keys.mean((1, 2)), 1.0, atol=1e-4)
     assert maps.heads_are == ("head" if name == "daft_conv_test" else "channel")
     assert maps.layers[0].shape[0] == (4 if name == "daft_conv_test" else 8)
     assert maps.image.shape == (*x.shape[2:], 3) and 0 <= maps.image.min() < maps.image.max() <= 1
@@ -307,11 +307,11 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
 @pytest.fixture
 def figures(monkeypatch):
     """Figures that would be closed after they are saved."""
-    kept = []
-    monkeypatch.setattr(drawing.plt, "close", kept.append)
-    yield kept
+    unclosed = []
+    monkeypatch.setattr(drawing.plt, "close", unclosed.append)
+    yield unclosed
     monkeypatch.undo()
-    for figure in kept:
+    for figure in unclosed:
         drawing.plt.close(figure)
 
 
@@ -326,11 +326,11 @@ def test_biases_are_drawn_in_one_scale_of_colours(causal, figures, tmp_path):
     values = np.linspace(-0.5, 0.5, 5 * 2 * 701).reshape(5, 2, 701)
     values[0, 0, 0] = 1e6
     drawing.draw_biases([Bias(layer, False, causal) for layer in values], 8, "Model", tmp_path / "x.png")
-    shown = [axes.images[0] for axes in panels(figures[0])]
-    assert len(shown) == 5 and all(np.array_equal(*pair) for pair in zip((x.get_array() for x in shown), values))
-    assert {id(x.norm) for x in shown} == {id(shown[0].norm)} and shown[0].norm.vmax < 1
-    assert shown[0].norm(0.0) == pytest.approx(0.5)
-    assert shown[0].get_extent() == ([-700.5, 0.5, 2.5, 0.5] if causal else [-350.5, 350.5, 2.5, 0.5])
+    images = [axes.images[0] for axes in panels(figures[0])]
+    assert len(images) == 5 and all(np.array_equal(*pair) for pair in zip((x.get_array() for x in images), values))
+    assert {id(x.norm) for x in images} == {id(images[0].norm)} and images[0].norm.vmax < 1
+    assert images[0].norm(0.0) == pytest.approx(0.5)
+    assert images[0].get_extent() == ([-700.5, 0.5, 2.5, 0.5] if causal else [-350.5, 350.5, 2.5, 0.5])
     with Image.open(tmp_path / "x.png") as picture:
         assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**24)) > 50
 
@@ -342,13 +342,13 @@ def test_key_maps_their_image_and_ticks(spread, figures, tmp_path):
     layers[0][:, 3, 4] = np.nan
     picture = generator.random((8, 10, 3))
     drawing.draw_key_maps(KeyMaps(picture, layers, "channel"), 2, "Model", tmp_path / "x.png")
-    image, *shown = panels(figures[0])
-    assert np.array_equal(image.images[0].get_array(), picture) and len(shown) == 3 * 2
-    for axes, expected in zip(shown, (head for layer in layers for head in layer[:2])):
+    image, *key_panels = panels(figures[0])
+    assert np.array_equal(image.images[0].get_array(), picture) and len(key_panels) == 3 * 2
+    for axes, expected in zip(key_panels, (head for layer in layers for head in layer[:2])):
         assert np.array_equal(np.ma.filled(axes.images[0].get_array(), np.nan), expected, equal_nan=True)
-    norm, places = shown[0].images[0].norm, np.log(shown[-1].images[0].colorbar.get_ticks())
+    norm, ticks = key_panels[0].images[0].norm, np.log(key_panels[-1].images[0].colorbar.get_ticks())
     assert norm(1.0) == pytest.approx(0.5) and norm.vmin == pytest.approx(1 / norm.vmax)
-    assert 0.0 in places and (len(places) == 1 or np.diff(places).min() > np.log(norm.vmax) / 7), "ticks have room"
+    assert 0.0 in ticks and (len(ticks) == 1 or np.diff(ticks).min() > np.log(norm.vmax) / 7), "ticks have room"
 
 
 # The command

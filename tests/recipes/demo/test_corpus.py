@@ -94,9 +94,11 @@ def test_sentencepiece_round_trip(library, model):
 
 def test_written_split_has_no_unknown_piece_and_the_tokens_it_says(library, model, tmp_path):
     write_dictionary(model, tmp_path / "dict.txt")
-    known = {line.rsplit(" ", 1)[0] for line in (tmp_path / "dict.txt").read_text(encoding="utf-8").split("\n") if line}
+    pieces = {
+        line.rsplit(" ", 1)[0] for line in (tmp_path / "dict.txt").read_text(encoding="utf-8").split("\n") if line
+    }
     tokens = corpus.write_split(library[:6], model, tmp_path / "split.txt")
     lines = (tmp_path / "split.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(lines) == 6
-    assert all(piece in known for line in lines for piece in line.split())
+    assert all(piece in pieces for line in lines for piece in line.split())
     assert tokens == sum(len(line.split()) + 1 for line in lines)  # as fairseq counts: an end per line

@@ -70,16 +70,16 @@ def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Pa
     loaded = load_image_model(save(tmp_path / "linear", "linear", **SMALL))
     modules = pictures.attentions(loaded)
     assert len(modules) == 2
-    shown, seen = pictures.look(loaded, modules[-1], pictures.read_image(images[0]))
-    assert shown.shape == (32, 32, 3) and seen.weights.shape == (4, 4) and seen.allocation is None
-    assert not seen.competition
+    image, weights = pictures.look(loaded, modules[-1], pictures.read_image(images[0]))
+    assert image.shape == (32, 32, 3) and weights.weights.shape == (4, 4) and weights.allocation is None
+    assert not weights.competition
     from timm.data import create_transform
 
     pixels = create_transform(**loaded.data, is_training=False)(pictures.read_image(images[0]))
     with torch.no_grad(), record_attention(loaded.model, maps=True) as records:
         loaded.model(pixels[None])
     expected = records[-1].map[0].sum((0, 1))[1:].view(4, 4).numpy()
-    assert np.allclose(seen.weights, expected / expected.mean(), atol=1e-5)
+    assert np.allclose(weights.weights, expected / expected.mean(), atol=1e-5)
 
 
 def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:

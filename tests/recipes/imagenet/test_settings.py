@@ -28,21 +28,21 @@ def test_the_files():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings(name):
-    found = settings(name)
-    assert found["model"] == name
+    values = settings(name)
+    assert values["model"] == name
     assert timm.is_model(name)
-    assert all("-" not in key for key in found)  # names of attributes, as --config needs them
-    assert set(found) <= set(settings("flowformer_deit_s")) | {"clip_grad", "clip_mode"}
+    assert all("-" not in key for key in values)  # names of attributes, as --config needs them
+    assert set(values) <= set(settings("flowformer_deit_s")) | {"clip_grad", "clip_mode"}
     numbers = ("lr_base", "weight_decay", "warmup_lr", "min_lr", "opt_eps")
-    assert all(isinstance(found[key], float) for key in numbers)  # YAML reads 1e-8 as text
+    assert all(isinstance(values[key], float) for key in numbers)  # YAML reads 1e-8 as text
 
 
 @pytest.mark.parametrize(("name", "gpus", "images"), [("flowformer_hier_s", 6, 768), ("daft_conv_b_384", 8, 64)])
 def test_learning_rate(name, gpus, images):
-    found = settings(name)
-    assert gpus * found["batch_size"] == images
-    assert found["lr_base_scale"] == "linear"
-    assert found["lr_base"] * images / found["lr_base_size"] == pytest.approx(5e-4 * images / 512)
+    values = settings(name)
+    assert gpus * values["batch_size"] == images
+    assert values["lr_base_scale"] == "linear"
+    assert values["lr_base"] * images / values["lr_base_size"] == pytest.approx(5e-4 * images / 512)
 
 
 def test_daft_is_trained_as_deit():
@@ -62,9 +62,9 @@ def commands():
 
 def test_models_of_the_readme_are_built():
     """Each with the arguments that stand there, read as train.py reads them."""
-    found = commands()
-    assert len(found) > 30
-    for words in found:
+    readme_commands = commands()
+    assert len(readme_commands) > 30
+    for words in readme_commands:
         assert "--model" in words or "--config" in words, words
         name = words[words.index("--model") + 1] if "--model" in words else None
         name = name or settings((ROOT / words[words.index("--config") + 1]).stem)["model"]

@@ -106,10 +106,10 @@ def compared(tmp_path_factory, imported_already):
 def test_from_the_text_to_the_table(compared, capsys, monkeypatch):
     """The second time nothing runs; another learning rate is refused in the same folder."""
     out, arguments = compared
-    (one,) = json.loads((out / "results.json").read_text())["results"]
-    assert one["model"] == "flow/flow_source" and [update for update, _ in one["curve"]] == [1, 2]
+    (result,) = json.loads((out / "results.json").read_text())["results"]
+    assert result["model"] == "flow/flow_source" and [update for update, _ in result["curve"]] == [1, 2]
     # fairseq-generate tells tenths of a second, of which so few sources may take none.
-    assert 0 <= one["tokens"] < 100 and 0 <= one["milliseconds"] < 60_000
+    assert 0 <= result["tokens"] < 100 and 0 <= result["milliseconds"] < 60_000
     log = (out / "runs" / "flow-flow_source.1" / "generate.log").read_text()
     assert sum(line.startswith("T-") for line in log.splitlines()) == 5  # given, so not that of --quick
     monkeypatch.setattr(compare, "run", None)

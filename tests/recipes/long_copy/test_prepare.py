@@ -25,8 +25,8 @@ def made(tmp_path, name="out", more=(), text=TEXT):
 def lines(folder, split, language):
     """The lines of one side of a split as symbols, as fairseq reads them."""
     dictionary = Dictionary.load(str(folder / f"dict.{language}.txt"))
-    found = make_dataset(str(folder / f"{split}.source-target.{language}"), "mmap")
-    return [[dictionary[number] for number in found[i].tolist()] for i in range(len(found))]
+    dataset = make_dataset(str(folder / f"{split}.source-target.{language}"), "mmap")
+    return [[dictionary[number] for number in dataset[i].tolist()] for i in range(len(dataset))]
 
 
 def characters(symbols):
@@ -65,37 +65,39 @@ def test_no_passage_is_in_two_splits(tmp_path):
 
 
 def test_same_bytes_for_the_same_seed(tmp_path):
-    first, again, other = (
+    first, repeated, other_seed = (
         made(tmp_path, name, ["--seed", seed]) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
     )
     names = sorted(path.name for path in first.iterdir())
     assert "train.source-target.source.bin" in names and "dict.target.txt" in names
-    assert all((first / name).read_bytes() == (again / name).read_bytes() for name in names)
+    assert all((first / name).read_bytes() == (repeated / name).read_bytes() for name in names)
     assert (first / "train.source-target.source.bin").read_bytes() != (
-        other / "train.source-target.source.bin"
+        other_seed / "train.source-target.source.bin"
     ).read_bytes()
 
 
 def test_passages_are_anywhere_in_their_parts():
     """At the first place of a part, at the last, and side by side; the text itself stays as it is."""
     symbols, layout = Symbols("abcdefgh"), Layout(14, 2, 3)
-    text, seen = symbols.numbers("abcdefgh" * 3), set()
-    kept = text.copy()
+    text, positions = symbols.numbers("abcdefgh" * 3), set()
+    original = text.copy()
     for seed in range(300):
         example = draw(text, layout, symbols, np.random.default_rng(seed))
         marked = example.source >= symbols.marked_from
         assert len(example.source) == 14 and (symbols.marked(example.target) == example.source[marked]).all()
-        seen.add(tuple(np.flatnonzero(marked)[::3]))
-    assert seen == {(one, 7 + other) for one in range(5) for other in range(5)} and (text == kept).all()
+        positions.add(tuple(np.flatnonzero(marked)[::3]))
+    assert (
+        positions == {(source, 7 + target) for source in range(5) for target in range(5)} and (text == original).all()
+    )
 
 
 def test_made_once(tmp_path, capsys):
     """The second time nothing is written; other sizes are refused in the same folder."""
     folder = made(tmp_path)
-    written = (folder / "dict.source.txt").stat().st_mtime_ns
-    assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == written
-    again = ["--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *SIZES]
-    assert prepare.main([*again, "--spans", "2"]) == 1
+    modified = (folder / "dict.source.txt").stat().st_mtime_ns
+    assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == modified
+    arguments = ["--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *SIZES]
+    assert prepare.main([*arguments, "--spans", "2"]) == 1
     assert "spans is 2; allowed in" in capsys.readouterr().err
 
 

@@ -51,11 +51,11 @@ def small_cifar(tmp_path, monkeypatch):
 def test_cifar(small_cifar, tmp_path):
     assert image.main(["--file", str(small_cifar), "--out", str(tmp_path / "out")]) == 0
     data_bin = tmp_path / "out" / "data-bin"
-    found = {split: read(data_bin, "input0", split) for split in ("train", "valid", "test")}
-    assert [len(found[split]) for split in found] == [90, 10, 20]
-    assert all(sequence.shape == (1024,) for sequence in found["train"])
-    assert found["train"][0].tolist() == [0] * 1024  # black pixels are tokens
-    assert set(found["valid"][0]) == {39} and set(found["test"][0]) == {49}  # 40 and 50, times 0.9999
+    splits = {split: read(data_bin, "input0", split) for split in ("train", "valid", "test")}
+    assert [len(splits[split]) for split in splits] == [90, 10, 20]
+    assert all(sequence.shape == (1024,) for sequence in splits["train"])
+    assert splits["train"][0].tolist() == [0] * 1024  # black pixels are tokens
+    assert set(splits["valid"][0]) == {39} and set(splits["test"][0]) == {49}  # 40 and 50, times 0.9999
     assert [int(label[0]) for label in read(data_bin, "label", "valid")] == [*range(10)]
 
 
@@ -79,9 +79,9 @@ def release(tmp_path):
 def test_pathfinder(release, tmp_path):
     assert pathfinder.main(["--file", str(release.parents[1]), "--out", str(tmp_path / "out")]) == 0
     data_bin = tmp_path / "out" / "data-bin"
-    found = [sequence for split in ("train", "valid", "test") for sequence in read(data_bin, "input0", split)]
+    sequences = [sequence for split in ("train", "valid", "test") for sequence in read(data_bin, "input0", split)]
     # In the order of the numbers 9 and 10, not of the letters.
-    assert [int(sequence[0]) for sequence in found] == [20 * i + part for part in (9, 10) for i in range(10)]
+    assert [int(sequence[0]) for sequence in sequences] == [20 * i + part for part in (9, 10) for i in range(10)]
     assert [len(read(data_bin, "label", split)) for split in ("train", "valid", "test")] == [16, 2, 2]
     assert [int(label[0]) for label in read(data_bin, "label", "test")] == [0, 1]
 

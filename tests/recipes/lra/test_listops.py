@@ -44,10 +44,10 @@ def test_what_is_no_expression(text):
 def test_drawn_expressions_follow_the_rules():
     """Values, lengths, depth, numbers of arguments, and the shares of operators and of the root's digits."""
     rng = random.Random(3)
-    drawn = [draw(rng, 0, 2000) for _ in range(4000)]
-    assert statistics.fmean(len(symbols) == 1 for symbols, _ in drawn) == pytest.approx(0.75, abs=0.03)
+    expressions = [draw(rng, 0, 2000) for _ in range(4000)]
+    assert statistics.fmean(len(symbols) == 1 for symbols, _ in expressions) == pytest.approx(0.75, abs=0.03)
     arguments, operators = [], []
-    for symbols, value in drawn[:1000]:
+    for symbols, value in expressions[:1000]:
         assert evaluate(symbols) == value
         counts: list[int] = [0]
         for symbol in symbols:
@@ -83,9 +83,9 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert contents(tmp_path / "one").keys() == contents(tmp_path / "other").keys()
     assert (tmp_path / "one" / "train.tsv").read_bytes() != (tmp_path / "other" / "train.tsv").read_bytes()
     lines = [(tmp_path / "one" / f"{split}.tsv").read_text().splitlines() for split in ("train", "valid", "test")]
-    assert [len(found) for found in lines] == [601, 31, 21]
-    assert all(found[0] == "Source\tTarget" for found in lines)
-    rows = [line.split("\t") for found in lines for line in found[1:]]
+    assert [len(split_lines) for split_lines in lines] == [601, 31, 21]
+    assert all(split_lines[0] == "Source\tTarget" for split_lines in lines)
+    rows = [line.split("\t") for split_lines in lines for line in split_lines[1:]]
     assert len({source for source, _ in rows}) == 650
     assert all(evaluate(source.split()) == int(target) for source, target in rows)
     # fairseq reads what the table says.
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
 def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
     """The second block fails once; the first is not drawn again, and the result is that of one go."""
     listops.generate(SMALL, tmp_path / "whole", processes=1)
-    blocks, drawn = tmp_path / "out" / "blocks", []
+    blocks, modified = tmp_path / "out" / "blocks", []
     draw, calls = listops_blocks.draw, itertools.count()
 
     def fail(*arguments):
@@ -117,10 +117,10 @@ def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
     before = (blocks / "000000.tsv").stat().st_mtime_ns
     original = listops_blocks.read_lines
     monkeypatch.setattr(
-        listops_blocks, "read_lines", lambda path: drawn.append(path.stat().st_mtime_ns) or original(path)
+        listops_blocks, "read_lines", lambda path: modified.append(path.stat().st_mtime_ns) or original(path)
     )
     listops.generate(SMALL, tmp_path / "out", processes=1)
-    assert drawn[0] == before
+    assert modified[0] == before
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

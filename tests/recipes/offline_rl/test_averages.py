@@ -32,9 +32,9 @@ def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "b.json").write_text(json.dumps({"data": description("two"), "episodes": played, "models": models}))
     files, out = [str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path / "averages.md"
     assert averages.main([*files, "--out", str(out)]) == 0
-    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "data bc_decision awac_decision" in shown
-    assert "one 20.0 ± 7.1 50.0" in shown and "two 60.0 ± 14.1 -" in shown and "average 40.0 ± 10.6 -" in shown
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "data bc_decision awac_decision" in lines
+    assert "one 20.0 ± 7.1 50.0" in lines and "two 60.0 ± 14.1 -" in lines and "average 40.0 ± 10.6 -" in lines
     assert "| average | 40.0 ± 10.6 | - |" in out.read_text()
     (tmp_path / "c.json").write_text('{"data": {}}')
     assert averages.main([str(tmp_path / "c.json")]) == 1

@@ -40,8 +40,8 @@ def test_a_search_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     search(tmp_path / "parts.npz", 1)
     parts = search(tmp_path / "parts.npz", 3)
     assert len(whole.policies) == len(parts.policies) == 4
-    for one, other in zip(whole.policies, parts.policies):
-        assert all(np.array_equal(x, y) for x, y in zip(one, other))
+    for policy, other in zip(whole.policies, parts.policies):
+        assert all(np.array_equal(x, y) for x, y in zip(policy, other))
     other = search(tmp_path / "other.npz", 1, seed=2)
     assert not np.array_equal(whole.policies[1].weights, other.policies[1].weights)
 
@@ -64,17 +64,18 @@ def test_a_damaged_search_is_named(damage: str, tmp_path: Path) -> None:
 
 
 def test_the_statistics_of_states_are_those_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    played = []
 
     def recorded(environment, policy, seed):
-        seen.append(play(environment, policy, seed))
-        return seen[-1]
+        played.append(play(environment, policy, seed))
+        return played[-1]
 
     monkeypatch.setattr(random_search, "play", recorded)
-    found = search(tmp_path / "search.npz", 2)
-    tried = [one for i, one in enumerate(seen) if i not in (0, 5, 10)]  # the policies themselves are played too
-    states = np.concatenate([one.states for one in tried]).astype(np.float64)
-    assert np.allclose(found.mean, states.mean(0)) and np.allclose(found.squares / found.seen, states.var(0))
+    result = search(tmp_path / "search.npz", 2)
+    # The policies themselves are played too.
+    tried = [episode for i, episode in enumerate(played) if i not in (0, 5, 10)]
+    states = np.concatenate([episode.states for episode in tried]).astype(np.float64)
+    assert np.allclose(result.mean, states.mean(0)) and np.allclose(result.squares / result.seen, states.var(0))
 
 
 class Line:
@@ -97,10 +98,10 @@ class Line:
 def test_it_improves_and_grades_are_spread(tmp_path: Path) -> None:
     """The best policy is near what is asked for; the graded ones go from the first to the best."""
     with working_folder(tmp_path, "recipes.some"):
-        found = iterate(Search(Line(), Settings(8, 4, 0.1, 0.1), 1, tmp_path / "search.npz"), 25)
-    totals = [policy.total for policy in found.policies]
+        result = iterate(Search(Line(), Settings(8, 4, 0.1, 0.1), 1, tmp_path / "search.npz"), 25)
+    totals = [policy.total for policy in result.policies]
     assert max(totals) > 0.3 * totals[0]  # both below 0
-    graded = [policy.total for policy in found.graded(4)]
+    graded = [policy.total for policy in result.graded(4)]
     assert graded[0] == totals[0] and graded[-1] == max(totals) and graded == sorted(graded)
 
 
@@ -115,7 +116,7 @@ def test_actions_stay_in_their_range() -> None:
 def test_the_folder(comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """Graded episodes with the range of actions; run again for another environment or seed, it is refused."""
     episodes = read_split(comparison / "behaviour" / "data", "train")
-    assert len(episodes) == 6 and all(len(one.rewards) == 200 for one in episodes)
+    assert len(episodes) == 6 and all(len(episode.rewards) == 200 for episode in episodes)
     monkeypatch.setitem(random_search.SETTINGS, "Pendulum", TINY)
     arguments = ["--env", "Pendulum-v1", "--minutes", "1e-6", "--grades", "2", "--episodes", "1"]
     assert collect.main([*arguments, "--out", str(tmp_path / "own")]) == 0

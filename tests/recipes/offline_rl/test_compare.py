@@ -29,8 +29,8 @@ FACTS = {"data": DATA.as_dict(), "updates": 10, "targets": TARGETS}
 def result(seed: int, totals: list[float]) -> Record:
     """A training whose model reached ``totals`` for ``TARGETS``."""
     episodes = [{"target": target, "seed": 0, "total": total, "steps": 200} for target, total in zip(TARGETS, totals)]
-    known = {"model": "flowformer", "seed": seed, "parameters": 166_000, "seconds": 60.0}
-    return {**known, "updates": [5, 10], "losses": [0.5, 0.1 * seed], "action_mse": 0.1 * seed, "episodes": episodes}
+    fields = {"model": "flowformer", "seed": seed, "parameters": 166_000, "seconds": 60.0}
+    return {**fields, "updates": [5, 10], "losses": [0.5, 0.1 * seed], "action_mse": 0.1 * seed, "episodes": episodes}
 
 
 def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_path: Path, capsys) -> None:
@@ -40,17 +40,17 @@ def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_pa
     arguments = ["--env", "Pendulum-v1", "--archs", "flowformer,linear_decision", "--seeds", "1", "--episodes", "1"]
     arguments += ["--updates", str(UPDATES), "--out", str(out)]
     assert compare.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "flowformer_decision" in shown and "linear_decision" in shown and "This is not D4RL" in shown
+    output = capsys.readouterr().out
+    assert "flowformer_decision" in output and "linear_decision" in output and "This is not D4RL" in output
     content = json.loads((out / "results.json").read_text())
-    assert [one["model"] for one in content["results"]] == ["flowformer", "linear"]
+    assert [row["model"] for row in content["results"]] == ["flowformer", "linear"]
     assert len(content["targets"]) == 5 == len(content["results"][0]["episodes"])
     assert content["results"][0]["updates"] == list(range(1, UPDATES + 1))
     with Image.open(out / "returns.png") as image:
         assert image.width > 600
-    kept = (out / "linear.1" / "returns.json").stat().st_mtime_ns
+    modified = (out / "linear.1" / "returns.json").stat().st_mtime_ns
     assert compare.main(arguments) == 0
-    assert (out / "linear.1" / "returns.json").stat().st_mtime_ns == kept
+    assert (out / "linear.1" / "returns.json").stat().st_mtime_ns == modified
     assert compare.main([*arguments, "--context", "20"]) == 1
     assert "--context is 20; allowed in" in capsys.readouterr().err
 
@@ -72,15 +72,15 @@ def test_tables() -> None:
 @pytest.mark.parametrize("context, batch", [("20", 64), ("full", 4)])
 def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch: int) -> None:
     """The authors' optimiser; fairseq's own parser takes every option of every architecture."""
-    found = {}
+    own_options = {}
     for name in set(known_names(compare.SUFFIX)) - set(compare.FURTHER_UPDATES):
         command = [str(x) for x in compare.train_arguments(Path("data"), name, context, 600, 1)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
         assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("adam", [0.001], 0.25, batch)
         assert (parsed.warmup_updates, parsed.windows_per_epoch, parsed.max_update) == (60, 60 * batch, 600)
-        found[name] = [x for x in command if x != f"{name}_decision"]
-    assert {"flowformer", "softmax", "linear", "favor", "cosformer", "rfa_gate"} <= found.keys()
-    assert all(command == found["flowformer"] for command in found.values())
+        own_options[name] = [x for x in command if x != f"{name}_decision"]
+    assert {"flowformer", "softmax", "linear", "favor", "cosformer", "rfa_gate"} <= own_options.keys()
+    assert all(command == own_options["flowformer"] for command in own_options.values())
 
 
 @pytest.mark.parametrize(

@@ -84,19 +84,19 @@ def write_linked(path: Path) -> None:
 
 def test_d4rl(tmp_path: Path) -> None:
     """Episodes end where terminals or timeouts say so; what follows the last end is left out."""
-    episodes, given = read_hdf5(write(tmp_path / "a.hdf5")), arrays()
-    assert [len(one.rewards) for one in episodes] == [TERMINAL + 1, TIMEOUT - TERMINAL]
+    episodes, expected = read_hdf5(write(tmp_path / "a.hdf5")), arrays()
+    assert [len(episode.rewards) for episode in episodes] == [TERMINAL + 1, TIMEOUT - TERMINAL]
     for name, key in (("observations", "states"), ("actions", "actions"), ("rewards", "rewards")):
-        joined = np.concatenate([getattr(one, key) for one in episodes])
-        assert np.array_equal(joined, given[name][: TIMEOUT + 1])
+        joined = np.concatenate([getattr(episode, key) for episode in episodes])
+        assert np.array_equal(joined, expected[name][: TIMEOUT + 1])
 
 
 def test_minari(tmp_path: Path) -> None:
     """Episodes in the order of their numbers, without the observation after the last action."""
     lengths = (3, 4, 2, 2, 2, 2, 2, 2, 2, 2, 6, 5)
     episodes = read_hdf5(write_minari(tmp_path / "main_data.hdf5", lengths))
-    assert tuple(len(one.rewards) for one in episodes) == lengths
-    assert [one.states[0, 0] for one in episodes] == list(range(12)) and episodes[1].states.shape == (4, STATE)
+    assert tuple(len(episode.rewards) for episode in episodes) == lengths
+    assert [episode.states[0, 0] for episode in episodes] == list(range(12)) and episodes[1].states.shape == (4, STATE)
 
 
 REFUSED = [
@@ -166,8 +166,8 @@ def test_scores() -> None:
     described = EpisodeDescription("walker2d-medium-v2", "", *sizes, 1000, 10.0, 20.0, 30.0)
     assert score(described, ROBOTS["walker2d"].random_return) == 0.0
     assert score(described, 4592.3) == pytest.approx(100.0)
-    own = EpisodeDescription("mine", "", *sizes, 1000, 10.0, 20.0, 30.0)
-    assert score(own, 15.0) == 25.0
+    description = EpisodeDescription("mine", "", *sizes, 1000, 10.0, 20.0, 30.0)
+    assert score(description, 15.0) == 25.0
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

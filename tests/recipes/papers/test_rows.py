@@ -34,7 +34,7 @@ TIMM = {
 def trainings(paper: str, number: str) -> list:
     """All trainings of a table, each with its name."""
     entries = entries_of(paper)[number]
-    return [(name, one) for name, entry in entries.items() for one in trainings_of(entry)]
+    return [(name, training) for name, entry in entries.items() for training in trainings_of(entry)]
 
 
 built: dict[tuple, int | None] = {}
@@ -43,16 +43,16 @@ built: dict[tuple, int | None] = {}
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_every_row_builds_with_the_published_number_of_parameters(paper, number):
     """A second or two for a table; 30 in all."""
-    for name, one in trainings(paper, number):
-        first = next((" ".join(words) for words in one.commands() if words[0] == "fairseq-train"), "")
-        key = (one.host, one.model, re.sub(r"(work|checkpoints)/\S+", "", first), one.symbols)
+    for name, training in trainings(paper, number):
+        first = next((" ".join(words) for words in training.commands() if words[0] == "fairseq-train"), "")
+        key = (training.host, training.model, re.sub(r"(work|checkpoints)/\S+", "", first), training.symbols)
         if key not in built:  # other rows train the same one
-            built[key] = count_parameters(one)
+            built[key] = count_parameters(training)
         count = built[key]
-        assert (count is None) == (one.host == ""), name
-        if one.published:
-            near = abs(count / 1e6 / one.published - 1) <= 0.01
-            assert near or one.difference, f"{name}: {count / 1e6:.2f} M, published {one.published} M"
+        assert (count is None) == (training.host == ""), name
+        if training.published:
+            matches = abs(count / 1e6 / training.published - 1) <= 0.01
+            assert matches or training.difference, f"{name}: {count / 1e6:.2f} M, published {training.published} M"
 
 
 def known_module(words: list[str]) -> None:
@@ -87,12 +87,12 @@ def test_every_model_has_a_folder_of_its_own():
     """Where two trainings shared one, fairseq would go on with the other's checkpoint and say that nothing is left."""
     owners: dict[str, list[str]] = {}
     for paper, number in TABLES:
-        for name, one in trainings(paper, number):
-            for words in one.commands():
+        for name, training in trainings(paper, number):
+            for words in training.commands():
                 for option in {"--save-dir", "--experiment"}.intersection(words):
-                    place = words[words.index(option) + 1]
-                    assert owners.setdefault(place, words) == words, f"Table {number} of {paper}, {name}: {place}"
-                    assert max(map(len, place.split("/"))) <= 255  # a file system's longest name
+                    folder = words[words.index(option) + 1]
+                    assert owners.setdefault(folder, words) == words, f"Table {number} of {paper}, {name}: {folder}"
+                    assert max(map(len, folder.split("/"))) <= 255  # a file system's longest name
 
 
 seen = set()
@@ -101,8 +101,8 @@ seen = set()
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_every_command_is_taken_by_its_program(paper, number):
     """Half a minute in all: fairseq reads its options slowly."""
-    for _, one in trainings(paper, number):
-        for words in one.commands():
+    for _, training in trainings(paper, number):
+        for words in training.commands():
             if tuple(words) not in seen:
                 seen.add(tuple(words))
                 known(words)
@@ -151,10 +151,10 @@ def test_what_trainings_share_is_typed_once():
 def test_a_model_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="daft_huge"):
         count_parameters(replace(entries_of("daft")["2"]["DAFT-full"], model="daft_huge"))
-    other = entries_of("flowformer")["4"]["FLOWFORMER"]
-    blocks = tuple(replace_model(block) for block in other.blocks)
+    entry = entries_of("flowformer")["4"]["FLOWFORMER"]
+    blocks = tuple(replace_model(block) for block in entry.blocks)
     with pytest.raises(ValueError, match="flowformer_lm_wiki999"):
-        count_parameters(replace(other, blocks=blocks))
+        count_parameters(replace(entry, blocks=blocks))
 
 
 def replace_model(block: Block) -> Block:

@@ -33,9 +33,9 @@ def test_a_whole_part_needs_no_host(tmp_path):
 
 def test_files_of_the_user_stay(tmp_path):
     """Neither a file of the name, nor one of the name of unfinished work, is continued or replaced."""
-    for name, said in (("x", "x, a file"), ("y.part", "y.part, which is a file")):
+    for name, message in (("x", "x, a file"), ("y.part", "y.part, which is a file")):
         (tmp_path / name).write_bytes(b"the user's")
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             download(Source("http://127.0.0.1:9/x", len(BODY)), tmp_path / name.removesuffix(".part"))
         assert (tmp_path / name).read_bytes() == b"the user's"
 

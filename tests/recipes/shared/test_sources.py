@@ -72,8 +72,8 @@ def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, c
 
         def fails(*words: str) -> None:
             assert preparer.main([*preparer.arguments, "--out", str(tmp_path / "out")]) == 1
-            said = capsys.readouterr().err
-            assert all(word in said for word in (published.name, *words)), said
+            message = capsys.readouterr().err
+            assert all(word in message for word in (published.name, *words)), message
             assert not (tmp_path / "out" / "data-bin").exists()
 
         fails("ended after 100 of 5000 bytes", "--file")
@@ -86,9 +86,9 @@ def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, c
         fails("allowed")
         assert path.read_bytes() == BODY
         fails("allowed")
-        asked = [request[1:] for request in served.requests if request[0] == f"/{published.name}"]
-        assert [part for part, _ in asked] == [None, "bytes=100-", *[None] * checked]
-        assert all("Mozilla" in agent for _, agent in asked)  # a host refuses urllib's own name
+        requests = [request[1:] for request in served.requests if request[0] == f"/{published.name}"]
+        assert [part for part, _ in requests] == [None, "bytes=100-", *[None] * checked]
+        assert all("Mozilla" in agent for _, agent in requests)  # a host refuses urllib's own name
     if checked:
         path.write_bytes(OTHER)  # somebody else's
         fails("sha256" if published.sha256 else "md5", "allowed", str(path))
@@ -126,7 +126,7 @@ def test_another_file_of_the_user(name, content, tmp_path, monkeypatch, capsys):
     path = tmp_path / "mine"
     path.write_bytes(content)
     assert preparer.main(["--file", str(path), "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert str(path) in said and "allowed" in said and published.name in said
-    assert ("4,999 bytes" in said) == (content != OTHER)
-    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+    message = capsys.readouterr().err
+    assert str(path) in message and "allowed" in message and published.name in message
+    assert ("4,999 bytes" in message) == (content != OTHER)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

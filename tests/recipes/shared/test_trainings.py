@@ -57,8 +57,8 @@ def test_results_are_kept_and_not_made_again(tmp_path, program):
     assert [point.update for point in read_points(out / "a")] == [1, 2, 3, 4]
     assert "threads 1\n" in (out / "a" / "train.log").read_text()
     (out / "a" / "checkpoints" / "checkpoint_last.pt").unlink()
-    again = train_all([training("b", seed=2), training("a", seed=1), training("c")], out, 1, program)
-    assert again.trained["a"] == outcome.trained["a"] and list(again.trained) == ["b", "a", "c"]
+    results = train_all([training("b", seed=2), training("a", seed=1), training("c")], out, 1, program)
+    assert results.trained["a"] == outcome.trained["a"] and list(results.trained) == ["b", "a", "c"]
     assert not (out / "a" / "checkpoints" / "checkpoint_last.pt").exists()
 
 

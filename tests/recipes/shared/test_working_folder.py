@@ -70,8 +70,8 @@ def test_an_error_leaves_neither_half_a_file_nor_a_changed_one(tmp_path):
             with pytest.raises(OSError, match=f"No space left.*{tmp_path}/a.txt"), own_file(tmp_path / "a.txt") as part:
                 part.write_text("half")
                 raise OSError(28, "No space left on device")
-            found = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != MARK}
-            assert found == ({"a.txt": before} if before else {})
+            contents = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != MARK}
+            assert contents == ({"a.txt": before} if before else {})
 
 
 def test_only_own_files_are_removed(tmp_path):

@@ -14,8 +14,8 @@ RUN = {"command": "x", "machine": "x", "versions": "x", "date": "2026-11-22", "m
 
 def record(model: str, seed: int, *accuracies: float) -> dict[str, Any]:
     """A training with these accuracies."""
-    known = {"model": model, "seed": seed, "parameters": 1, "seconds": 1.0, "peak_bytes": 1, "command": ""}
-    return {**known, "accuracies": list(accuracies), **ends(accuracies)}
+    fields = {"model": model, "seed": seed, "parameters": 1, "seconds": 1.0, "peak_bytes": 1, "command": ""}
+    return {**fields, "accuracies": list(accuracies), **ends(accuracies)}
 
 
 def write(path: Path, dataset: str, results: list[dict[str, Any]]) -> str:
@@ -32,8 +32,8 @@ def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     beats = write(tmp_path / "b.json", "Heartbeat", [record("flowformer", 1, 70.0, 75.0)])
     out = tmp_path / "averages.md"
     assert averages.main([vowels, beats, "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
-    rows = [line.split() for line in shown.splitlines() if line.strip().startswith(("flowformer", "dtw"))]
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines() if line.strip().startswith(("flowformer", "dtw"))]
     assert rows[0] == ["flowformer_time_series", "83.0", "75.0", "79.0", "88.2"]
     assert rows[1] == ["dtw", "94.0", "-", "-", "83.3"]
     assert rows[2][1:4] == ["90.0", "75.0", "82.5"]

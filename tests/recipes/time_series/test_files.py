@@ -43,7 +43,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     series, labels = read_ts(write(tmp_path / "a.ts"))
     assert labels == ["Up", "Down", "Up"]
     expected = ([[1, 4], [2, 5], [3.5, 6]], [[0.1, -0.5], [0.1, 2]], [[3, 1], [4, 1], [5, 1], [6, 1]])
-    assert all(np.allclose(one, other) for one, other in zip(series, expected, strict=True))
+    assert all(np.allclose(actual, expected_series) for actual, expected_series in zip(series, expected, strict=True))
 
 
 BROKEN = [

@@ -23,7 +23,7 @@ def save(folder: Path, arch: str) -> Path:
     described = write_waves(folder / "data")
     model = build_classifier(arch, encoder_layers=2)
     state = {name.replace(".toy.", ".main."): value for name, value in model.state_dict().items()}
-    known = configuration(arch, **{**SIZES, "encoder_layers": 2})
+    config = configuration(arch, **{**SIZES, "encoder_layers": 2})
     task = {
         "_name": "time_series_classification",
         "data": "data",
@@ -31,7 +31,7 @@ def save(folder: Path, arch: str) -> Path:
         "classification_head_name": "main",
     }
     stored = {
-        "cfg": {"model": OmegaConf.to_container(known, enum_to_str=True), "task": task, "common": {}},
+        "cfg": {"model": OmegaConf.to_container(config, enum_to_str=True), "task": task, "common": {}},
         "args": None,
         "model": state,
         "optimizer_history": [{"num_updates": 0, "lr_scheduler_state": {}}],
@@ -56,11 +56,11 @@ def test_a_picture_is_drawn(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
 def test_weights_are_shares_and_gates(checkpoint: Path) -> None:
     """Competition is 1 in the mean over steps; one map per layer, with as many steps as the series."""
     hub = pictures.load(checkpoint)
-    found = pictures.weigh(hub, np.random.default_rng(0).normal(50, 3, (11, 3)), "slow")
-    assert len(found.competition) == len(found.allocation) == 2
-    assert found.series.shape == (11, 3) and found.competition[0].shape == found.allocation[1].shape == (2, 11)
-    assert np.allclose(found.competition[0].mean(1), 1.0, atol=1e-5)
-    assert found.predicted in {"slow", "Fast", "none"}
+    weights = pictures.weigh(hub, np.random.default_rng(0).normal(50, 3, (11, 3)), "slow")
+    assert len(weights.competition) == len(weights.allocation) == 2
+    assert weights.series.shape == (11, 3) and weights.competition[0].shape == weights.allocation[1].shape == (2, 11)
+    assert np.allclose(weights.competition[0].mean(1), 1.0, atol=1e-5)
+    assert weights.predicted in {"slow", "Fast", "none"}
 
 
 def test_what_cannot_be_drawn(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -41,13 +41,13 @@ def test_no_family_and_no_model_is_missing():
     ],
 )
 def test_a_row_is_what_is_found(name, attn_layer, outcome):
-    found = survey(name, timm_models()[name])
-    assert (found.attn_layer, found.outcome) == (attn_layer, outcome)
-    row = ROWS[found.family]
+    record = survey(name, timm_models()[name])
+    assert (record.attn_layer, record.outcome) == (attn_layer, outcome)
+    row = ROWS[record.family]
     assert f"{attn_layer}: " in row["`attn_layer=`"]
     assert f"{outcome}: " in row["`replace_attention`"]
-    assert all(kind in row["replaced"] for kind in found.replaced)
-    assert all(reason in row["stays, because it"] for reason in found.stays)
+    assert all(kind in row["replaced"] for kind in record.replaced)
+    assert all(reason in row["stays, because it"] for reason in record.stays)
 
 
 def test_a_whole_model_computes_the_same():
@@ -81,9 +81,9 @@ def test_a_file_of_others_is_neither_added_to_nor_replaced(tmp_path):
         write_document(notes, "a table\n", "recipes.timm_families", "--output")
     assert notes.read_text() == "years of work\n"
     for text in ("first", "second"):
-        written = f"{text}\n\n`python -m recipes.timm_families`, 1 minute\n"
-        write_document(tmp_path / "table.md", written, "recipes.timm_families", "--output")
-        assert (tmp_path / "table.md").read_text() == written
+        content = f"{text}\n\n`python -m recipes.timm_families`, 1 minute\n"
+        write_document(tmp_path / "table.md", content, "recipes.timm_families", "--output")
+        assert (tmp_path / "table.md").read_text() == content
     with pytest.raises(ValueError, match="table.md"):
         check_document(tmp_path / "table.md", "recipes.bench.kernels", "--out")
     check_document(PATH, "recipes.timm_families", "--output")  # the one in the checkout

@@ -34,11 +34,11 @@ def build(name: str):
     """The model that a name's command builds."""
     words = [str(word) for word in OPTIONS.model_arguments(name)]
     import_user_module(Namespace(user_dir=words[words.index("--user-dir") + 1]))
-    given = model_options(["data", *words])
+    options = model_options(["data", *words])
     dictionary = Dictionary()
     dictionary.add_symbol("a")
-    task = tasks.language_modeling.LanguageModelingTask(given, dictionary, dictionary)
-    return tasks.FairseqTask.build_model(task, given)
+    task = tasks.language_modeling.LanguageModelingTask(options, dictionary, dictionary)
+    return tasks.FairseqTask.build_model(task, options)
 
 
 def gate_parameters(model: torch.nn.Module) -> dict[str, bool]:
@@ -78,5 +78,5 @@ def test_from_the_text_to_the_table(tmp_path, imported_already, capsys):
     arguments = ["--file", str(text), "--quick", "--seeds", "1", "--out", str(tmp_path / "out")]
     sizes = ["--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "64", "--tokens-per-sample", "16"]
     assert gates.main([*arguments, *sizes, "--models", "linear+fixed"]) == 0
-    shown = capsys.readouterr().out
-    assert "linear+fixed" in shown and "stay as they are at first" in shown and EXPERIMENT.command in shown
+    output = capsys.readouterr().out
+    assert "linear+fixed" in output and "stay as they are at first" in output and EXPERIMENT.command in output

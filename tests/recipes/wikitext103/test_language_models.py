@@ -25,16 +25,16 @@ def test_characters_lose_nothing() -> None:
 def test_every_model_has_the_same_budget() -> None:
     """fairseq's parser takes every model's options; they differ in the architecture's own, and in the seed."""
     trainings = EXPERIMENT.planned(MODELS, Data(Path("data-bin"), {}))
-    assert [one.training.name for one in trainings[:: len(MODELS.models)]] == [
+    assert [run.training.name for run in trainings[:: len(MODELS.models)]] == [
         f"{MODELS.models[0]}.{seed}" for seed in (1, 2)
     ]
     common = []
-    for one in trainings[: len(MODELS.models)]:
-        words = [str(word) for word in one.training.arguments]
+    for run in trainings[: len(MODELS.models)]:
+        words = [str(word) for word in run.training.arguments]
         options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
         common.append(words[words.index("--decoder-layers") :])
-        assert ("--arch flowformer_lm" in " ".join(words)) == one.model.startswith("flow")
-        assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in one.model)
+        assert ("--arch flowformer_lm" in " ".join(words)) == run.model.startswith("flow")
+        assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in run.model)
     assert all(words == common[0] for words in common)
 
 

@@ -145,5 +145,5 @@ def test_command_makes_a_data_bin(tmp_path):
     done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "180 lines" in done.stdout
-    found = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
-    assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= found
+    names = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
+    assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= names

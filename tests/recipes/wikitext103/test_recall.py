@@ -15,9 +15,9 @@ def test_a_window_finds_the_token_before(tmp_path: Path, capsys: pytest.CaptureF
     accuracies = []
     for tokens in ("4", "8"):  # the window is a quarter
         assert recall.main([*arguments, "--layers", "1", "--tokens-per-sample", tokens, "--lr", "0.03"]) == 0
-        (one,) = json.loads((tmp_path / "results.json").read_text())["results"]
-        accuracies.append(one["accuracy"])
-        assert f"| local | {one['accuracy']:.1f} |" in (tmp_path / "results.md").read_text()
+        (result,) = json.loads((tmp_path / "results.json").read_text())["results"]
+        accuracies.append(result["accuracy"])
+        assert f"| local | {result['accuracy']:.1f} |" in (tmp_path / "results.md").read_text()
     assert accuracies[0] < 15.0 and accuracies[1] > 60.0, accuracies
     assert "The symbol 1 places back" in capsys.readouterr().out
 
@@ -40,8 +40,8 @@ def test_nothing_is_dropped_when_a_model_is_tried(tmp_path: Path) -> None:
 
 def test_every_seed_begins_with_weights_of_its_own() -> None:
     plan = recall.Recall(models=["local"], width=16, layers=1)
-    one, again, other = (recall.build(plan, "local", seed).decoder.embed_tokens.weight for seed in (1, 1, 2))
-    assert torch.equal(one, again) and not torch.equal(one, other)
+    weight, repeated, other_seed = (recall.build(plan, "local", seed).decoder.embed_tokens.weight for seed in (1, 1, 2))
+    assert torch.equal(weight, repeated) and not torch.equal(weight, other_seed)
 
 
 def test_a_place_that_no_sequence_has(capsys: pytest.CaptureFixture) -> None:
