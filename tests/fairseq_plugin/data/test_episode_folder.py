@@ -1,4 +1,4 @@
-"""Episodes on disk: statistics of the training episodes, and what is refused before anything is written."""
+"""Episodes on disk: statistics of the training episodes, and errors raised before anything is written."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,14 @@ from tests.fairseq_plugin.helpers.episodes import ACTION, LONGEST, STATE, episod
 
 
 def changed(index: int, **arrays) -> dict[str, list[Episode]]:
-    """Splits with other arrays in one episode."""
+    """The splits, with ``changes`` to the arrays of one episode."""
     made = episodes(5)
     made[index] = made[index]._replace(**arrays)
     return {"train": made}
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    """Episodes as float32, and statistics of the training episodes alone."""
+    """Episodes are read back as float32; statistics are computed from the training episodes only."""
     splits = {"train": episodes(5), "valid": episodes(3, seed=2)}
     description = write_folder(tmp_path, splits, "toy", "Toy-v0")
     for name, split_episodes in splits.items():
@@ -36,7 +36,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
 
 
 def test_actions_are_scaled_from_their_range(tmp_path: Path) -> None:
-    """To -1 to 1 and back, each number by its own."""
+    """Actions are mapped to [-1, 1] and back, each component by its own range."""
     described = write_folder(tmp_path, {"train": episodes(2)}, "toy", action_range=([-2.0, -1.0], [2.0, 3.0]))
     assert np.allclose(described.scale(np.array([[2.0, -1.0], [0.0, 1.0]])), [[1.0, -1.0], [0.0, 0.0]])
     actions = np.random.default_rng(0).uniform(-1, 1, (5, ACTION))
@@ -78,7 +78,7 @@ def test_a_range_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_folders(tmp_path: Path) -> None:
-    """A missing or broken description, a missing split, a file that was cut off."""
+    """A missing or malformed description, a missing split and a truncated file raise an error."""
     with pytest.raises(ValueError, match="lacks episodes.json; allowed"):
         read_description(tmp_path)
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
@@ -108,7 +108,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("change, message", DAMAGED)
 def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> None:
-    """The file and the field are named; nothing of an array of objects is run."""
+    """The error names file and field; an array of objects is not unpickled."""
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
     with np.load(tmp_path / "train.npz") as stored:
         arrays = {name: change.get(name, lambda x: x)(stored[name]) for name in stored}
@@ -139,7 +139,7 @@ def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> 
 
 
 def test_what_is_infinite_in_float32(tmp_path: Path) -> None:
-    """A state of 1e39 is refused before anything is written, and so is one that is infinite once standardised."""
+    """States that overflow float32, also after standardisation, are refused before anything is written."""
     with pytest.raises(ValueError, match=r"states is inf at \(0, 0\)"):
         write_folder(tmp_path / "new", changed(0, states=np.full((LONGEST, STATE), 1e39)), "toy")
     described = write_folder(tmp_path / "new", {"train": episodes(3)}, "toy")

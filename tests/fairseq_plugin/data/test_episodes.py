@@ -1,4 +1,4 @@
-"""Windows of episodes: how they are drawn, what a step holds, and padding."""
+"""Windows of episodes: sampling, the fields of a step, and padding."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from tests.fairseq_plugin.helpers.episodes import LONGEST, described, episodes
 
 
 def dataset(context: int | None, count: int = 600, seed: int = 1) -> EpisodeDataset:
-    """Of three episodes."""
+    """A dataset of three episodes."""
     return EpisodeDataset(episodes(3), described(), context=context, return_scale=10.0, count=count, seed=seed)
 
 
 def test_every_step_is_equally_likely_to_begin_a_window() -> None:
-    """A window ends with its episode; what is in it are the steps of the data."""
+    """A window does not extend past its episode, and holds the steps of the data."""
     all_episodes, windows = episodes(3), dataset(5)
     begins = np.concatenate([[0], windows.ends])
     counts = np.zeros(windows.ends[-1])
@@ -37,7 +37,7 @@ def test_every_step_is_equally_likely_to_begin_a_window() -> None:
 
 
 def test_the_draw_follows_from_seed_and_epoch() -> None:
-    """And from nothing else."""
+    """The samples depend on seed and epoch only."""
 
     def drawn(seed: int, epoch: int) -> list[float]:
         windows = dataset(5, seed=seed)
@@ -49,7 +49,7 @@ def test_the_draw_follows_from_seed_and_epoch() -> None:
 
 
 def test_whole_episodes() -> None:
-    """From their first step to their last, each equally likely."""
+    """Every sample is a whole episode, and all episodes are equally likely."""
     windows, all_episodes = dataset(None), episodes(3)
     lengths = {len(episode.rewards) for episode in all_episodes}
     samples = [windows[i] for i in range(90)]

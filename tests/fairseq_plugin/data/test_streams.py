@@ -1,4 +1,4 @@
-"""Rows of a batch that are streams: each block once, in its row, and resumed by the same rows alone."""
+"""Batch rows as streams: each block once, in its row; resuming requires the same number of rows."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SHAPES = [(1, 1, 1), (7, 1, 1), (12, 4, 2), (13, 4, 2), (15, 4, 4), (23, 6, 3), 
 
 @pytest.mark.parametrize("blocks, rows, shards", SHAPES)
 def test_each_row_reads_its_part_from_beginning_to_end(blocks: int, rows: int, shards: int) -> None:
-    """Rows are parts of the text, as equal as can be; a batch has the first rows of the one before; places agree."""
+    """Rows are parts of the text of nearly equal length; a batch has the first rows of the batch before."""
     layout = StreamRows(blocks, rows, 5)
     batches = layout.batches(shards)
     assert len(batches) == layout.steps * shards
@@ -30,7 +30,7 @@ def test_each_row_reads_its_part_from_beginning_to_end(blocks: int, rows: int, s
 
 
 def test_more_rows_than_blocks_are_refused() -> None:
-    """In words of the command line."""
+    """The error names the options of the command line."""
     with pytest.raises(ValueError, match="--batch-size .* 9 streams .* allowed: from 1 to 8"):
         StreamRows(8, 9, 64)
 
@@ -50,7 +50,7 @@ def _iterator(length: int = 101, block: int = 5, rows: int = 4, shards: int = 1,
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shard", [0, 1])
 def test_batches_of_a_process(workers: int, shard: int) -> None:
-    """Each row is a consecutive part of the text, whatever fairseq is told to shuffle; the last block has padding."""
+    """Each row is a consecutive part of the text, even if shuffling is on; the last block is padded."""
     iterator = _iterator(shards=2, shard=shard, num_workers=workers)
     text, tokens_read = tokens(1, 101)[0], [[], []]
     for step, batch in enumerate(iterator.next_epoch_itr(shuffle=True)):
@@ -67,7 +67,7 @@ def test_batches_of_a_process(workers: int, shard: int) -> None:
 
 
 def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
-    """With the batch that would have come, by as many rows over all processes and any number of workers."""
+    """Resumes with the next batch, for the same total number of rows and any number of processes."""
     whole = [batch["id"].tolist() for batch in _iterator().next_epoch_itr()]
     stopped = _iterator()
     batches = stopped.next_epoch_itr()
@@ -83,7 +83,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
 
 
 def test_it_does_not_go_on_with_other_rows() -> None:
-    """Unless an epoch begins; the message names the option."""
+    """Another number of rows is refused in mid-epoch; the message names the option."""
     stopped = _iterator()
     batches = stopped.next_epoch_itr()
     next(batches)

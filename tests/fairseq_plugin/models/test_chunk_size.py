@@ -1,4 +1,4 @@
-"""The chunk size of flowformer_lm and linear_lm is speed and memory, never the result."""
+"""The chunk size of flowformer_lm and linear_lm affects speed and memory, never the result."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_logits_and_gradients(arch, option):
         for name, gradient, expected_gradient in zip(
             parameters, gradients(out, model.parameters()), expected_gradients
         ):
-            if expected_gradient.norm() > 1e-9:  # what is exactly zero is a rounding error on both sides
+            if expected_gradient.norm() > 1e-9:  # exact zeros are rounding errors on both sides
                 assert_close(f"gradient of {name}", gradient, expected_gradient, 1e-8)
 
 
