@@ -83,7 +83,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
 
 
 def test_it_does_not_go_on_with_other_rows() -> None:
-    """Another number of rows is refused in mid-epoch; the message names the option."""
+    """Other rows or blocks are refused in mid-epoch; the message names the option."""
     stopped = _iterator()
     batches = stopped.next_epoch_itr()
     next(batches)

@@ -229,7 +229,7 @@ def test_references(stored, data_bin: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_file_is_no_large_configuration(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Lists of one list over and over, which a file writes down once each, would take all memory."""
+    """Nested lists that share one list are small in a file but would expand to fill all memory."""
     nested: list = []
     for _ in range(26):
         nested = [nested, nested]
@@ -238,7 +238,7 @@ def test_a_small_file_is_no_large_configuration(kind: str, stored, data_bin: str
 
 
 def test_references_to_references_in_lists_are_refused(stored, data_bin: str, tmp_path: Path) -> None:
-    """Ten of ten of ten, and so on, would too."""
+    """Lists of ten references to such lists would also expand to fill all memory."""
     state = _put(stored("linear_lm", "cfg"), "model", "a0", [1] * 10)
     for i in range(8):
         _put(state, "model", f"a{i + 1}", [f"${{model.a{i}}}"] * 10)

@@ -1,4 +1,4 @@
-"""``--lineartime-reset-at-eos``: documents of a row see nothing of each other, in every model of text."""
+"""``--lineartime-reset-at-eos``: documents in a row do not see each other, in every text model."""
 
 import warnings
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ POSITIONS = {
     "short convolution": ("linear_lm", "--linear-short-conv", "3"),
     "checkpoints": ("softmax_lm", "--checkpoint-activations"),
 }
-#: Where the sentences of a stream of tokens end; the second is empty, the last is cut.
+#: Ends of the sentences in a stream of tokens; the second is empty, the last is cut.
 SENTENCES = ([5, 6, 7, EOS], [EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, EOS])
 
 
 def rows() -> Tensor:
-    """Documents as a language model reads them, each at an eos but for one that began before; padding on both sides."""
+    """Documents that start with eos, as a language model reads them, and one without; padding on both sides."""
     first = [7, 8, EOS, 9, 10, 11, 12, 13, EOS, EOS, 14, 15, 16, EOS, 17]
     second = [PAD, PAD, EOS, 20, 21, 22, EOS, 23, 24, 25, 26, 27, 28, 29, 30]
     third = [EOS, 33, 34, 35, 36, 37, 38, EOS, 39, 40, EOS, 41, PAD, PAD, PAD]
@@ -39,7 +39,7 @@ def rows() -> Tensor:
 
 
 def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
-    """The row and the places of each document's tokens."""
+    """The row and the columns of each document's tokens."""
     documents = []
     for row in range(len(sequence)):
         for number in ids[row].unique():
@@ -50,12 +50,12 @@ def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def build(name: str, *flags: str) -> nn.Module:
-    """A tiny model in evaluation mode whose attention shows in its outputs."""
+    """A tiny model in evaluation mode whose attention clearly affects its outputs."""
     return build_tiny(name, {**SHORT, "chunk-size": "4"}, 16, *flags)
 
 
 def check_documents(model: nn.Module) -> Tensor:
-    """Each document alone, and steps and parts, give what whole rows give, which is returned."""
+    """Assert that documents alone, single steps and parts equal whole rows; returns the outputs of whole rows."""
     sequence = rows()
     whole = model(sequence)[0]
     for row, columns in each_alone(sequence, begin_at_eos(sequence, EOS)):
@@ -80,7 +80,7 @@ def test_every_language_model(name):
 @pytest.mark.parametrize("name", ["flowformer_lm", "flash_lm", "softmax_lm"])
 @torch.no_grad()
 def test_fairseqs_steps_and_its_reordering(name):
-    """As its generator decodes: the tokens so far, one more at each step, rows that change places."""
+    """Decoding as in fairseq's generator: one more token per step, with reordered rows."""
     model, sequence = build(name, FLAG), rows()[[0, 2]]
     whole, state, order = model(sequence)[0], {}, torch.tensor([1, 0])
     for t in range(11):
@@ -93,7 +93,7 @@ def test_fairseqs_steps_and_its_reordering(name):
 
 @pytest.mark.parametrize("name", ["linear_lm", "flash_lm", "gla_lm"])
 def test_a_stream_ends_documents_too(name):
-    """Blocks of a stream, some of which begin inside of a document and some with one."""
+    """Blocks of a stream; some begin inside a document, others at its start."""
     model, sequence, outs, before = build(name, FLAG), rows(), [], None
     with torch.no_grad():
         for block in sequence.split(4, dim=1):
@@ -155,7 +155,7 @@ def test_every_masked_model(name):
 @pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
 @torch.no_grad()
 def test_blocks_of_fairseq(mode):
-    """What a token is predicted from is its own sentence as far as its block has it, whatever block it is in."""
+    """A token is predicted from the part of its own sentence in its block, for every type of block."""
     sizes = [len(x) for x in SENTENCES]
     stream = [torch.tensor(x) for x in SENTENCES]
     blocks = TokenBlockDataset(stream, sizes, 7, PAD, EOS, mode, include_targets=True, document_sep_len=1)
@@ -168,8 +168,8 @@ def test_blocks_of_fairseq(mode):
         ids = begin_at_eos(source[None], EOS)[0]
         for document in ids.unique():
             prefix, predicted = source[ids == document].tolist(), target[ids == document].tolist()
-            # A document of a block is an eos and the sentence up to its last token, or the rest of a sentence that was
-            # cut; what it predicts is the next token of that sentence alone.
+            # A document in a block is an eos and a sentence without its last token, or the remainder of a cut sentence;
+            # it predicts the next tokens of that sentence only.
             begun = prefix[0] == EOS
             whole = predicted if begun else [*prefix[:1], *predicted]
             assert any(

@@ -1,4 +1,4 @@
-"""The promises of every model of the plugin, over fairseq's registry; a new mechanism needs no line here."""
+"""The contract of every model of the plugin, over fairseq's registry; a new mechanism needs no line here."""
 
 from argparse import ArgumentParser, Namespace
 from copy import deepcopy
@@ -22,7 +22,7 @@ from tests.fairseq_plugin.helpers.registry import CAUSAL, OURS, SHORT
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 PAD = 1
-#: Models of one sequence of tokens; the others have files of their own.
+#: Models of one token sequence; the others have test files of their own.
 MODELS = [name for name in OURS if name.endswith(("_lm", "_mlm", "_classifier"))]
 BIDIRECTIONAL = [name for name in MODELS if not name.endswith("_lm")]
 TASKS = {"lm": "language_modeling", "mlm": "masked_lm", "classifier": "sentence_prediction"}
@@ -41,7 +41,7 @@ configuration_flags = cache(flags_of)
 
 @cache
 def parsed(name: str, *arguments: str) -> Namespace:
-    """The command line ``fairseq-train --arch NAME ARGUMENTS`` with a tiny size, in the task that the model is for."""
+    """The parsed ``fairseq-train --arch NAME ARGUMENTS`` with a tiny size, for the task of the model."""
     side, task = "decoder" if name in CAUSAL else "encoder", TASKS[name.rpartition("_")[2]]
     command = ["data", "--task", task, "--criterion", CRITERIA.get(task, task), "--arch", name]
     command += f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2".split()
@@ -56,7 +56,7 @@ def parsed(name: str, *arguments: str) -> Namespace:
 
 
 def build(name: str, *arguments: str) -> nn.Module:
-    """A tiny model in evaluation mode, without dropout, with weights under which attention shows in its outputs.
+    """A tiny model in evaluation mode, without dropout, whose attention clearly affects its outputs.
 
     It is built from the command line as it was parsed. What fairseq-train makes of it takes most of a second, and is
     what ``test_saved_models_load`` stores.
@@ -73,7 +73,7 @@ def build(name: str, *arguments: str) -> nn.Module:
 
 
 def build_shown(name: str) -> nn.Module:
-    """The same; an encoder in float64 with large weights, since attention of RoBERTa's first weights is near zero."""
+    """As ``build``; encoders in float64 with large weights, since RoBERTa's initial attention is near zero."""
     return build(name) if name in CAUSAL else randomised(build(name).double())
 
 
@@ -88,7 +88,7 @@ def pad(sequence: Tensor, left: int, right: int) -> Tensor:
 
 
 def test_every_mechanism_has_its_models() -> None:
-    """One language model for those that are causal, a masked model and a classifier for the others."""
+    """One language model per causal mechanism, a masked model and a classifier for each other one."""
     for name in ATTENTIONS:
         kinds = [("causal", "lm"), ("bidirectional", "mlm"), ("bidirectional", "classifier")]
         for supported, kind in kinds:
@@ -98,7 +98,7 @@ def test_every_mechanism_has_its_models() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_command_line(name: str) -> None:
-    """``--help`` is printed, and explains every option that fairseq's own models have not."""
+    """``--help`` explains every option that fairseq's own models do not have."""
     parser, stock = (ArgumentParser(allow_abbrev=False) for _ in range(2))
     MODEL_REGISTRY[name].add_args(parser)
     MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
@@ -110,7 +110,7 @@ def test_command_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_errors_name_what_was_typed(name: str) -> None:
-    """Options of the host with their side, those of the attention with the prefix that the model gives them."""
+    """Errors name options as typed: fairseq's with their side, the attention's with the model's prefix."""
     side = "decoder" if name in CAUSAL else "encoder"
     with pytest.raises(ValueError, match=f"^--{side}-attention-heads is 3; allowed: .* --{side}-[a-z-]+, 16"):
         build(name, f"--{side}-attention-heads", "3")
@@ -122,7 +122,7 @@ def test_errors_name_what_was_typed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["daft_conv_mlm", "daft_conv_classifier"])
 def test_errors_of_windows_name_what_was_typed(name: str) -> None:
-    """What only the built attention can refuse: a window without a token in its middle."""
+    """Errors that only the built attention can raise: a window without a middle token."""
     with pytest.raises(ValueError, match="^--daft-conv-window is 8; allowed when not causal"):
         build(name, "--daft-conv-window", "8")
 
@@ -130,7 +130,7 @@ def test_errors_of_windows_name_what_was_typed(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_padding_and_neighbours_never_change_a_token(name: str) -> None:
-    """On either side, and rows of another length in the same batch, one token too; a row of padding alone is finite."""
+    """Padding on either side and rows of other lengths change nothing; rows of only padding are finite."""
     model, sequence = build_shown(name), tokens(2, LENGTH)
     alone = outputs(model, sequence)
     for left, right in ((5, 0), (0, 7), (3, 2)):
@@ -147,7 +147,7 @@ def test_padding_and_neighbours_never_change_a_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", BIDIRECTIONAL)
 def test_every_token_sees_every_token(name: str) -> None:
-    """The first token, one in the middle and the last one see tokens everywhere; not each, since relu² has zeros."""
+    """First, middle and last token see every third of the sequence; relu² has zeros, so not every token."""
     model, embedded = build_shown(name), []
     model.encoder.sentence_encoder.embed_tokens.register_forward_hook(lambda *given: embedded.append(given[-1]))
     out = outputs(model, tokens(1, LIMIT - 2))[0]
@@ -164,7 +164,7 @@ def test_every_token_sees_every_token(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_decoding_is_the_full_forward(name: str) -> None:
-    """A prefix gives what it gives in the whole; so do steps, also after a reordering of beams with padded rows."""
+    """Prefixes and single steps equal the full forward, also after reordering beams with padded rows."""
     model, sequence = build(name), tokens(3, LENGTH)
     sequence[1, :4] = PAD
     whole, real = outputs(model, sequence), sequence.ne(PAD)
@@ -185,9 +185,9 @@ def test_decoding_is_the_full_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
-    """Gradients are finite beside a row of padding alone, and the same with --checkpoint-activations.
+    """Gradients are finite with a row of only padding, and equal with --checkpoint-activations.
 
-    Layers run twice under it; offloading implies it.
+    Checkpointing runs layers twice; offloading implies it.
     """
     results = []
     for arguments in ((), ("--checkpoint-activations",), ("--offload-activations",)):
@@ -211,7 +211,7 @@ def test_gradients_and_checkpointed_activations(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    """fairseq's --fp16, which halves the model, and autocast: outputs near those of float32, at 200 tokens."""
+    """fairseq's --fp16, which casts the model, and autocast: outputs near those of float32, at 200 tokens."""
     limit = "--max-positions" if name.endswith("classifier") else "--tokens-per-sample"
     model, sequence = build(name, limit, "205"), pad(tokens(1, 200), 2, 3)
     real, expected = sequence.ne(PAD), outputs(model, sequence)
@@ -226,7 +226,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_learns(name: str) -> None:
-    """The loss of next words, of given words or of labels falls within a few updates."""
+    """The loss on next words, input words or labels falls within a few updates."""
     model, sequence = build(name).train(), tokens(8, LENGTH)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
@@ -248,7 +248,7 @@ def test_it_learns(name: str) -> None:
 @pytest.mark.parametrize("name", SAVED)
 @torch.no_grad()
 def test_saved_models_load(name: str, tmp_path: Path) -> None:
-    """``from_pretrained`` of what fairseq-train writes gives the same outputs; ``load_state_dict`` is strict."""
+    """``from_pretrained`` of a fairseq-train checkpoint gives equal outputs; ``load_state_dict`` is strict."""
     model, sequence = build(name), tokens(2, LENGTH)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     key = next(key for key in state if key.endswith("fc2.weight") or key.endswith("out_proj.weight"))
@@ -273,7 +273,7 @@ def test_saved_models_load(name: str, tmp_path: Path) -> None:
     hub = ARCH_MODEL_REGISTRY[name].from_pretrained(str(tmp_path), "model.pt", data_name_or_path=str(tmp_path))
     loaded = hub.models[0] if hasattr(hub, "models") else hub.model
     assert type(loaded) is type(model)
-    loaded.eval()  # of a loaded language model it returns None
+    loaded.eval()  # it returns None for a loaded language model
     assert_close("outputs", outputs(loaded, sequence), outputs(model, sequence))
 
 

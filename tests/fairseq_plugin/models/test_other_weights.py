@@ -1,4 +1,4 @@
-"""Options that decide what weights a model has: with another value than the checkpoint's, the error names them."""
+"""Options that determine a model's weights: if one differs from the checkpoint's, the error names it."""
 
 from argparse import Action, ArgumentParser
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def _command(name: str, *arguments: str) -> list[str]:
 
 
 def _own_options(name: str) -> list[Action]:
-    """The options that fairseq's own model has not."""
+    """The options that fairseq's own model does not have."""
     parser, stock = (ArgumentParser(allow_abbrev=False) for _ in range(2))
     MODEL_REGISTRY[name].add_args(parser)
     MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
@@ -41,13 +41,13 @@ def _own_options(name: str) -> list[Action]:
 
 
 def _others(name: str, option: Action) -> Iterator[tuple[nn.Module, list[str]]]:
-    """Models with other values of an option, and their command lines."""
+    """Models with different values of an option, and their command lines."""
     values = [x for x in option.choices or () if str(x) != str(option.default)] or ["13", "12"]
     for value in [[]] if option.nargs == 0 else [[str(x)] for x in values]:
         command = _command(name, option.option_strings[0], *value)
         try:
             yield build(command), command
-        except ValueError:  # a value that is not allowed
+        except ValueError:  # value not allowed
             continue
 
 
@@ -57,7 +57,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_option_that_decides_weights_is_named(name: str) -> None:
-    """An option that decides no weights, such as a chunk size, is not refused."""
+    """Options that do not determine weights, such as a chunk size, are not refused."""
     model, decide = build(_command(name)), []
     for option in _own_options(name):
         for other_model, command in _others(name, option):

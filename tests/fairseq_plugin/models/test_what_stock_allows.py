@@ -1,7 +1,7 @@
-"""The table of fairseq_plugin/README.md: what torch and fairseq do with a model, over every kind of model.
+"""The table of fairseq_plugin/README.md: features of torch and fairseq with every kind of model.
 
-Each entry works, or is a ValueError of one line that names what to use. Where fairseq's own code is in the way, and
-torch says so, the README says it too, and nothing is pinned here.
+Each entry works, or raises a ValueError of one line that names an alternative. If fairseq's own code prevents it and
+torch reports that, the README says so, and it is not tested here.
 """
 
 import copy
@@ -34,12 +34,12 @@ CLASSIFIER = (
     "data --task sentence_prediction --criterion sentence_prediction --num-classes 3 --arch flow_classifier "
     "--max-positions 40 --encoder-layers 1 --encoder-embed-dim 16 --encoder-attention-heads 2"
 ).split()
-#: What dynamic quantisation may change, to 8 bits, or in half precision weights alone: of random weights, most.
+#: Tolerances of dynamic quantisation to 8 bits and of half-precision weights, largest for random weights.
 COARSE = 0.2
 
 
 class Called(nn.Module):
-    """The first output of ``model``, called with tensors alone, by these names."""
+    """The first output of ``model``, called with tensors only, under these names."""
 
     def __init__(self, model: nn.Module, inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def _transforms(called: Called) -> None:
 
 
 def _second_derivatives(called: Called) -> None:
-    """Along the gradient, as differences of the gradient have it; fairseq's gelu is in float32 inside."""
+    """Hessian along the gradient, against finite differences; fairseq's gelu computes in float32."""
     called = called.double()
     called.given = tuple(x.double() if x.is_floating_point() else x for x in called.given)
     parameters = {name: x.detach() for name, x in called.named_parameters()}
@@ -185,7 +185,7 @@ def _hooks(called: Called) -> None:
     called(*called.given).square().mean().backward()
     assert backward == expected_modules
     unseen = {name for name in modules if name not in called_modules}
-    # An operation takes the weights of these.
+    # An operation reads the weights of these directly.
     assert all(name.rpartition(".")[2] in READ_BY_OPERATIONS for name in unseen), unseen
 
 
@@ -214,7 +214,7 @@ def test_what_works(kind: str, way: str) -> None:
 
 
 def _modules(called: Called) -> list[nn.Module]:
-    """The model, what its layers stand in, and a layer."""
+    """The model, the parent module of its layers, and a layer."""
     parts = [x for x in called.model.modules() if any(isinstance(y, nn.ModuleList) for y in x.children())]
     layers = [next(iter(x.children())) for x in called.modules() if isinstance(x, nn.ModuleList)]
     return [called.model, *parts, *layers]
@@ -222,7 +222,7 @@ def _modules(called: Called) -> list[nn.Module]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torch_script_is_refused(kind: str) -> None:
-    """Whatever part of a model is given to it."""
+    """Refused for the model and for its parts."""
     for module in _modules(KINDS[kind]()):
         with pytest.raises(ValueError, match=r"torch.jit.script; allowed: .*torch.jit.trace.*export_step$"):
             torch.jit.script(module)
@@ -230,7 +230,7 @@ def test_torch_script_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_export(kind: str) -> None:
-    """Models of decisions go through torch.export; what asks whether there is padding says what to use."""
+    """Decision models can be exported; models that branch on padding name an alternative in their error."""
     called = KINDS[kind]()
     if kind == "decisions":
         _assert_same(torch.export.export(called, called.given, strict=False).module(), called)

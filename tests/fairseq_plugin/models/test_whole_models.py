@@ -25,7 +25,7 @@ def test_copies_and_pickles_give_the_same_output(arch: str) -> None:
 
 
 def test_no_class_stands_where_peft_reads_options() -> None:
-    """It takes a dataclass in ``model.config`` for the options of one model, and so fails with a class."""
+    """PEFT expects the options of one model in ``model.config``, and fails if it is a class."""
     plugin_models = {
         name: model for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin")
     }
