@@ -1,4 +1,4 @@
-"""Every case at a small size: all candidates equal their references, and one that does not is noticed."""
+"""Every case at a small size: all candidates equal their references, and a wrong one is detected."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from recipes.bench.models import timm_models, training
 from recipes.bench.models.fairseq_models import build
 
 HERE = Settings(quick=True)
-#: More than a chunk of the causal forms; references take time with its square.
+#: More than a chunk of the causal forms; the time of references is quadratic in it.
 LENGTH = 70
 ROWS = {operation.name: operation for operation in operations.OPERATIONS}
 NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
@@ -38,7 +38,7 @@ NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
 
 @pytest.fixture(autouse=True)
 def run_as_it_is_written():
-    """torch.compile changes nothing: of one backward pass it would make machine code for half a minute."""
+    """torch.compile returns the function unchanged; compiling one backward pass would take half a minute."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -49,7 +49,7 @@ def wrong(function, factor=1.05):
 
 
 def unequal(built):
-    """Name -> the first tensor that differs from the reference, None where the candidate is equal to it."""
+    """Name -> the first tensor that differs from the reference, None if all are equal."""
     mismatches = {
         candidate.name: first_unequal(candidate.check()) for candidate in built if isinstance(candidate, Candidate)
     }
@@ -90,7 +90,7 @@ def test_operations_equal_their_references(name):
 
 @pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("causal_flow_")])
 def test_a_wrong_operation_is_noticed_by_each_of_its_checks(name):
-    """A check may compare the function with another option, so both are made wrong."""
+    """A check may compare the function with another function, so both are made wrong."""
     row = ROWS[name]
     for function in row.functions:
         for check in function.checks:
@@ -101,7 +101,7 @@ def test_a_wrong_operation_is_noticed_by_each_of_its_checks(name):
 
 
 def test_the_compiled_row_goes_through_the_compiler():
-    """The contract of each mechanism compiles both passes, and a benchmark compares what it has compiled."""
+    """Only that the compiler is called: contract tests compile both passes, and benchmarks check compiled results."""
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
         operations.compiled_flow(*torch.randn(3, 1, 2, 5, 4))
 
@@ -119,7 +119,7 @@ def test_the_gated_attention_unit_and_its_peer(monkeypatch):
     built = gated_attention_unit.gated_attention_unit(HERE, 300)
     assert [candidate.name for candidate in built] == [gated_attention_unit.GAU, gated_attention_unit.FLASH]
     assert not any(unequal(built).values())
-    if isinstance(built[1], Candidate):  # it has the same weights, so it gives the same output
+    if isinstance(built[1], Candidate):  # equal weights give equal outputs
         gau_output, flash_output = (candidate.runs[FORWARD]()[0] for candidate in built)
         assert (gau_output - flash_output).norm() <= 1e-4 * gau_output.norm()
     monkeypatch.setattr(mixed_chunk, "mixed_chunk_attention", wrong(mixed_chunk.mixed_chunk_attention))
@@ -148,7 +148,7 @@ def test_a_training_step_changes_every_parameter():
 
 
 def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
-    """A gate that is wrong by a twentieth is noticed."""
+    """A gate that is wrong by 5 % is detected."""
     names = ("flowformer_lm --flow-forget channel", "gla_lm")
     assert {*names} <= {*forgetting.FORGETTING}
     small = {"width": 64, "layers": 1, "names": names}
@@ -165,12 +165,12 @@ def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
 
 @pytest.fixture(scope="module")
 def translators():
-    """A step of every form from two sources, at two positions."""
+    """A decoding step of every form, for two sources and at two positions."""
     return translation.decoding(HERE, 200, width=64, layers=1, positions=(20, 45))
 
 
 def test_translators_equal_the_full_forward(translators, monkeypatch):
-    """Of a beam; one that is not reordered is noticed."""
+    """Decoding a beam equals the full forward; a beam that is not reordered is detected."""
     assert not any(unequal(translators).values())
     assert all(step()[0].shape[0] == translation.BEAM for candidate in translators for step in candidate.runs.values())
     monkeypatch.setattr(FairseqIncrementalDecoder, "reorder_incremental_state_scripting", lambda *arguments: None)
@@ -196,7 +196,7 @@ def test_the_state_of_linear_forms_has_one_size_for_any_source_and_target(transl
 
 @pytest.mark.parametrize("name", language_models.TRAINED)
 def test_the_least_work_of_a_training_step(name):
-    """Sizes are the model's. Twice the tokens are twice the work of flash_lm, and more than that of Transformer++."""
+    """Sizes are the model's. Twice the tokens double the work of flash_lm, and more than double Transformer++'s."""
     layers, width = language_models.TRAINING_LAYERS, 512
     least = language_models.training_work(width, layers, name, 8192, TRAINING)
     model = build(name, width, layers, 64, HERE)
@@ -212,7 +212,7 @@ def test_the_least_work_of_a_training_step(name):
 
 # Steps of decoding
 
-#: A case at a small size, and how many of its candidates there are at least.
+#: A case at a small size, and its minimum number of candidates.
 STEPS = {
     "decoding": (lambda: language_models.decoding(HERE, 300, width=64, layers=1), 2 * len(language_models.DECODED)),
     "beam": (lambda: language_models.beam_decoding(HERE, 40, width=64, layers=1), len(language_models.DECODED)),
@@ -228,7 +228,7 @@ def test_a_step_gives_the_output_of_the_full_forward_and_leaves_its_state(name):
     build, least = STEPS[name]
     built = build()
     assert len(built) >= least and not any(unequal(built).values())
-    for candidate in built if name != "prompts" else ():  # which are whole generations
+    for candidate in built if name != "prompts" else ():  # prompts are whole generations
         ((_, step),) = candidate.runs.items()
         assert torch.equal(step()[0], step()[0]), candidate.name
 
@@ -292,7 +292,7 @@ def test_every_registered_attention_has_a_case_that_equals_its_reference(name):
 
 
 class WrongFlow(FlowAttention):
-    """Flow-Attention whose outputs are off by one part in twenty."""
+    """Flow-Attention with outputs that are wrong by 5 %."""
 
     def forward(self, *arguments, **options):
         return 1.05 * super().forward(*arguments, **options)

@@ -10,7 +10,7 @@ from recipes.bench.harness.work import BACKWARD, FORWARD, Settings
 
 
 def small_daft(monkeypatch, *sizes, peer=None):
-    """The case daft_conv at ``sizes`` with --quick, and with another function for its peer."""
+    """The case daft_conv at ``sizes`` with --quick, with its peer replaced."""
     (row,) = (operation for operation in operations.OPERATIONS if operation.name == "daft_conv")
     if peer is not None:
         function, direct = row.functions

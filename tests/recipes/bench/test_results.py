@@ -1,4 +1,4 @@
-"""results.json, tables, pictures, floors and the verdicts on targets, from invented records."""
+"""results.json, tables, pictures, floors and verdicts on targets, from synthetic records."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from recipes.shared.working_folder import working_folder
 MACHINE = Machine(
     "python -m recipes.bench", "2026-11-21", "abc1234", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32"
 )
-#: Times of five rounds with a median of 1, and quartiles as far apart.
+#: Times of five rounds with a median of 1: all equal, and with quartiles 1/2 apart.
 STEADY, HALF = (1.0,) * 5, (0.6, 0.75, 1.0, 1.25, 1.4)
 
 
@@ -36,7 +36,7 @@ def pair(size, ratio=2.0, ours=STEADY, theirs=STEADY, run=BACKWARD):
 
 
 def rates(rounds=STEADY):
-    """A machine on which Flow-Attention's products decide: 1e9 operations and 1e12 bytes per second."""
+    """A machine on which Flow-Attention is compute-bound: 1e9 operations and 1e12 bytes per second."""
     return [timed(RATES, 2048, FORWARD, form, 1.0, rounds, n) for form, n in ((PRODUCT, 1e9), (COPY, 1e12))]
 
 
@@ -48,7 +48,7 @@ def results():
 
 
 def test_the_format_of_results_json_stays(results, tmp_path):
-    """That of the stored file is of an earlier version, without load and attempts."""
+    """Results without load and attempts, as stored by an earlier version, can still be read."""
     records.save(results, tmp_path / "results.json")
     assert records.load(tmp_path / "results.json") == results
     content = json.loads((tmp_path / "results.json").read_text())
@@ -72,7 +72,7 @@ def test_tables(results):
 
 
 def test_pictures(results, monkeypatch, tmp_path):
-    """Of cases with several sizes; times that are noisy are hollow. The first screen's needs both its cases."""
+    """Pictures of cases with several sizes; noisy times have hollow markers. The summary needs both its cases."""
     white = []
 
     def look(figure, path, **options):
@@ -121,7 +121,7 @@ def test_every_target_has_a_case_a_size_and_candidates_of_it():
 
 SMALL, LARGE = pair(512, 1.5), pair(1024, 3.0)
 NOISY_SMALL = pair(512, 1.5, theirs=HALF)
-#: A figure, its bound, the records, the verdict, and other arguments of the target.
+#: A metric, its bound, the records, the verdict, and other arguments of the target.
 FIGURES = [
     ("speed", 1.5, SMALL, YES, {}),
     ("speed", 1.6, SMALL, NO, {}),
@@ -139,8 +139,8 @@ FIGURES = [
     ("break-even", 512, SMALL + LARGE, YES, {}),
     ("break-even", 512, pair(512, 0.5) + LARGE, NO, {}),
     ("break-even", 512, SMALL + pair(1024, 0.5), NO, {}),
-    ("break-even", 512, SMALL, NOT_MEASURED, {}),  # the length twice as long is missing
-    ("memory", 3, pair(512, ours=HALF), YES, {}),  # whatever the times are
+    ("break-even", 512, SMALL, NOT_MEASURED, {}),  # twice the length is missing
+    ("memory", 3, pair(512, ours=HALF), YES, {}),  # for any times
     ("memory", 2.9, SMALL, NO, {}),
     ("memory of inputs", 3, SMALL, YES, {}),
     ("floor", 0.01, [*rates(), *SMALL], YES, {}),

@@ -1,4 +1,4 @@
-"""Bytes, operations and launches of kernels, against counts by hand. In processes of their own, which cost seconds:
+"""Bytes, operations and launches of kernels, against counts by hand. In separate processes, which take seconds:
 Triton's interpreter is on or off for a whole process."""
 
 import json
@@ -42,7 +42,7 @@ def test_the_command_counts_a_call(tmp_path):
     assert roofline.main(["--mechanism", "flow", "--head-size", "32", "--tokens", "64", "--out", str(out)]) == 0
     rows = [line.strip("| ").split(" | ") for line in out.read_text().splitlines() if line.startswith("| ")]
     cells = {(row[0], row[1]): row[2:] for row in rows}
-    # q, k, v and the output, 64 bytes each, two weights, and the sum of 32 x 32 numbers before the tile; the products
+    # q, k, v and the output, 64 bytes each, two weights, and the 32 x 32 sum before the tile; the products
     # are q kᵀ and that times v, with 64 tokens, and q times the sum.
     moved, operations = 4 * 64 + 2 * 4 + 32 * 32 * 4 // 64, 2 * (2 * 64 * 32) + 2 * 32 * 32
     nanoseconds = [f"{moved / rate:.3f} memory" for rate in (2039, 3350)]
@@ -57,7 +57,7 @@ def test_the_command_counts_a_call(tmp_path):
 def test_the_share_of_the_roofline():
     gpu = roofline.Gpu("fast", bytes=10.0, half=100.0, tf32=50.0)
     kernels = {
-        "by memory": Work(bytes=90, bytes_once=30, half=100),  # 3 seconds, 9 without caches
+        "by memory": Work(bytes=90, bytes_once=30, half=100),  # 3 s, or 9 s without caches
         "by products": Work(bytes=10, bytes_once=10, half=100, tf32=150),  # 1 + 3
     }
     forward = roofline.Pass("forward", kernels, Work(bytes=20, bytes_once=20, half=350))  # 3.5

@@ -1,4 +1,4 @@
-"""Pictures of DAFT: what is read from checkpoints of both hosts, what is computed of it, and what is drawn."""
+"""Pictures of DAFT: reading checkpoints of both hosts, computing maps, and drawing them."""
 
 import argparse
 from collections import OrderedDict
@@ -27,7 +27,7 @@ FULL = dict(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
 
 
 def awake(model, seed=0):
-    """``model`` with random biases and filters; those of a new one are 0."""
+    """``model`` with random biases and filters, which are 0 in a new model."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, (DaftConvAttention, DaftFullAttention)):
@@ -47,12 +47,12 @@ def same_weights(one, other):
 
 
 def train_arguments(model, **more):
-    """As timm's train.py leaves them in its checkpoints."""
+    """The arguments as timm's train.py stores them in checkpoints."""
     return argparse.Namespace(**{"model": model, "num_classes": None, "in_chans": None, "gp": None, **more})
 
 
 def save_as_train_does(folder, model, arguments, ema=None):
-    """The file that timm's own CheckpointSaver writes."""
+    """Save a file with timm's own CheckpointSaver."""
     optimizer = torch.optim.AdamW(model.parameters())
     saver = CheckpointSaver(
         model, optimizer, args=arguments, model_ema=ema, checkpoint_dir=str(folder), recovery_dir=str(folder)
@@ -95,7 +95,7 @@ def language_checkpoint(path, arch, task="language_modeling", words=256, tokens=
 
 @pytest.fixture
 def image(tmp_path):
-    """A file of an image that is neither square nor grey."""
+    """An image file, neither square nor grey."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
@@ -116,7 +116,7 @@ def image(tmp_path):
     ],
 )
 def test_train_py_says_its_model(model, arguments, image, tmp_path):
-    """Averaged weights are preferred; images have the size and the settings of the training."""
+    """Averaged weights are preferred; images use the training's size and settings."""
     model, ema = model(), argparse.Namespace(module=awake(model(), seed=1))
     arguments = train_arguments("daft_conv_test", **{"model_kwargs": {}, **arguments})
     loaded = load_model(save_as_train_does(tmp_path, model, arguments, ema))
@@ -167,9 +167,9 @@ def test_fairseqs_checkpoints_need_no_data(arch, options, tmp_path):
 
 
 def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
-    """Those of a model registered without a dataclass hold omegaconf's classes, which the plugin lets torch read.
+    """Checkpoints of a model without a dataclass hold omegaconf's classes, which the plugin lets torch read.
 
-    In a process of its own, in which nothing has imported the plugin.
+    In a separate process that has not imported the plugin before.
     """
     language_checkpoint(tmp_path / "x.pt", "daft_conv_lm", daft_window=9)
     state = torch.load(tmp_path / "x.pt", weights_only=True)
@@ -209,7 +209,7 @@ def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
         position_biases(loaded.model)
 
 
-# What is computed
+# Computed maps
 
 
 def test_biases_of_every_layer():
@@ -301,12 +301,12 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
             key_maps(argparse.Namespace(model=vision(), reads="images"), tmp_path / wrong)
 
 
-# What is drawn
+# Drawings
 
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Figures that would be closed after they are saved."""
+    """Figures, kept open after they are saved."""
     unclosed = []
     monkeypatch.setattr(drawing.plt, "close", unclosed.append)
     yield unclosed
@@ -316,13 +316,13 @@ def figures(monkeypatch):
 
 
 def panels(figure):
-    """Axes that show an array, without the colour bar's."""
+    """Axes that show an array, except the colour bar."""
     return [axes for axes in figure.axes if axes.images]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_biases_are_drawn_in_one_scale_of_colours(causal, figures, tmp_path):
-    """Lines by the distance of the token; one entry that is far larger does not make the others pale."""
+    """Lines by distance of the token; a single large entry does not make the others pale."""
     values = np.linspace(-0.5, 0.5, 5 * 2 * 701).reshape(5, 2, 701)
     values[0, 0, 0] = 1e6
     drawing.draw_biases([Bias(layer, False, causal) for layer in values], 8, "Model", tmp_path / "x.png")
@@ -387,7 +387,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path, capsys):
     ],
 )
 def test_a_file_names_no_place_of_weights(saved, tmp_path):
-    """timm would download from it, or open it; nothing is looked for."""
+    """A location of weights in a file is ignored; timm would download or open it."""
     path = tmp_path / "c.pth"
     torch.save({"args": argparse.Namespace(**saved), "state_dict": {}}, path)
     with pytest.raises(ValueError, match="c.pth names the model .*allowed from a file.*--model"):

@@ -1,4 +1,4 @@
-"""The table and the picture, from small invented results."""
+"""The table and the picture, from small synthetic results."""
 
 import json
 

@@ -21,7 +21,7 @@ def parquet(path, texts, column="text"):
 
 
 def write(folder, suffix, texts):
-    """A file of that kind holding ``texts``."""
+    """Write ``texts`` to a file of the given kind."""
     path = folder / f"x{suffix}"
     if suffix == ".parquet":
         parquet(path, texts)

@@ -1,4 +1,4 @@
-"""From documents to subwords to a data-bin: sizes, ids, counts, what is done again and what is not."""
+"""From documents to subwords to a data-bin: sizes, ids, counts, and which steps are repeated."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LINES = [" ".join(WORDS[(i * k + k) % len(WORDS)] for k in range(1, 9)) for i in
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of the lines above with 300 rows, and the folder with its dictionary."""
+    """A sentencepiece model of the lines above with 300 pieces, and the folder with its dictionary."""
     folder = tmp_path_factory.mktemp("model")
     train_sentencepiece(LINES, folder / "m.model", 300, masked=False, threads=1)
     loaded = sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
@@ -55,7 +55,7 @@ def test_sampling_draws_from_everything(tmp_path, monkeypatch):
     lines = ["aaa bbb"] * 2000 + ["ccc ddd"] * 2000
     train_sentencepiece(lines, tmp_path / "m.model", 268, masked=False, threads=1)
     loaded = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
-    assert not any(loaded.is_byte(i) for i in loaded.encode("abcd"))  # every character was seen
+    assert not any(loaded.is_byte(i) for i in loaded.encode("abcd"))  # every character occurred in training
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
@@ -155,7 +155,7 @@ def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A trial through the real command; the command and its folder."""
+    """The command of a small run, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "any.txt").write_text("".join(line + "\n" for line in LINES))
     command = [sys.executable, "-m", "recipes.flash.prepare", "c4", "--file", str(folder / "any.txt")]
@@ -195,7 +195,7 @@ def test_what_is_done_is_not_done_again(prepared, capsys):
     assert prepare.main(command[3:]) == 0
     assert capsys.readouterr().out.count("up to date") == 6
     rewritten = [path.name for path, time in before.items() if path.stat().st_mtime_ns != time]
-    assert rewritten == ["dict.txt"]  # written each time, from the model
+    assert rewritten == ["dict.txt"]  # written in every run, from the model
 
 
 def test_once_looks_at_the_key(tmp_path):

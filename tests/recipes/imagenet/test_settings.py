@@ -14,7 +14,7 @@ from recipes.shared.commands import ROOT
 
 FOLDER = ROOT / "recipes" / "imagenet"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-#: What may differ between DeiT's settings and those of DAFT, which the paper trains by them.
+#: Settings that may differ between DeiT's and DAFT's files; the paper trains DAFT with DeiT's.
 OF_DAFT = {"model", "batch_size", "amp", "amp_dtype"}
 
 
@@ -31,7 +31,7 @@ def test_settings(name):
     values = settings(name)
     assert values["model"] == name
     assert timm.is_model(name)
-    assert all("-" not in key for key in values)  # names of attributes, as --config needs them
+    assert all("-" not in key for key in values)  # attribute names, as --config requires
     assert set(values) <= set(settings("flowformer_deit_s")) | {"clip_grad", "clip_mode"}
     numbers = ("lr_base", "weight_decay", "warmup_lr", "min_lr", "opt_eps")
     assert all(isinstance(values[key], float) for key in numbers)  # YAML reads 1e-8 as text
@@ -53,7 +53,7 @@ def test_daft_is_trained_as_deit():
 
 
 def commands():
-    """Every train.py, validate.py and "..." line of the README that names a model or its arguments, by its words."""
+    """The words of each train.py, validate.py and "..." line of the README with a model or its arguments."""
     blocks = re.findall(r"```shell\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
@@ -61,7 +61,7 @@ def commands():
 
 
 def test_models_of_the_readme_are_built():
-    """Each with the arguments that stand there, read as train.py reads them."""
+    """Each model is built with the README's arguments, parsed as in train.py."""
     readme_commands = commands()
     assert len(readme_commands) > 30
     for words in readme_commands:

@@ -1,4 +1,4 @@
-"""The generator: targets are what the marks say, splits are apart, the same seed makes the same bytes."""
+"""The generator: targets follow the marks, splits are disjoint, equal seeds give equal bytes."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from recipes.long_copy import prepare
 from recipes.long_copy.passages import MARK, Layout, Symbols, draw
 from recipes.long_copy.prepare import SPLITS
 
-#: 4,000 characters with spaces, ends of lines, tabs and letters of two bytes; every stretch of 16, a line, occurs once.
+#: 4,000 characters with spaces, newlines, tabs and two-byte letters; each sequence of 16, a line, occurs once.
 TEXT = "".join(f"{i:04d} é\t{i * i:08d}\n" for i in range(250))
 SIZES = ["--source-tokens", "80", "--spans", "3", "--span-tokens", "7", "--train", "20", "--valid", "5", "--test", "6"]
 
 
 def made(tmp_path, name="out", more=(), text=TEXT):
-    """The folder of data of a text."""
+    """The data folder of a text."""
     file = tmp_path / "text.txt"
     file.write_text(text, encoding="utf-8")
     assert prepare.main(["--file", str(file), "--out", str(tmp_path / name), *SIZES, *more]) == 0
@@ -30,14 +30,14 @@ def lines(folder, split, language):
 
 
 def characters(symbols):
-    """Symbols as the text they stand for."""
+    """The text that symbols represent."""
     spaces = {"▁": " "}
     plain = (symbol.removeprefix(MARK) for symbol in symbols)
     return "".join(chr(int(x[2:], 16)) if x.startswith("U+") else spaces.get(x, x) for x in plain)
 
 
 def test_every_target_is_what_the_marks_say(tmp_path):
-    """Read symbol by symbol; a source without its marks is a stretch of the text."""
+    """Checked symbol by symbol; a source without its marks is a passage of the text."""
     folder = made(tmp_path)
     for split, count in zip(SPLITS, (20, 5, 6)):
         sources, targets = lines(folder, split, "source"), lines(folder, split, "target")
@@ -54,7 +54,7 @@ def test_every_target_is_what_the_marks_say(tmp_path):
 
 
 def test_no_passage_is_in_two_splits(tmp_path):
-    """Each split is of its own part of the text, in which no stretch of a line occurs twice."""
+    """Each split uses its own part of the text, in which each line-long passage occurs once."""
     folder = made(tmp_path)
     stretches = {}
     for split in SPLITS:
@@ -77,7 +77,7 @@ def test_same_bytes_for_the_same_seed(tmp_path):
 
 
 def test_passages_are_anywhere_in_their_parts():
-    """At the first place of a part, at the last, and side by side; the text itself stays as it is."""
+    """At the first and last position of a part, and side by side; the text is not modified."""
     symbols, layout = Symbols("abcdefgh"), Layout(14, 2, 3)
     text, positions = symbols.numbers("abcdefgh" * 3), set()
     original = text.copy()
@@ -92,7 +92,7 @@ def test_passages_are_anywhere_in_their_parts():
 
 
 def test_made_once(tmp_path, capsys):
-    """The second time nothing is written; other sizes are refused in the same folder."""
+    """A second call writes nothing; other sizes in the same folder are refused."""
     folder = made(tmp_path)
     modified = (folder / "dict.source.txt").stat().st_mtime_ns
     assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == modified
@@ -102,7 +102,7 @@ def test_made_once(tmp_path, capsys):
 
 
 def test_interrupted(tmp_path, monkeypatch):
-    """What is not complete is not there, and is made by the next call."""
+    """Incomplete data is not kept; the next call makes it."""
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The comparison from the generator to the tables, once; its commands, its numbers, and the picture of a model."""
+"""The whole comparison from generator to tables; its commands, its numbers, and the picture of a model."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ def option(arguments, name):
 
 
 def test_every_model_has_the_same_budget():
-    """But for the architecture, FLASH's widths and the seed, commands are equal, in the order of the seeds."""
+    """Commands, ordered by seed, differ only in architecture, FLASH's widths and seed."""
     trainings = compare.EXPERIMENT.planned(dataclasses.replace(OPTIONS, models=list(MODELS)), Data(Path("x"), {}))
     assert [run.training.name for run in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
     differing = {"--arch", "--encoder-layers", "--encoder-attention-heads", "--encoder-ffn-embed-dim"}
@@ -37,7 +37,7 @@ def test_every_model_has_the_same_budget():
 
 
 def test_ablations_are_options_of_flow_attention():
-    """Of each table the paper's number of rows; each row is Flowformer with its own options, and one is without."""
+    """Each table has the paper's number of rows; each row is Flowformer with distinct options, one with none."""
     assert [len(TABLES[table]) for table in ("2", "10", "11")] == [15, 3, 4]
     assert {name for rows in TABLES.values() for name in rows} <= set(MODELS)
     for table in ("10", "11"):
@@ -97,7 +97,7 @@ def compared(tmp_path_factory, imported_already):
 
 
 def test_from_the_generator_to_the_table(compared, capsys, monkeypatch):
-    """The second time nothing runs; another learning rate is refused in the same folder."""
+    """A second call runs nothing; another learning rate in the same folder is refused."""
     out, arguments = compared
     (result,) = json.loads((out / "results.json").read_text())["results"]
     log = (out / "runs" / "flow.1" / "train.log").read_text()

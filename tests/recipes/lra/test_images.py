@@ -1,4 +1,4 @@
-"""Image and Pathfinder: pixels as tokens, black ones too, the splits, and damaged files."""
+"""Image and Pathfinder: pixels as tokens, including black ones, the splits, and damaged files."""
 
 import numpy as np
 import pytest
@@ -25,14 +25,14 @@ def dataset_classes(data_bin):
 
 
 def test_grey_is_rounded_down():
-    """0.2989 R + 0.587 G + 0.114 B: white is 254 in float32, since the shares sum to 0.9999."""
+    """0.2989 R + 0.587 G + 0.114 B: white is 254 in float32, since the weights sum to 0.9999."""
     pixels = np.array([[[255, 255, 255], [0, 0, 0], [255, 0, 0], [10, 20, 30]]], np.uint8)
     assert image.to_grey(pixels).tolist() == [[254, 0, 76, 18]]
 
 
 @pytest.fixture
 def small_cifar(tmp_path, monkeypatch):
-    """An archive in CIFAR-10's form, with 20 images in a file in place of 10,000."""
+    """An archive in CIFAR-10's format with 20 images per file instead of 10,000."""
     monkeypatch.setattr(prepare, "IMAGES_PER_FILE", 20)
     monkeypatch.setattr(image, "HELD_OUT", 10)
     files = {}
@@ -61,7 +61,7 @@ def test_cifar(small_cifar, tmp_path):
 
 @pytest.fixture
 def release(tmp_path):
-    """20 images in Pathfinder's form, in two folders with two files of metadata, of which one image is empty."""
+    """20 images in Pathfinder's format, in two folders with two metadata files; one image is empty."""
     folder = tmp_path / "lra_release" / "pathfinder32" / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
     for part in (10, 9):
@@ -80,7 +80,7 @@ def test_pathfinder(release, tmp_path):
     assert pathfinder.main(["--file", str(release.parents[1]), "--out", str(tmp_path / "out")]) == 0
     data_bin = tmp_path / "out" / "data-bin"
     sequences = [sequence for split in ("train", "valid", "test") for sequence in read(data_bin, "input0", split)]
-    # In the order of the numbers 9 and 10, not of the letters.
+    # In numerical order of 9 and 10, not alphabetical.
     assert [int(sequence[0]) for sequence in sequences] == [20 * i + part for part in (9, 10) for i in range(10)]
     assert [len(read(data_bin, "label", split)) for split in ("train", "valid", "test")] == [16, 2, 2]
     assert [int(label[0]) for label in read(data_bin, "label", "test")] == [0, 1]

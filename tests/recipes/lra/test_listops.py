@@ -1,4 +1,4 @@
-"""ListOps: its rules, the same bytes whatever the processes, resumption, the released tables, and damaged ones."""
+"""ListOps: rules, equal bytes for any number of processes, resumption, released and damaged tables."""
 
 import itertools
 import random
@@ -42,7 +42,7 @@ def test_what_is_no_expression(text):
 
 
 def test_drawn_expressions_follow_the_rules():
-    """Values, lengths, depth, numbers of arguments, and the shares of operators and of the root's digits."""
+    """Values, lengths, depth, numbers of arguments, and frequencies of operators and of digits at the root."""
     rng = random.Random(3)
     expressions = [draw(rng, 0, 2000) for _ in range(4000)]
     assert statistics.fmean(len(symbols) == 1 for symbols, _ in expressions) == pytest.approx(0.75, abs=0.03)
@@ -70,7 +70,7 @@ def test_lengths_are_strict_limits():
 
 
 def contents(folder):
-    """The bytes of each file but the list of what was made, whose order is that in which processes come to it."""
+    """The bytes of each file except the list of made files, whose order depends on the processes."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARK]
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     rows = [line.split("\t") for split_lines in lines for line in split_lines[1:]]
     assert len({source for source, _ in rows}) == 650
     assert all(evaluate(source.split()) == int(target) for source, target in rows)
-    # fairseq reads what the table says.
+    # fairseq reads the table's content.
     data_bin = tmp_path / "one" / "data-bin"
     symbols = Dictionary.load(str(data_bin / "input0" / "dict.txt"))
     labels = Dictionary.load(str(data_bin / "label" / "dict.txt"))
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
 
 
 def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
-    """The second block fails once; the first is not drawn again, and the result is that of one go."""
+    """The second block fails once; the first is not drawn again, and the result equals an uninterrupted run."""
     listops.generate(SMALL, tmp_path / "whole", processes=1)
     blocks, modified = tmp_path / "out" / "blocks", []
     draw, calls = listops_blocks.draw, itertools.count()
@@ -138,7 +138,7 @@ def test_lengths_without_an_expression_are_refused(tmp_path, least, most, capsys
 
 
 def test_more_expressions_than_there_are(tmp_path):
-    """Ten digits are all the expressions of one symbol."""
+    """There are only ten expressions of one symbol: the digits."""
     with pytest.raises(ValueError, match=r"ask for 30 .*allowed: about 10,"):
         listops.generate(Plan(1, 10, 10, 10, 0, 2), tmp_path, processes=1)
     assert not (tmp_path / "train.tsv").exists()

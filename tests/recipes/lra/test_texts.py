@@ -16,7 +16,7 @@ def read(data_bin, kind, split):
 
 
 def reviews(**replaced):
-    """An archive as IMDb's, ten reviews of each class and part, whose text says which they are."""
+    """An archive in IMDb's format, ten reviews per class and part, whose text names both."""
     files = {"aclImdb/README": b"no review", "aclImdb/train/unsup/0_0.txt": b"without a label"}
     for part in ("train", "test"):
         for label in ("neg", "pos"):
@@ -31,7 +31,7 @@ def test_reviews(tmp_path):
     text.write(path, tmp_path / "out", 12)
     splits = {split: read(tmp_path / "out" / "data-bin", "input0", split) for split in ("train", "valid", "test")}
     assert [len(splits[split]) for split in splits] == [18, 2, 20]
-    assert bytes(splits["train"][0]) == b"train neg 0\xc3"  # cut inside of a letter, as bytes are
+    assert bytes(splits["train"][0]) == b"train neg 0\xc3"  # cut inside a character, since tokens are bytes
     assert [bytes(sequence)[:11] for sequence in splits["valid"]] == [b"train neg 9", b"train pos 9"]
     assert read(tmp_path / "out" / "data-bin", "label", "valid") == [[0], [1]]
     assert all(bytes(sequence).startswith(b"test") for sequence in splits["test"])
@@ -78,7 +78,7 @@ def test_pairs(tmp_path):
 
 
 def test_pairs_of_the_archive(tmp_path):
-    """Only what is wanted is extracted; the second call takes the folder."""
+    """Only the needed files are extracted; the second call reads the folder."""
     files = {f"lra_release/tsv_data/{name}": PAIRS.encode() for name in retrieval.RELEASED.values()}
     (tmp_path / "lra_release.gz").write_bytes(tarred({**files, "lra_release/pathfinder32/0.png": b"x"}))
     out = tmp_path / "out"

@@ -9,13 +9,13 @@ from recipes.offline_rl import averages
 
 
 def description(name: str) -> dict:
-    """Of data whose returns are 0 to 200."""
+    """A description of data with returns from 0 to 200."""
     sizes = {"mean": [0.0], "std": [1.0], "low": [-1.0], "high": [1.0], "longest": 10}
     return {"name": name, "environment": "", **sizes, "lowest": 0.0, "average": 50.0, "highest": 200.0}
 
 
 def episodes(*totals: float) -> list[dict]:
-    """Episodes for a target, and one for a lower target, which does not count."""
+    """Episodes for a target, and one for a lower target, which is ignored."""
     high = [{"target": 9.0, "seed": i, "total": total, "steps": 5} for i, total in enumerate(totals)]
     return [*high, {"target": 1.0, "seed": 0, "total": 1e6, "steps": 5}]
 

@@ -1,4 +1,4 @@
-"""Trained models in an environment: both ways of acting, returns by target, and environments that do not fit."""
+"""Trained models in an environment: both ways of acting, returns by target, and mismatched environments."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ def hub(checkpoint: Path) -> DecisionHubInterface:
 
 
 def test_both_ways_of_acting_give_the_same_episodes(hub: DecisionHubInterface) -> None:
-    """All 200 steps anew for each action, and one at a time from the state; a shorter window gives others."""
+    """Recomputing all 200 steps per action equals decoding with a state; a shorter window differs."""
     anew = played(hub, "Pendulum-v1", TARGETS, 1, context=200).episodes
     state = played(hub, "Pendulum-v1", TARGETS, 1, context="full").episodes
     window = played(hub, "Pendulum-v1", TARGETS, 1).episodes
@@ -39,7 +39,7 @@ def test_both_ways_of_acting_give_the_same_episodes(hub: DecisionHubInterface) -
 
 
 def test_episodes_repeat_and_do_not_depend_on_their_neighbours(hub: DecisionHubInterface) -> None:
-    """An episode follows from its target and its seed."""
+    """An episode is determined by its target and its seed."""
     episodes = played(hub, "Pendulum-v1", TARGETS, 2, seed=5).episodes
     (alone,) = played(hub, "Pendulum-v1", TARGETS[1:], 1, seed=6).episodes
     assert [(episode.target, episode.seed) for episode in episodes] == [(t, s) for t in TARGETS for s in (5, 6)]
@@ -47,7 +47,7 @@ def test_episodes_repeat_and_do_not_depend_on_their_neighbours(hub: DecisionHubI
 
 
 def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A row for each target, over checkpoints too; every episode as JSON; the environment is the data's."""
+    """A row per target, also over checkpoints; all episodes as JSON; the data's environment is used."""
     files = [str(checkpoint), str(checkpoint)]
     output = tmp_path / "returns.json"
     assert evaluate.main([*files, "--targets", "-1500,-300", "--episodes", "2", "--output", str(output)]) == 0
@@ -76,7 +76,7 @@ def test_what_does_not_fit(checkpoint: Path, arguments: list[str], message: str,
 def test_a_module_that_a_file_names_is_not_imported(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """gymnasium imports what stands before a colon: from the file's word it is refused, typed it is taken."""
+    """gymnasium imports the part before a colon: refused if it comes from a file, accepted if typed."""
     (tmp_path / "foreign_module.py").write_text("open('imported', 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -92,7 +92,7 @@ def test_a_module_that_a_file_names_is_not_imported(
 
 @pytest.mark.parametrize("value", [3, None, [1.0, -1.0], {"a": 1}])
 def test_a_description_that_is_none(checkpoint: Path, value, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """What a checkpoint says of the data is read as carefully as a folder is."""
+    """A checkpoint's description of the data is validated like a folder's."""
     state = torch.load(checkpoint)
     state["task_state"]["description"]["std"] = value
     torch.save(state, tmp_path / "foreign.pt")
@@ -101,7 +101,7 @@ def test_a_description_that_is_none(checkpoint: Path, value, tmp_path: Path, cap
 
 
 def test_models_of_other_data_are_not_averaged(checkpoint: Path, hub, monkeypatch, capsys) -> None:
-    """Data of one name whose numbers differ are other data: returns were scored by other bounds."""
+    """Data with equal names but different numbers are different data: scores use other bounds."""
     other_hub = SimpleNamespace(described=replace(hub.described, highest=hub.described.highest + 1.0))
     hubs = iter([hub, other_hub])
     monkeypatch.setattr(evaluate, "load", lambda _: next(hubs))
@@ -123,7 +123,7 @@ def test_other_actions_and_longer_episodes(hub: DecisionHubInterface) -> None:
 
 
 def test_cost(capsys: pytest.CaptureFixture) -> None:
-    """A row for each model and way of acting, a number for each step."""
+    """A row per model and way of acting, a number per step."""
     assert cost.main(["--archs", "linear", "--steps", "3,2", "--context", "2"]) == 0
     output = capsys.readouterr().out
     rows = [line for line in output.splitlines() if line.strip().startswith("linear_decision")]

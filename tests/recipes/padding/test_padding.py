@@ -1,4 +1,4 @@
-"""Leaks: ours are 0, those of public packages and of a toy are found, and the README has the measured numbers."""
+"""Leaks: ours are 0, those of public packages and of a toy are detected, and the README has the numbers."""
 
 import re
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_package_that_is_not_there_or_fails_is_a_row_that_says_so(tmp_path, mo
 
 
 def test_the_reference_says_how_much_padding_changes_in_packages():
-    """The largest number of all packages, and of how many mechanisms it changes anything."""
+    """The README has the largest leak over all packages, and the number of affected mechanisms."""
     table = (ROOT / "recipes" / "padding" / "README.md").read_text().splitlines()
     largest: dict[tuple[str, str], float] = {}
     for cells in (line.strip("| ").split("|") for line in table if line.startswith("| `")):
