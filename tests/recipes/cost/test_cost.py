@@ -25,8 +25,8 @@ def heads(n: int, count: int = 3, d: int = D) -> list[Tensor]:
 @pytest.mark.parametrize("n", LENGTHS)
 def test_products_by_hand(n: int) -> None:
     """Causal softmax attention computes the whole square. Linear attention has k v and q (k v), and
-    Flow-Attention six more products of n vectors with one vector, for its flows. DAFT-conv multiplies a window of keys by
-        values and sums the keys, for each head.
+    Flow-Attention six more products of n vectors with one vector, for its flows. DAFT-conv multiplies windows of keys
+    by values and sums the keys, for each head.
     """
     for causal in (False, True):
         counted = multiply_adds(lambda c=causal: F.scaled_dot_product_attention(*heads(n), is_causal=c))

@@ -155,7 +155,7 @@ def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """The command of a small run, and the folder that it wrote."""
+    """The command of a small run, the folder that it wrote, and its output."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "any.txt").write_text("".join(line + "\n" for line in LINES))
     command = [sys.executable, "-m", "recipes.flash.prepare", "c4", "--file", str(folder / "any.txt")]

@@ -71,7 +71,7 @@ def test_a_package_that_is_not_there_or_fails_is_a_row_that_says_so(tmp_path, mo
 
 
 def test_the_reference_says_how_much_padding_changes_in_packages():
-    """The README has the largest leak over all packages, and the number of affected mechanisms."""
+    """MECHANISMS.md has the largest leak over all packages, and the number of affected mechanisms."""
     table = (ROOT / "recipes" / "padding" / "README.md").read_text().splitlines()
     largest: dict[tuple[str, str], float] = {}
     for cells in (line.strip("| ").split("|") for line in table if line.startswith("| `")):

@@ -1,4 +1,4 @@
-"""``python -m recipes.papers`` lists, prints tables, rows and figures, and makes the tables of the READMEs."""
+"""``python -m recipes.papers``: lists, tables, rows, figures, and the tables of the READMEs."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_list_has_every_table_and_figure(capsys):
     ],
 )
 def test_a_table_a_row_and_a_figure(arguments, shown, capsys):
-    """With what was measured, and why nothing was, or nothing trains or draws it."""
+    """Output includes measurements, or the reason why there are none or why nothing trains or draws it."""
     assert main(arguments.split()) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in shown)
@@ -79,7 +79,7 @@ def test_what_is_not_there_is_an_error_with_what_is(arguments, said, capsys):
 
 @pytest.mark.parametrize("path", readmes.readmes(), ids=lambda path: path.parent.name)
 def test_the_tables_of_a_readme_are_those_of_the_papers(path):
-    """Otherwise: python -m recipes.papers --write-readmes"""
+    """If this fails, run python -m recipes.papers --write-readmes."""
     text = path.read_text()
     assert readmes.rewritten(text) == text
 
@@ -101,7 +101,7 @@ def test_a_readme_is_made_anew_and_nothing_else_in_it_changes():
 
 
 def test_a_readme_has_what_was_measured_and_what_was_not_run():
-    """A column for each comparison; a row that another one has is left empty."""
+    """A column per comparison; cells of rows that a comparison lacks are empty."""
     document = readmes.document("flowformer", read_paper("flowformer").tables["2"])
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in document.splitlines() if line.startswith("| ")}
     assert rows["MODEL"].endswith("| in small (1) | in small (2) |")

@@ -1,4 +1,4 @@
-"""Every table and figure of the papers is there, with its rows as printed, and belongs to entries."""
+"""Every table and figure of the papers exists, with its rows as printed, and has entries."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_all_rows_or_all_columns_have_an_entry(paper, number):
 
 
 def test_a_name_that_is_not_printed_is_refused(monkeypatch):
-    """A row of the YAML file with a name misspelt would be lost."""
+    """A misspelt row name in the YAML file would be lost."""
     paper = read_paper("daft")
     cut = {number: table._replace(rows=table.rows[:-1]) for number, table in paper.tables.items()}
     monkeypatch.setattr(entries, "read_paper", lambda name: paper._replace(tables=cut))

@@ -1,4 +1,4 @@
-"""Running commands: shown, logged, watched, measured; a failure says what and where."""
+"""Running commands: printed, logged, watched, measured; failures name the command and the log."""
 
 import sys
 import time

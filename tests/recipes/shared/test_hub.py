@@ -14,7 +14,7 @@ FILES = {"en/train-0.parquet": b"train" * 100, "en/train-1.parquet": b"more", "e
 
 @pytest.fixture
 def pages(monkeypatch):
-    """A hub with the files above; its pages and its requests."""
+    """A hub with the files above: its pages and requests."""
     served_pages = hub_pages(FOLDER.dataset, FOLDER.revision, FILES)
     with serve(served_pages) as served:
         use_hub(monkeypatch, served.address)

@@ -1,4 +1,4 @@
-"""The frame of every recipe's command line: one line and a status instead of a traceback."""
+"""The entry point of every recipe: one line and an exit status instead of a traceback."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_errors_are_one_line_and_status_1(error, capsys):
 
 
 def test_faults_of_the_machine_are_one_line(capsys):
-    """They name the file; that of memory says so."""
+    """Errors of files name the file; lack of memory is reported as such."""
     for error, message in (
         (OSError(28, "No space left on device", "x/y"), "No space left on device: 'x/y'"),
         (PermissionError(13, "Permission denied", "x/y"), "Permission denied: 'x/y'"),

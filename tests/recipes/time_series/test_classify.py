@@ -1,4 +1,4 @@
-"""The methods that are no networks: distances and features by hand, what they learn, and their command."""
+"""Methods other than networks: distances and features by hand, accuracy, and their command."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def literal_dtw(one: np.ndarray, other: np.ndarray) -> float:
-    """The least sum along any path, by the recursion of the paper."""
+    """The minimal sum over all paths, by the paper's recursion."""
     table = np.full((len(one) + 1, len(other) + 1), np.inf)
     table[0, 0] = 0.0
     for i in range(1, len(one) + 1):
@@ -35,7 +35,7 @@ def literal_dtw(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_warped_distances_are_those_of_the_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of series of any lengths, one step too; whatever stands in padding, and however many are held at once."""
+    """For series of any lengths, also one step; independent of padding values and of the block size."""
     rng = np.random.default_rng(0)
     train_series = [rng.normal(size=(steps, 3)) for steps in (1, 7, 4, 9)]
     padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in train_series], True, padding_value=-5.0)
@@ -67,7 +67,7 @@ def test_kernels_are_drawn_as_the_paper_says() -> None:
 
 
 def test_features_by_hand() -> None:
-    """The share of outputs above 0 and the largest, of series that were filled up or cut."""
+    """The fraction of outputs above 0 and the maximum, for padded or cut series."""
     series = [np.random.default_rng(i).normal(3.0, 2.0, size=(steps, 2)) for i, steps in enumerate((9, 14, 30))]
     batch = rocket.together(series, 14)
     assert batch.shape == (3, 2, 14) and batch[0, :, 9:].abs().max() == 0.0
@@ -84,7 +84,7 @@ def test_features_by_hand() -> None:
 
 @pytest.mark.parametrize("name", classify.CLASSIFIERS)
 def test_each_learns_the_waves(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frequencies of series of unequal lengths, of which some test series are cut; chance is 33 %."""
+    """Frequencies of series of unequal lengths; some test series are cut; chance is 33 %."""
     monkeypatch.setattr(rocket, "KERNELS", 200)
     accuracy = classify.accuracy(name, data, 1)
     assert accuracy >= (60.0 if name == "hist_gradient_boosting" else 80.0)
@@ -92,7 +92,7 @@ def test_each_learns_the_waves(name: str, data: Path, monkeypatch: pytest.Monkey
 
 
 def test_labels_are_those_of_the_data() -> None:
-    """Integers too."""
+    """Labels may be integers."""
     series, labels = waves(12, 1)
     train = Split([steps.astype(np.float32) for steps in series], [len(label) for label in labels])
     assert set(classify.CLASSIFIERS["dtw"](train, train.series, 1)) == set(train.labels)
@@ -100,7 +100,7 @@ def test_labels_are_those_of_the_data() -> None:
 
 
 def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """In processes of their own, two seeds only where something is drawn; a result is not made again."""
+    """In separate processes, two seeds only for random methods; existing results are not repeated."""
     options = compare.Series(models=["dtw", "rocket"], seeds=2)
     planned = compare.EXPERIMENT.planned(options, Data(data, {}))
     assert [(run.model, run.seed) for run in planned] == [("dtw", 1), ("rocket", 1), ("rocket", 2)]
@@ -117,7 +117,7 @@ def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, cap
 def test_what_is_missing_is_named(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A folder without data, series too short for any kernel, and scikit-learn."""
+    """Errors name a folder without data, series too short for any kernel, and missing scikit-learn."""
     assert classify.main([str(tmp_path), "--model", "dtw"]) == 1
     assert "lacks series.json; allowed" in capsys.readouterr().err
     short = [np.zeros((4, CHANNELS)), np.ones((4, CHANNELS))], ["a", "b"]

@@ -1,4 +1,4 @@
-"""The comparison of attentions on time series: commands, table, and that complete trainings are not repeated."""
+"""The comparison of attentions on time series: commands, table, and skipping of complete trainings."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ POINT = '2026-11-22 06:00:0%d | INFO | test | {"epoch": %d, "test_accuracy": "%s
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    """Of a comparison of two models, two seeds and six epochs on two series."""
+    """Arguments of a comparison of two models, two seeds and six epochs on two series."""
     for part in ("TRAIN", "TEST"):
         (tmp_path / f"Toy_{part}.ts").write_text("\n".join([*HEADER, *CASES]) + "\n")
     names = ["--dataset", "Toy", "--file", str(tmp_path / "Toy_TRAIN.ts"), "--out", str(tmp_path / "out")]
@@ -31,19 +31,19 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def record(model: str, accuracies: list[float], parameters: int = 0, seconds: float = 60.0) -> Record:
-    """A training with these accuracies."""
+    """The record of a training with these accuracies."""
     fields = {"model": model, "seed": 1, "parameters": parameters, "seconds": seconds}
     return {**fields, "accuracies": accuracies, **compare.ends(accuracies)}
 
 
 def train_arguments(name: str, longest: int, dataset: str = "JapaneseVowels", epochs: int = 100) -> list[object]:
-    """The arguments of fairseq-train for a model of series of at most so many steps."""
+    """The arguments of fairseq-train for a model of series with a given maximum length."""
     options = Series(dataset=dataset, models=[name], epochs=epochs)
     return compare.train_arguments(options, Data(Path("data"), {"longest": longest}), name, 1)
 
 
 def complete(out: Path, name: str, accuracies: list[float]) -> None:
-    """A folder as a complete training leaves it."""
+    """Write a folder as a complete training does."""
     folder = out / name
     folder.mkdir(parents=True)
     trained = Trained(name, "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
@@ -83,7 +83,7 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
 def test_trainings_of_another_part_are_added(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """They are not made again, their run stands in the table, and what was asked for decides which are shown."""
+    """They are not repeated, the table names their run, and the options determine which rows are shown."""
     for name in ("flowformer.1", "flowformer.2"):
         complete(tmp_path / "first", name, [50.0, 90.0, 80.0])
     made_by(compare.EXPERIMENT.command, tmp_path / "first")
@@ -104,7 +104,7 @@ def test_trainings_of_another_part_are_added(
 
 
 def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
-    """The authors' training; fairseq's own parser takes every option of every architecture."""
+    """The authors' training; fairseq's parser accepts every option of every architecture."""
     own_options = {}
     for name in known_names(compare.SUFFIX):
         command = [str(x) for x in train_arguments(name, 26)]
@@ -138,14 +138,14 @@ def test_epochs_and_optimizer_are_the_authors() -> None:
 
 @pytest.mark.parametrize("epochs, validate, save", [(100, 2, 10), (14, 2, 2), (15, 1, 5), (1, 1, 1)])
 def test_the_last_epoch_is_evaluated_and_saved(epochs: int, validate: int, save: int) -> None:
-    """fairseq does neither by itself where --max-epoch ends a training."""
+    """fairseq does neither by default when --max-epoch ends a training."""
     command = train_arguments("linear", 100, "BasicMotions", epochs)
     intervals = [command[command.index(option) + 1] for option in ("--validate-interval", "--save-interval")]
     assert intervals == [validate, save] and Series(epochs=epochs).evaluated[-1] == epochs
 
 
 def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of one point would not be seen."""
+    """A line of one point would be invisible."""
     drawn_curves = []
     monkeypatch.setattr(compare.plt.Axes, "plot", lambda self, *points, **look: drawn_curves.append((points, look)))
     monkeypatch.setattr(compare, "legend_beside", lambda axes: None)
@@ -158,7 +158,7 @@ def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pyte
 
 
 def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_path: Path) -> None:
-    """Without parameters, with the paper's column beside them; names may stand apart or between commas."""
+    """Rows without parameters but with the paper's column; names are separated by spaces or commas."""
     parse = compare.EXPERIMENT.parse
     assert parse(["--models", "dtw", "rocket,lstm_time_series"]).models == ["dtw", "rocket", "lstm"]
     assert parse([]).models == compare.default_names()

@@ -1,4 +1,4 @@
-"""The table of timm's families is what the survey finds, for a sample, and no family is missing."""
+"""The table of timm's families matches the survey for a sample, and no family is missing."""
 
 import pytest
 import timm
@@ -72,7 +72,7 @@ def test_the_survey_goes_on_where_it_was_cut_off(tmp_path):
 
 
 def test_a_file_of_others_is_neither_added_to_nor_replaced(tmp_path):
-    """As records or as the table; a table that the survey wrote is written anew."""
+    """Neither as records nor as the table; the survey replaces its own tables."""
     notes = tmp_path / "notes.txt"
     notes.write_text("years of work\n")
     with pytest.raises(ValueError, match="notes.txt, line 1.*allowed"):
@@ -86,7 +86,7 @@ def test_a_file_of_others_is_neither_added_to_nor_replaced(tmp_path):
         assert (tmp_path / "table.md").read_text() == content
     with pytest.raises(ValueError, match="table.md"):
         check_document(tmp_path / "table.md", "recipes.bench.kernels", "--out")
-    check_document(PATH, "recipes.timm_families", "--output")  # the one in the checkout
+    check_document(PATH, "recipes.timm_families", "--output")  # the table in the checkout
 
 
 def test_rows_are_read_as_they_are_written():

@@ -1,4 +1,4 @@
-"""Answers of trained models, written down and evaluated as the data set's own evaluation does."""
+"""Answers of trained models, written to files and evaluated as in the official evaluation."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from tests.fairseq_plugin.helpers.spans import training_command, write_names
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two trainings, of which one hardly learns; costs the start of a process."""
+    """Two trainings, one of which hardly learns; costs the start of a process."""
     root = tmp_path_factory.mktemp("answers")
     data = write_names(root / "data-bin")
     commands = [
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
 
 
 def test_the_best_of_several_checkpoints_answers(trained, tmp_path, capsys):
-    """Scores are those of validation, and the answers of the best are written, from name to text."""
+    """Scores equal those of validation; the best checkpoint's answers are written, name -> text."""
     output = tmp_path / "answers" / "predictions.json"
     arguments = ["--data", str(trained.data), "--output", str(output), "--batch-size", "7"]
     assert answer.main([*map(str, trained.paths), *arguments]) == 0
@@ -81,7 +81,7 @@ def test_scores_count_every_question():
 
 
 def test_evaluation_of_written_answers(questions, tmp_path, capsys):
-    """All right, one wrong, one missing; what the file does not hold is not asked."""
+    """All right, one wrong, one missing; questions that are not in the file do not count."""
     file = questions / "qa" / "wikipedia-dev.json"
     values = {entry["QuestionId"]: entry["Answer"]["Value"] for entry in json.loads(file.read_text())["Data"]}
     path = tmp_path / "answers.json"

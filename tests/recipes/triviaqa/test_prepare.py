@@ -1,4 +1,4 @@
-"""From TriviaQA's files to a folder of the task: names, gold spans in text of any script, and what is missing."""
+"""From TriviaQA's files to the task's folder: names, gold spans in any script, and missing files."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def entry(number: int, aliases: list[str], entities: list[dict], results: list[d
 
 
 def write_data(folder: Path, entries: list[dict], texts: dict[str, str], domain: str = "Wikipedia", **more) -> Path:
-    """The same entries as train and dev."""
+    """Write the same entries as train and dev."""
     (folder / "qa").mkdir(parents=True)
     for split in ("train", "dev"):
         content = {"Data": entries, "Domain": domain, "VerifiedEval": False, "Version": 1.0, **more}
@@ -57,7 +57,7 @@ def spelled(data_bin: Path, split: str) -> list[tuple[str, str, list[str]]]:
 
 
 def test_generated_questions(questions, subwords, tmp_path, capsys):
-    """Each page has the name once; the document is the page, and the question is there."""
+    """Each page has the name once; documents equal the pages, and questions are kept."""
     assert run(questions, subwords, tmp_path / "out") == 0
     assert "60 questions" in capsys.readouterr().out
     data_bin = tmp_path / "out" / "data-bin"
@@ -69,7 +69,7 @@ def test_generated_questions(questions, subwords, tmp_path, capsys):
             assert key == question.name and question.answers[0].split()[-1] == question.answers[1]
             assert [normalise_answer(text) for text in gold] == [question.answers[0]]
             assert document == " ".join(paragraphs((questions / "evidence" / question.documents[0]).read_text()))
-    assert run(questions, subwords, tmp_path / "out", "--limit", "5") == 0  # again, and it may replace its own
+    assert run(questions, subwords, tmp_path / "out", "--limit", "5") == 0  # again: it may replace its own files
     assert len(read_span_split(data_bin, "train").questions) == 5
 
 
@@ -89,7 +89,7 @@ def test_more_people_than_there_are(tmp_path, capsys):
 
 
 def test_documents_of_several_questions_and_of_the_web(subwords, tmp_path):
-    """A document is stored once; names are those of the official evaluation; training leaves out what has no answer."""
+    """Documents are stored once; names are official; training drops questions without answers."""
     texts = {"wikipedia/A.txt": "Ada Cole met Otto Hale.", "web/1/B.txt": "Only Otto Hale was there."}
     entries = [
         entry(0, ["Ada Cole"], [page("A.txt")], [page("1/B.txt", Rank=0)]),
@@ -116,7 +116,7 @@ def test_gold_spans_in_text_of_any_script(subwords, tmp_path):
     folder = write_data(tmp_path / "data", entries, {"wikipedia/A.txt": text})
     assert run(folder, subwords, tmp_path / "out") == 0
     (_, document, first), (_, _, second) = spelled(tmp_path / "out" / "data-bin", "train")
-    assert "12" in document and "ADA" in document  # as NFKC has them
+    assert "12" in document and "ADA" in document  # in NFKC
     assert [normalise_answer(text).strip("“”") for text in first] == ["zoë ævarsdóttir"] * 3
     assert [normalise_answer(text) for text in second] == ["東京", "ada"]  # not in 東京タワー, a longer word
 
@@ -145,7 +145,7 @@ def test_answers_are_found_as_the_official_normalisation_compares_them(answers, 
 
 
 def test_spans_of_subwords():
-    """From characters to subwords where pieces have spaces, several characters, or are bytes of one."""
+    """Characters to subwords, for pieces with spaces, several characters, or single bytes."""
     document = SpelledDocument(["▁on", "▁", "<0xC3>", "<0x89>", "mile", "▁Zola", "."])
     assert document.text == " on Émile Zola."
     assert document.find(answer_pattern(["émile zola"])).tolist() == [[2, 5]]
@@ -156,7 +156,7 @@ def test_spans_of_subwords():
 
 
 def test_the_verified_part(tmp_path):
-    """What the official evaluation leaves out is left out here."""
+    """Questions that the official evaluation drops are dropped."""
     verified = {"QuestionPartOfVerifiedEval": True}
     pages = [page("A.txt", DocPartOfVerifiedEval=True), page("B.txt", DocPartOfVerifiedEval=False)]
     entries = [
@@ -230,7 +230,7 @@ def test_texts_that_are_none(subwords, tmp_path, capsys):
 
 
 def test_all_subwords_are_known(subwords, questions, tmp_path):
-    """A character that the subwords never saw is bytes, not <unk>."""
+    """A character unknown to the subwords becomes bytes, not <unk>."""
     entries = [entry(0, ["Ada"], [page("A.txt")])]
     folder = write_data(tmp_path / "data", entries, {"wikipedia/A.txt": "Ada ☃ 𝄞 ж"})
     assert run(folder, subwords, tmp_path / "out") == 0

@@ -1,4 +1,4 @@
-"""Gates taken apart: what each variant's command builds and trains."""
+"""Ablations of gates: the model and trained parameters of each variant's command."""
 
 from argparse import Namespace
 
@@ -31,7 +31,7 @@ def in_the_checkout(monkeypatch):
 
 
 def build(name: str):
-    """The model that a name's command builds."""
+    """The model that the command of a variant builds."""
     words = [str(word) for word in OPTIONS.model_arguments(name)]
     import_user_module(Namespace(user_dir=words[words.index("--user-dir") + 1]))
     options = model_options(["data", *words])
@@ -42,7 +42,7 @@ def build(name: str):
 
 
 def gate_parameters(model: torch.nn.Module) -> dict[str, bool]:
-    """Which parameters of its gates are trained."""
+    """For each parameter of the gates, whether it is trained."""
     [gate] = [module for module in model.modules() if isinstance(module, ForgetGate)]
     assert not gate.gate_proj.weight.any()
     return {name: x.requires_grad for name, x in gate.named_parameters()}
