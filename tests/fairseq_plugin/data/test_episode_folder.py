@@ -12,10 +12,10 @@ from tests.fairseq_plugin.helpers.episodes import ACTION, LONGEST, STATE, episod
 
 
 def changed(index: int, **arrays) -> dict[str, list[Episode]]:
-    """The splits, with ``changes`` to the arrays of one episode."""
-    made = episodes(5)
-    made[index] = made[index]._replace(**arrays)
-    return {"train": made}
+    """A train split with other ``arrays`` in one episode."""
+    train = episodes(5)
+    train[index] = train[index]._replace(**arrays)
+    return {"train": train}
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:

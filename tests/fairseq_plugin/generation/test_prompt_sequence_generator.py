@@ -199,7 +199,7 @@ def test_a_prompt_that_ends_its_sentence() -> None:
 
 
 def test_a_prefix_apart_from_the_source() -> None:
-    """--prefix-size of fairseq-generate: the beginning of the target."""
+    """--prefix-size of fairseq-generate gives the first tokens of the target."""
     models, prompts = [build_generating("linear_lm")], make_prompts(30, 30)
     generated = [
         _generate(task, models, prompts, prompts[:, :20], beam=3, max_len_b=40)

@@ -17,7 +17,7 @@ from tests.fairseq_plugin.helpers.masked_models import build_masked, randomised
 from tests.fairseq_plugin.helpers.text import padded, tokens
 from tests.torch_versions import NEWER_THAN_2_6
 
-#: fairseq's own layer, one with other norms and positions, gated attention units, parameters that limit the length.
+#: fairseq's layer, a layer with other norms and positions, gated attention units, parameters that limit the length.
 CAUSAL = ("flowformer_lm", "transformer_pp_lm", "flash_lm", "flash_quad_lm", "daft_full_lm")
 MASKED = ("transformer_pp_mlm", "flash_mlm")
 #: No length fills the last chunk, row or block of any model; all fill the same number of DAFT-full's blocks.

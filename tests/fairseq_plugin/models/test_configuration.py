@@ -62,7 +62,7 @@ def flags(name: str) -> set[str]:
 
 
 def flat(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same sizes under the names of a command line."""
+    """The sizes under the names of a command line."""
     return {f"{side}_{x}": size for side, sizes in groups.items() for x, size in sizes.items()}
 
 
@@ -130,7 +130,7 @@ def whole(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_groups_are_read(name: str) -> None:
-    """fairseq's nested form builds what the command line builds, and the configuration of a checkpoint is flat."""
+    """fairseq's nested form builds the same as the command line; the configuration in a checkpoint is flat."""
     groups = nested(name)
     model, stored = configured(name, **groups)
     decoder = groups.get("decoder", {}) if name.endswith("_lm") else {}
@@ -244,7 +244,7 @@ def test_a_named_size_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["flowformer", "flowformer_mlm", "flowformer_lm"])
 def test_a_checkpoint_of_an_earlier_version_loads(name: str) -> None:
-    """It may hold unused keys and groups in addition to the options of the model."""
+    """A checkpoint may hold unused keys and groups in addition to the model's options."""
     model, stored = configured(name, **flat(nested(name)))
     side = sides(name)[0]
     dead = {f"{side}_layerz": 3, side: {"embed_dim": 80, "layers": 1}}

@@ -65,7 +65,7 @@ def test_padding_on_either_side_gives_the_same_loss(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_an_action_depends_on_what_was_before_it_alone(name: str) -> None:
-    """It depends on its return and state and on earlier steps, not on itself or later steps."""
+    """An action depends on its return and state and on earlier steps, not on itself or later steps."""
     model, batch = build_decision(name).double(), window(2, 9)
     expected = model(**batch)
     later = {key: values.clone() for key, values in batch.items()}

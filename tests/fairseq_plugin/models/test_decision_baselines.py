@@ -18,7 +18,7 @@ def build(name: str, **options) -> torch.nn.Module:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_an_action_depends_on_its_state_alone(name: str) -> None:
-    """It does not depend on returns, actions or other steps; decoding gives the same; range -1 to 1."""
+    """Returns, actions and other steps have no effect; decoding gives the same; range -1 to 1."""
     model, batch = build(name).double(), window(2, 9)
     expected = model(**batch)
     other_batch = {**window(2, 9, seed=1), "states": batch["states"]}

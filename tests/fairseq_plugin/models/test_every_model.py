@@ -28,8 +28,8 @@ BIDIRECTIONAL = [name for name in MODELS if not name.endswith("_lm")]
 TASKS = {"lm": "language_modeling", "mlm": "masked_lm", "classifier": "sentence_prediction"}
 MASKS = {"mlm": "<mask>", "classifier": "[MASK]"}
 CRITERIA = {"language_modeling": "cross_entropy"}
-#: Of each mechanism one model is saved and loaded, the causal one where there is one: the options that are stored are
-#: the same in all of its models. A masked model and a classifier beside the causal one stand for the others.
+#: One model of each mechanism is saved and loaded, the causal one if there is one: stored options are
+#: the same in all of its models. A masked model and a classifier represent the other kinds.
 SAVED = [*CAUSAL, *(name for name in BIDIRECTIONAL if name.endswith("_mlm") and f"{name[:-4]}_lm" not in CAUSAL)]
 SAVED += ["flowformer_mlm", "flowformer_classifier"]
 LENGTH = 27
@@ -58,7 +58,7 @@ def parsed(name: str, *arguments: str) -> Namespace:
 def build(name: str, *arguments: str) -> nn.Module:
     """A tiny model in evaluation mode, without dropout, whose attention clearly affects its outputs.
 
-    It is built from the command line as it was parsed. What fairseq-train makes of it takes most of a second, and is
+    Built from the parsed command line. The conversion that fairseq-train makes takes most of a second, and is
     what ``test_saved_models_load`` stores.
     """
     symbols = dictionary()

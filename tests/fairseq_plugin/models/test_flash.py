@@ -321,7 +321,7 @@ def test_kernel_of_a_transformer(arch: str, kernel: str) -> None:
 
 
 def test_divisor_is_the_training_length() -> None:
-    """It is not the current length; --flash-divisor keeps it under a larger maximum length."""
+    """The divisor is not the current length; --flash-divisor keeps it under a larger maximum length."""
     rotary = ("--flash-relative-bias", "rotary")
     trained = awake(build_model("flash_quad_lm", "--tokens-per-sample", "128", *rotary))
     assert [layer.unit.divisor for layer in trained.decoder.layers] == [128, 128]
@@ -363,7 +363,7 @@ def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
 
 @pytest.mark.parametrize("option", ["encoder_out", "prev_self_attn_state", "prev_attn_state"])
 def test_gated_unit_attends_to_itself_alone(option: str) -> None:
-    """It accepts neither encoder outputs nor another layer's state."""
+    """The unit accepts neither encoder outputs nor another layer's state."""
     layer = build_model("flash_lm").decoder.layers[0]
     with pytest.raises(ValueError, match=option.replace("self_", "").replace("prev_attn", "prev_\\*")):
         layer(torch.randn(4, 1, 32), **{option: torch.randn(4, 1, 32)})

@@ -155,7 +155,7 @@ def _changed_rows(arch: str, flag: str, sequence: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("arch", GATED_ATTENTION_UNITS)
 def test_first_softmax_changes_the_first_real_token(arch: str) -> None:
-    """It changes no other token, wherever the padding is."""
+    """No other token changes, wherever the padding is."""
     assert _changed_rows(arch, "--flash-first-softmax", tokens(1, LENGTH)) == [0]
     assert _changed_rows(arch, "--flash-first-softmax", padded(tokens(1, LENGTH), 3, 2)) == [3]
 

@@ -30,7 +30,7 @@ PAPER = ("--flow-form", "paper", "--flow-clamp", "inf")
 
 
 def _averaged(model: nn.Module) -> dict[str, Tensor]:
-    """As fairseq's scripts/average_checkpoints.py: sums of copies, divided in place."""
+    """The average as in fairseq's scripts/average_checkpoints.py: sums of copies, divided in place."""
     sums = {name: (x.float() if x.dtype == torch.float16 else x).clone() for name, x in model.state_dict().items()}
     for name, x in sums.items():
         x += model.state_dict()[name]

@@ -71,7 +71,7 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 
 def _output(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """x (T, B, C) through a layer of either kind."""
+    """The output for x (T, B, C) of a layer of either kind."""
     out = layer(x, None)
     return out if isinstance(out, torch.Tensor) else out[0]
 

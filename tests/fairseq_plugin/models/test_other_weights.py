@@ -13,7 +13,7 @@ from tests.fairseq_plugin.helpers import encoder_decoders
 from tests.fairseq_plugin.helpers.language_models import build, flags_of
 from tests.fairseq_plugin.helpers.registry import CAUSAL, MASKED, SHORT
 
-#: One model of each kind of attention, the causal one where there is one, and stacks of several.
+#: One model per attention, the causal one if there is one, and stacks of several attentions.
 MODELS = [*CAUSAL, *(x for x in MASKED if f"{x[:-4]}_lm" not in CAUSAL), "flash_mlm"]
 
 

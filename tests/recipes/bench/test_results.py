@@ -97,7 +97,7 @@ def test_pictures(results, monkeypatch, tmp_path):
         ({256: 0.5, 1024: 2.0}, 512),  # half as fast, then twice: the middle of a logarithmic axis
         ({256: 2.0, 1024: 2.0}, 256),  # faster at all lengths
         ({256: 2.0, 1024: 0.9}, None),  # slower at the longest
-        ({256: 2.0, 512: 0.5, 2048: 2.0}, 1024),  # faster, slower and faster again: the last time counts
+        ({256: 2.0, 512: 0.5, 2048: 2.0}, 1024),  # faster, slower and faster again: the last crossing counts
     ],
 )
 def test_the_length_from_which_on_ours_is_faster(peer, length):

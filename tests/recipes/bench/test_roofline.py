@@ -43,7 +43,7 @@ def test_the_command_counts_a_call(tmp_path):
     rows = [line.strip("| ").split(" | ") for line in out.read_text().splitlines() if line.startswith("| ")]
     cells = {(row[0], row[1]): row[2:] for row in rows}
     # q, k, v and the output, 64 bytes each, two weights, and the 32 x 32 sum before the tile; the products
-    # are q kᵀ and that times v, with 64 tokens, and q times the sum.
+    # are q kᵀ, its product with v for 64 tokens, and q times the sum.
     moved, operations = 4 * 64 + 2 * 4 + 32 * 32 * 4 // 64, 2 * (2 * 64 * 32) + 2 * 32 * 32
     nanoseconds = [f"{moved / rate:.3f} memory" for rate in (2039, 3350)]
     assert cells["forward", "outputs"] == ["1", f"{moved}", f"{moved}", f"{operations:,}", *nanoseconds]

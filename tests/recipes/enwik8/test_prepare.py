@@ -102,7 +102,7 @@ def test_local_copy(small: bytes, tmp_path: Path, name: str, content: bytes) -> 
     ],
 )
 def test_files_that_are_refused(small: bytes, tmp_path: Path, capsys, name: str, content: bytes, message: str) -> None:
-    """Truncated, damaged, or something else."""
+    """Truncated, damaged and unrelated files are refused."""
     (tmp_path / name).write_bytes(content)
     assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
     assert re.search(message, capsys.readouterr().err)
@@ -111,7 +111,7 @@ def test_files_that_are_refused(small: bytes, tmp_path: Path, capsys, name: str,
 
 @pytest.mark.parametrize("limit", [None, 1999])
 def test_any_file_is_cut_by_bytes(tmp_path: Path, limit) -> None:
-    """90, 5 and 5 per cent, wherever the lines end; a second run replaces the first."""
+    """90, 5 and 5 per cent of the bytes, regardless of lines; a second run replaces the first."""
     (tmp_path / "any.txt").write_bytes(TEXT)
     arguments = ["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]
     assert prepare.main([*arguments, "--limit", "100"]) == 0

@@ -1,4 +1,4 @@
-"""prepare.py: from every source to checked text and a data-bin."""
+"""prepare.py: every source gives checked text and a data-bin."""
 
 import io
 import subprocess
