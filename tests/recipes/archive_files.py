@@ -1,4 +1,4 @@
-"""Archives as publishers of data sets make them, in memory."""
+"""In-memory archives as published with data sets."""
 
 import io
 import tarfile
@@ -6,7 +6,7 @@ import zipfile
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
-    """A zip archive with ``files``, by their names in it."""
+    """A zip archive of ``files`` (name -> content)."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -15,7 +15,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def tarred(files: dict[str, bytes]) -> bytes:
-    """A gzipped tar archive with ``files``, by their names in it."""
+    """A gzipped tar archive of ``files`` (name -> content)."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, content in files.items():

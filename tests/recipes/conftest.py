@@ -1,4 +1,4 @@
-"""Commands of recipes that need not import torch and fairseq first."""
+"""Lets commands of recipes start without importing torch and fairseq again."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.processes import Command, Forked
 
 
 class _Popen:
-    """In place of ``subprocess.Popen`` in ``commands.run``: ``python -m MODULE ...`` in a copy of one process."""
+    """Replaces ``subprocess.Popen`` in ``commands.run``: ``python -m MODULE ...`` in a fork of one process."""
 
     def __init__(self, command: list[str], cwd: str, env: dict[str, str], **_: object) -> None:
         python, flag, module, *arguments = command
@@ -21,7 +21,7 @@ class _Popen:
 
     @property
     def stdout(self) -> list[str]:
-        """The lines that it printed, when it has ended."""
+        """The printed lines, available when the command has ended."""
         return [line for text in self._forked.printed() for line in text.splitlines(keepends=True)]
 
     def wait(self) -> int:
@@ -33,9 +33,9 @@ class _Popen:
 
 @pytest.fixture(scope="module")
 def imported_already() -> Iterator[None]:
-    """Commands run in processes that have imported torch and fairseq, which takes most of the time of a small one.
+    """Commands run in processes that have already imported torch and fairseq, the slowest part of small ones.
 
-    From here to the end of the file. ``shared/test_commands.py`` runs real ones.
+    Applies until the end of the test file. ``shared/test_commands.py`` runs real processes.
     """
     streams = dict.fromkeys(("DEVNULL", "PIPE", "STDOUT"))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A web server on this machine for the download tests."""
+"""A local web server for the download tests."""
 
 import contextlib
 import functools
@@ -14,12 +14,12 @@ import pytest
 
 
 class Page(NamedTuple):
-    """What an address answers."""
+    """The response of an address."""
 
     body: bytes = b""
     status: int = 200
-    cut: int | None = None  # send only so many bytes of the body, though all are announced
-    ranges: bool = True  # whether a part can be asked for
+    cut: int | None = None  # send only this many bytes of the body, though Content-Length has all
+    ranges: bool = True  # whether Range requests are supported
 
 
 class Served(NamedTuple):
@@ -31,7 +31,7 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def serve(pages: dict[str, Page]) -> Iterator[Served]:
-    """Serve ``pages`` by path; pages may be replaced while it runs."""
+    """Serve ``pages`` by path; pages may be replaced while the server runs."""
     requests: list[tuple[str, str | None, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -43,16 +43,16 @@ def serve(pages: dict[str, Page]) -> Iterator[Served]:
             self.answer()
 
         def answer(self) -> tuple[Page, int]:
-            """Send the headers; returns what is sent, and from which byte on."""
-            asked, path = self.headers.get("Range"), self.path.partition("?")[0]
-            requests.append((path, asked, self.headers["User-Agent"]))
+            """Send the headers; returns the page and the first byte to send."""
+            requested, path = self.headers.get("Range"), self.path.partition("?")[0]
+            requests.append((path, requested, self.headers["User-Agent"]))
             page = pages.get(path, Page(status=404))
             start, status = 0, page.status
-            if asked and page.ranges:
-                start, status = int(asked.removeprefix("bytes=").rstrip("-")), 206
+            if requested and page.ranges:
+                start, status = int(requested.removeprefix("bytes=").rstrip("-")), 206
             self.send_response(status)
             self.send_header("Content-Length", str(len(page.body) - start))
-            self.send_header("ETag", f'"{sha256(page.body)}"')  # and what Hugging Face's hub sends besides
+            self.send_header("ETag", f'"{sha256(page.body)}"')  # additional headers of Hugging Face's hub
             self.send_header("X-Repo-Commit", "0" * 40)
             self.end_headers()
             return page, start
@@ -72,7 +72,7 @@ def serve(pages: dict[str, Page]) -> Iterator[Served]:
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Let huggingface_hub ask the server at ``address``, which HF_ENDPOINT would have to name before its import."""
+    """Let huggingface_hub use the server at ``address``; HF_ENDPOINT must be set before its import."""
     monkeypatch.setattr(huggingface_hub, "HfApi", functools.partial(huggingface_hub.HfApi, endpoint=address))
 
 
@@ -82,7 +82,7 @@ def sha256(content: bytes) -> str:
 
 
 def hub_pages(dataset: str, revision: str, files: dict[str, bytes]) -> dict[str, Page]:
-    """Pages of a hub with ``files`` of a data set, all in one folder, which has a folder and a small file as well."""
+    """Pages of a hub with ``files`` of a data set in one folder, which also has a subfolder and a small file."""
     tree: list[dict] = [
         {"type": "directory", "path": "x/y", "size": 0, "oid": "0"},
         {"type": "file", "path": "x/README.md", "size": 1, "oid": "0"},

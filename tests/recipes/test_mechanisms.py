@@ -1,4 +1,4 @@
-"""The lists and tables of mechanisms in Markdown files are those that the mechanisms declare."""
+"""The lists and tables of mechanisms in Markdown files match the mechanisms' declarations."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from recipes import mechanisms
 
 @pytest.mark.parametrize("path", mechanisms.readmes(), ids=lambda path: str(path.relative_to(mechanisms.ROOT)))
 def test_the_tables_of_a_readme_are_those_of_the_declarations(path):
-    """Otherwise: make tables"""
+    """If this fails, run make tables."""
     assert mechanisms.rewritten_readme(path) == path.read_text(encoding="utf-8")
 
 

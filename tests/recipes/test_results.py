@@ -1,4 +1,4 @@
-"""Tables and pictures of comparisons in the recipes' Markdown files are those that the stored records make."""
+"""Tables and pictures in the recipes' Markdown files match the stored records of comparisons."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ TABLE = """\
 
 @pytest.fixture
 def area(tmp_path: Path) -> Path:
-    """The folder of an area with one table."""
+    """An area's folder with one table."""
     (tmp_path / "area").mkdir()
     (tmp_path / "area" / "README.md").write_text(README, encoding="utf-8")
     write(tmp_path / "area", [HEAD, *ROWS])
@@ -33,21 +33,21 @@ def area(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, lines: list[dict]) -> None:
-    """The records of an area."""
+    """Write the records of an area."""
     (folder / results.RECORDS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def test_nothing_differs_from_the_records():
-    """Where this fails, ``python -m recipes.results`` makes them anew."""
+    """If this fails, ``python -m recipes.results`` regenerates the files."""
     assert len(list(results.documents())) > 4 and len(list(results.pictures())) > 0
     assert not results.changed(write=False)
 
 
 def test_every_table_of_records_is_shown_once():
-    shown = [text for path in results.documents() for text in path.read_text(encoding="utf-8").splitlines()]
+    lines = [text for path in results.documents() for text in path.read_text(encoding="utf-8").splitlines()]
     for folder in {path.parent for path in results.documents()}:
         for name in results.read_tables(folder):
-            assert shown.count(f"<!-- results: {name} -->") >= 1
+            assert lines.count(f"<!-- results: {name} -->") >= 1
 
 
 def test_a_table_is_made_of_its_rows_and_the_rest_stays(area):
@@ -74,7 +74,7 @@ def test_records_that_do_not_fit_are_refused(area, lines, said):
 
 
 def test_a_picture_is_of_its_results(tmp_path):
-    """Other results need another picture, which the experiment draws."""
+    """Changed results need a new picture, which the experiment draws."""
     folder = tmp_path / "time_series"
     folder.mkdir()
     for name in ("japanese_vowels.json", "japanese_vowels.png", results.RECORDS):

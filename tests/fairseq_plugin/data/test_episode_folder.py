@@ -1,4 +1,4 @@
-"""Episodes on disk: statistics of the training episodes, and what is refused before anything is written."""
+"""Episodes on disk: statistics of the training episodes, and errors raised before anything is written."""
 
 import json
 from pathlib import Path
@@ -12,31 +12,31 @@ from tests.fairseq_plugin.helpers.episodes import ACTION, LONGEST, STATE, episod
 
 
 def changed(index: int, **arrays) -> dict[str, list[Episode]]:
-    """Splits with other arrays in one episode."""
-    made = episodes(5)
-    made[index] = made[index]._replace(**arrays)
-    return {"train": made}
+    """A train split with other ``arrays`` in one episode."""
+    train = episodes(5)
+    train[index] = train[index]._replace(**arrays)
+    return {"train": train}
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    """Episodes as float32, and statistics of the training episodes alone."""
-    given = {"train": episodes(5), "valid": episodes(3, seed=2)}
-    written = write_folder(tmp_path, given, "toy", "Toy-v0")
-    for name, made in given.items():
-        for one, other in zip(made, read_split(tmp_path, name), strict=True):
-            assert all(np.array_equal(x.astype(np.float32), y) for x, y in zip(one, other))
-    states = np.concatenate([one.states for one in given["train"]])
-    assert read_description(tmp_path) == written
-    assert np.allclose(written.mean, states.mean(0)) and np.allclose(written.std, states.std(0))
-    assert (written.state_size, written.action_size, written.longest) == (STATE, ACTION, LONGEST)
-    totals = [one.total for one in given["train"]]
-    assert (written.lowest, written.average, written.highest) == (min(totals), np.mean(totals), max(totals))
-    standardised = written.standardise(states)
+    """Episodes are read back as float32; statistics are computed from the training episodes only."""
+    splits = {"train": episodes(5), "valid": episodes(3, seed=2)}
+    description = write_folder(tmp_path, splits, "toy", "Toy-v0")
+    for name, split_episodes in splits.items():
+        for episode, restored in zip(split_episodes, read_split(tmp_path, name), strict=True):
+            assert all(np.array_equal(x.astype(np.float32), y) for x, y in zip(episode, restored))
+    states = np.concatenate([episode.states for episode in splits["train"]])
+    assert read_description(tmp_path) == description
+    assert np.allclose(description.mean, states.mean(0)) and np.allclose(description.std, states.std(0))
+    assert (description.state_size, description.action_size, description.longest) == (STATE, ACTION, LONGEST)
+    totals = [episode.total for episode in splits["train"]]
+    assert (description.lowest, description.average, description.highest) == (min(totals), np.mean(totals), max(totals))
+    standardised = description.standardise(states)
     assert np.allclose(standardised.mean(0), 0.0, atol=1e-4) and np.allclose(standardised.std(0), 1.0, atol=1e-4)
 
 
 def test_actions_are_scaled_from_their_range(tmp_path: Path) -> None:
-    """To -1 to 1 and back, each number by its own."""
+    """Actions are mapped to [-1, 1] and back, each component by its own range."""
     described = write_folder(tmp_path, {"train": episodes(2)}, "toy", action_range=([-2.0, -1.0], [2.0, 3.0]))
     assert np.allclose(described.scale(np.array([[2.0, -1.0], [0.0, 1.0]])), [[1.0, -1.0], [0.0, 0.0]])
     actions = np.random.default_rng(0).uniform(-1, 1, (5, ACTION))
@@ -78,7 +78,7 @@ def test_a_range_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_folders(tmp_path: Path) -> None:
-    """A missing or broken description, a missing split, a file that was cut off."""
+    """A missing or malformed description, a missing split and a truncated file raise an error."""
     with pytest.raises(ValueError, match="lacks episodes.json; allowed"):
         read_description(tmp_path)
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
@@ -108,7 +108,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("change, message", DAMAGED)
 def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> None:
-    """The file and the field are named; nothing of an array of objects is run."""
+    """The error names file and field; an array of objects is not unpickled."""
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
     with np.load(tmp_path / "train.npz") as stored:
         arrays = {name: change.get(name, lambda x: x)(stored[name]) for name in stored}
@@ -132,14 +132,14 @@ def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> Non
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
     write_folder(tmp_path, {"train": episodes(3)}, "toy")
-    found = read(tmp_path / "episodes.json", "it")
-    (tmp_path / "episodes.json").write_text(json.dumps({**found, field: value}))
+    description = read(tmp_path / "episodes.json", "it")
+    (tmp_path / "episodes.json").write_text(json.dumps({**description, field: value}))
     with pytest.raises(ValueError, match=rf"episodes.json cannot be read: .*{field}.*allowed"):
         read_description(tmp_path)
 
 
 def test_what_is_infinite_in_float32(tmp_path: Path) -> None:
-    """A state of 1e39 is refused before anything is written, and so is one that is infinite once standardised."""
+    """States that overflow float32, also after standardisation, are refused before anything is written."""
     with pytest.raises(ValueError, match=r"states is inf at \(0, 0\)"):
         write_folder(tmp_path / "new", changed(0, states=np.full((LONGEST, STATE), 1e39)), "toy")
     described = write_folder(tmp_path / "new", {"train": episodes(3)}, "toy")

@@ -1,4 +1,4 @@
-"""Series on disk: statistics of the training series, missing values, and what is refused before anything is written."""
+"""Series on disk: statistics of the training series, missing values, and errors raised before anything is written."""
 
 import json
 from pathlib import Path
@@ -12,37 +12,41 @@ from tests.fairseq_plugin.helpers.series import CHANNELS, LIMIT, waves
 
 
 def splits(**changes):
-    """A train and a test split; ``changes`` replace one of them."""
+    """A train and a test split; ``changes`` replace either."""
     return {"train": waves(9, 1), "test": waves(6, 2), **changes}
 
 
 def changed(split: str, index: int, series=None, label=None):
-    """The splits with another series or label at one place."""
-    found = splits()
+    """The splits, with one series or label replaced."""
+    changed_splits = splits()
     if series is not None:
-        found[split][0][index] = series
+        changed_splits[split][0][index] = series
     if label is not None:
-        found[split][1][index] = label
-    return found
+        changed_splits[split][1][index] = label
+    return changed_splits
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    """Series in full precision, labels as they were, and statistics of the training series alone."""
-    written, given = write_folder(tmp_path, splits()), splits()
-    for name, (series, labels) in given.items():
-        read = read_split(tmp_path, name)
-        assert read.labels == labels
-        assert all(np.array_equal(one, other) for one, other in zip(read.series, series))
-    steps = np.concatenate(given["train"][0])
-    assert read_description(tmp_path) == written
-    assert np.allclose(written.mean, steps.mean(0)) and np.allclose(written.std, steps.std(0, ddof=1))
-    assert (written.channels, written.longest, written.labels) == (CHANNELS, LIMIT, ["Fast", "none", "slow"])
-    standardised = np.concatenate([written.standardise(one) for one in given["train"][0]])
+    """Series keep full precision, labels are unchanged; statistics are those of the training series only."""
+    description, original = write_folder(tmp_path, splits()), splits()
+    for name, (series, labels) in original.items():
+        restored = read_split(tmp_path, name)
+        assert restored.labels == labels
+        assert all(np.array_equal(actual, expected) for actual, expected in zip(restored.series, series))
+    steps = np.concatenate(original["train"][0])
+    assert read_description(tmp_path) == description
+    assert np.allclose(description.mean, steps.mean(0)) and np.allclose(description.std, steps.std(0, ddof=1))
+    assert (description.channels, description.longest, description.labels) == (
+        CHANNELS,
+        LIMIT,
+        ["Fast", "none", "slow"],
+    )
+    standardised = np.concatenate([description.standardise(x) for x in original["train"][0]])
     assert np.allclose(standardised.mean(0), 0.0, atol=1e-5) and np.allclose(standardised.std(0, ddof=1), 1.0)
 
 
 def test_labels_may_be_integers_and_a_channel_constant(tmp_path: Path) -> None:
-    """numpy's integers come back as integers; a channel that never changes is 0, not a division by 0."""
+    """NumPy integers are read back as integers; a constant channel is standardised to 0 without dividing by 0."""
     series = [np.column_stack([np.full(5, 7.0), np.arange(5.0) * i]) for i in (1, 2)]
     described = write_folder(tmp_path, {"train": (series, np.array([4, -1]))})
     assert described.labels == [-1, 4] and read_split(tmp_path, "train").labels == [4, -1]
@@ -50,7 +54,7 @@ def test_labels_may_be_integers_and_a_channel_constant(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_interpolated() -> None:
-    """Linearly, per channel; at the ends the nearest value."""
+    """Linear interpolation per channel; at the ends, the nearest value is used."""
     nan = np.nan
     filled = fill_missing(np.array([[nan, 1.0], [2.0, nan], [nan, nan], [nan, 7.0], [8.0, nan]]))
     assert np.allclose(filled, [[2.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [8.0, 7.0]])
@@ -88,7 +92,7 @@ def test_bad_input_is_refused_and_nothing_written(tmp_path: Path, make, message:
 
 
 def test_damaged_folders(tmp_path: Path) -> None:
-    """A missing or broken description, a missing split, a file that was cut off."""
+    """A missing or malformed description, a missing split and a truncated file raise an error."""
     with pytest.raises(ValueError, match="lacks series.json; allowed"):
         read_description(tmp_path)
     write_folder(tmp_path, splits())
@@ -112,7 +116,7 @@ def test_a_label_is_found_or_named() -> None:
 
 
 def test_what_is_infinite_in_float32() -> None:
-    """Once standardised: a large value is none where the deviation is as large."""
+    """Overflow is checked after standardisation: a large value is allowed if the deviation is as large."""
     described = Description(["a"], [0.0, 0.0], [1.0, 1e39], 3)
     assert np.isfinite(described.standardise(np.array([[1.0, 1e39]]))).all()
     with pytest.raises(ValueError, match=r"series 4.* is 1e\+39 at \(1, 0\).*float32"):
@@ -138,7 +142,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("change, message", DAMAGED)
 def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> None:
-    """The file and the field are named; nothing of an array of objects is run."""
+    """The error names file and field; an array of objects is not unpickled."""
     write_folder(tmp_path, splits())
     with np.load(tmp_path / "test.npz") as stored:
         arrays = {name: change.get(name, lambda x: x)(stored[name]) for name in stored}
@@ -164,7 +168,7 @@ def test_a_damaged_split_is_refused(tmp_path: Path, change, message: str) -> Non
 )
 def test_a_damaged_description_is_refused(tmp_path: Path, field: str, value) -> None:
     write_folder(tmp_path, splits())
-    found = read(tmp_path / "series.json", "it")
-    (tmp_path / "series.json").write_text(json.dumps({**found, field: value}))
+    description = read(tmp_path / "series.json", "it")
+    (tmp_path / "series.json").write_text(json.dumps({**description, field: value}))
     with pytest.raises(ValueError, match=rf"series.json cannot be read: .*{field}.*allowed"):
         read_description(tmp_path)

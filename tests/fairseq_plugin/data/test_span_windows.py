@@ -1,4 +1,4 @@
-"""Windows over documents: every token is in one, gold spans that are cut by a border are in none, batches are whole."""
+"""Windows over documents: every token is in a window; gold spans cut by a border are dropped; batching."""
 
 import numpy as np
 import pytest
@@ -9,18 +9,18 @@ from tests.fairseq_plugin.helpers.spans import span_dictionary, split_of
 
 
 def literal(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """One window after another until the document is over."""
-    found, begin = [], 0
+    """The windows (begin, end) of a document, by a loop."""
+    windows, begin = [], 0
     while True:
-        found.append((begin, min(begin + room, length)))
+        windows.append((begin, min(begin + room, length)))
         if begin + room >= length:
-            return found
+            return windows
         begin += stride
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7])
 def test_windows_are_laid_one_after_another(stride):
-    """For every length from 1 token to several windows, and two different rooms."""
+    """Windows equal the loop for lengths from 1 token to several windows, and two window sizes."""
     lengths = np.arange(1, 40)
     for rooms in (np.full(39, 7), np.where(lengths % 2, 7, 9)):
         windows = lay_windows(lengths, rooms, stride)
@@ -34,37 +34,37 @@ def dataset(questions=(3, 9), documents=(23, 5), spans=(((4, 5), (9, 12), (22, 2
 
 
 def test_a_window_has_question_separator_and_piece():
-    """Long questions are cut, positions are counted, and sizes are what fairseq makes batches by."""
+    """Long questions are truncated; ``size`` is the number of tokens, by which fairseq forms batches."""
     data = dataset()
     assert len(data) == 3 + 1  # room 10 of 23 tokens: 0-10, 7-17, 14-23; room 8 of 5 tokens
     for index in range(4):
         item = data[index]
         pair = 0 if index < 3 else 1
-        asked = min(5, (3, 9)[pair])
+        length = min(5, (3, 9)[pair])
         begin, end = item["piece"]
         tokens = item["tokens"].tolist()
-        assert tokens[0] == 0 and tokens[1 + asked] == 2 and tokens[-1] == 2 and len(tokens) == data.size(index) <= 16
-        assert tokens[1 : 1 + asked] == [i % 20 + 4 for i in range(asked)]
+        assert tokens[0] == 0 and tokens[1 + length] == 2 and tokens[-1] == 2 and len(tokens) == data.size(index) <= 16
+        assert tokens[1 : 1 + length] == [i % 20 + 4 for i in range(length)]
         first = int(data.windows.begin[index])
         assert tokens[begin:end] == [i % 20 + 4 for i in range(first, first + end - begin)]
-        assert len(tokens) == asked + end - begin + SPECIAL_TOKENS
+        assert len(tokens) == length + end - begin + SPECIAL_TOKENS
     assert sorted(data.ordered_indices()) == [0, 1, 2, 3]
 
 
 def test_spans_are_gold_in_the_windows_that_hold_them_whole():
-    """(9, 12) is cut by the border of the first window, and whole in the second."""
+    """Span (9, 12) crosses the border of the first window and is whole in the second."""
     data = dataset()
-    held = [data.gold_spans(index).tolist() for index in range(4)]
-    assert held == [[[4, 5]], [[9, 12]], [[22, 22]], []]
+    spans = [data.gold_spans(index).tolist() for index in range(4)]
+    assert spans == [[[4, 5]], [[9, 12]], [[22, 22]], []]
     assert data.lost_spans() == 0
     for index in range(3):
         item = data[index]
-        for (first, last), (start, end) in zip(item["spans"], held[index]):
+        for (first, last), (start, end) in zip(item["spans"], spans[index]):
             assert item["tokens"][first : last + 1].tolist() == [i % 20 + 4 for i in range(start, end + 1)]
 
 
 def test_spans_that_no_window_holds_are_counted():
-    """Windows 0-10, 10-20, 20-23 do not overlap: what crosses 10 or 20 is in none, nor what is longer than any."""
+    """Windows 0-10, 10-20, 20-23 do not overlap: spans across 10 or 20 and longer spans are in no window."""
     spans = ((8, 9), (9, 10), (10, 19), (19, 22), (20, 22), (0, 12))
     data = dataset((3,), (23,), (spans,), stride=10)
     assert len(data) == 3 and data.lost_spans() == 3
@@ -72,7 +72,7 @@ def test_spans_that_no_window_holds_are_counted():
 
 
 def test_a_batch():
-    """Marks stand at the gold tokens; where there are none, at the first one; padding is on the right."""
+    """Gold tokens are marked, or the first token if there are none; padding is on the right."""
     data = dataset()
     batch = data.collater([data[index] for index in (3, 0, 1)])
     tokens = batch["net_input"]["src_tokens"]

@@ -1,4 +1,4 @@
-"""Rows of a batch that are streams: each block once, in its row, and resumed by the same rows alone."""
+"""Batch rows as streams: each block once, in its row; resuming requires the same number of rows."""
 
 import numpy as np
 import pytest
@@ -13,24 +13,24 @@ SHAPES = [(1, 1, 1), (7, 1, 1), (12, 4, 2), (13, 4, 2), (15, 4, 4), (23, 6, 3), 
 
 @pytest.mark.parametrize("blocks, rows, shards", SHAPES)
 def test_each_row_reads_its_part_from_beginning_to_end(blocks: int, rows: int, shards: int) -> None:
-    """Rows are parts of the text, as equal as can be; a batch has the first rows of the one before; places agree."""
+    """Rows are parts of the text of nearly equal length; a batch has the first rows of the batch before."""
     layout = StreamRows(blocks, rows, 5)
     batches = layout.batches(shards)
     assert len(batches) == layout.steps * shards
-    read = [[] for _ in range(rows)]
+    tokens_read = [[] for _ in range(rows)]
     for number, batch in enumerate(batches):
         step, shard = divmod(number, shards)
-        for place, block in enumerate(batch):
-            row = shard * (rows // shards) + place
+        for block_row, block in enumerate(batch):
+            row = shard * (rows // shards) + block_row
             assert layout.place(block) == (row, step)
-            read[row].append(block)
-    assert sum(read, []) == list(range(blocks))
-    assert max(map(len, read)) - min(map(len, read)) <= 1
-    assert [len(row) for row in read] == sorted(map(len, read), reverse=True)
+            tokens_read[row].append(block)
+    assert sum(tokens_read, []) == list(range(blocks))
+    assert max(map(len, tokens_read)) - min(map(len, tokens_read)) <= 1
+    assert [len(row) for row in tokens_read] == sorted(map(len, tokens_read), reverse=True)
 
 
 def test_more_rows_than_blocks_are_refused() -> None:
-    """In words of the command line."""
+    """The error names the options of the command line."""
     with pytest.raises(ValueError, match="--batch-size .* 9 streams .* allowed: from 1 to 8"):
         StreamRows(8, 9, 64)
 
@@ -50,24 +50,24 @@ def _iterator(length: int = 101, block: int = 5, rows: int = 4, shards: int = 1,
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shard", [0, 1])
 def test_batches_of_a_process(workers: int, shard: int) -> None:
-    """Each row is a consecutive part of the text, whatever fairseq is told to shuffle; the last block has padding."""
+    """Each row is a consecutive part of the text, even if shuffling is on; the last block is padded."""
     iterator = _iterator(shards=2, shard=shard, num_workers=workers)
-    text, seen = tokens(1, 101)[0], [[], []]
+    text, tokens_read = tokens(1, 101)[0], [[], []]
     for step, batch in enumerate(iterator.next_epoch_itr(shuffle=True)):
         if not batch:
             assert step == 5
             continue
         assert (batch[PLACE].step, batch[PLACE].steps, batch[PLACE].row) == (step, 6, 2 * shard)
         for row, target in enumerate(batch["target"]):
-            seen[row].append(target[target.ne(1)])
+            tokens_read[row].append(target[target.ne(1)])
     # 21 blocks: six in the first row, five in the others.
     bounds = [(0, 30), (30, 55)] if shard == 0 else [(55, 80), (80, 101)]
-    for row, (begin, end) in zip(seen, bounds):
+    for row, (begin, end) in zip(tokens_read, bounds):
         assert torch.equal(torch.cat(row), text[begin:end])
 
 
 def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
-    """With the batch that would have come, by as many rows over all processes and any number of workers."""
+    """Resumes with the next batch, for the same total number of rows and any number of processes."""
     whole = [batch["id"].tolist() for batch in _iterator().next_epoch_itr()]
     stopped = _iterator()
     batches = stopped.next_epoch_itr()
@@ -78,23 +78,23 @@ def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
     halves = [_iterator(shards=2, shard=shard) for shard in (0, 1)]
     for half in halves:
         half.load_state_dict(state)
-    found = [[batch.get("id", torch.empty(0)).tolist() for batch in half.next_epoch_itr()] for half in halves]
-    assert [one + other for one, other in zip(*found)] == whole[3:]
+    numbers = [[batch.get("id", torch.empty(0)).tolist() for batch in half.next_epoch_itr()] for half in halves]
+    assert [first + second for first, second in zip(*numbers)] == whole[3:]
 
 
 def test_it_does_not_go_on_with_other_rows() -> None:
-    """Unless an epoch begins; the message names the option."""
+    """Other rows or blocks are refused in mid-epoch; the message names the option."""
     stopped = _iterator()
     batches = stopped.next_epoch_itr()
     next(batches)
     state = stopped.state_dict()
-    for other, match in (
+    for changes, match in (
         ({"block": 6}, "--tokens-per-sample is 6, and was 5"),
         ({"rows": 5}, "--batch-size times the processes is 5, and was 4"),
         ({"length": 120}, "blocks in the data is 24, and was 21"),
     ):
         with pytest.raises(ValueError, match=f"{match}.*allowed.*--reset-dataloader"):
-            _iterator(**other).load_state_dict(state)
+            _iterator(**changes).load_state_dict(state)
     without = {name: x for name, x in state.items() if name != "rows"}
     with pytest.raises(ValueError, match="of another --task"):
         _iterator().load_state_dict(without)

@@ -1,4 +1,4 @@
-"""The state of a prompt, in a file and in memory: generation after it is that of the whole text; who may not go on."""
+"""Prompt states in a file and in memory: continuing equals generation from the whole text; what is refused."""
 
 import json
 from argparse import Namespace
@@ -29,7 +29,7 @@ KINDS = {**MODELS, "linear, head": ("linear_lm", "--linear-forget", "head")}
 
 
 def _generate(models: list[nn.Module], prompts: Tensor, words: int = WORDS, **options):
-    """What the task makes of ``prompts``; options of the task are those of states."""
+    """Hypotheses that the task generates for ``prompts``; state options are passed to the task."""
     names = ("load_state", "save_state", "prompt_block_size")
     task_options = {"prompt_block_size": 32, **{name: options.pop(name) for name in names if name in options}}
     options = {"beam": 3, "words": words, "task_options": task_options, **options}
@@ -37,12 +37,12 @@ def _generate(models: list[nn.Module], prompts: Tensor, words: int = WORDS, **op
 
 
 def _after(text: Tensor, prompts: Tensor) -> Tensor:
-    """``text`` (m,) before each of ``prompts``."""
+    """The prompts with ``text`` (m,) in front of each."""
     return torch.cat([text.expand(len(prompts), -1), prompts], dim=1)
 
 
 def _kept(models: list[nn.Module], path: Path, **options) -> Tensor:
-    """A text whose state is now at ``path``."""
+    """A text; its state is saved to ``path``."""
     text = tokens(1, KNOWN, seed=3)
     _generate(models, text, save_state=str(path), max_len_b=KNOWN + 2, **options)
     return text[0]
@@ -50,11 +50,11 @@ def _kept(models: list[nn.Module], path: Path, **options) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_after_a_file_are_those_of_the_whole_text(kind: str, tmp_path: Path) -> None:
-    """Unequal prompts, long ones and an empty one, by a model with the same weights that was built anew."""
+    """Prompts of unequal lengths, long ones and an empty one, by a new model with the same weights."""
     text = _kept([build_generating(*KINDS[kind])], tmp_path / "text")
     models, prompts = [build_generating(*KINDS[kind])], make_prompts(3, 0, 70, 5)
-    found = _generate(models, prompts, load_state=str(tmp_path / "text"))
-    assert_same_hypotheses(found, _generate(models, _after(text, prompts)))
+    actual = _generate(models, prompts, load_state=str(tmp_path / "text"))
+    assert_same_hypotheses(actual, _generate(models, _after(text, prompts)))
     assert (tmp_path / "text").exists() and not list(tmp_path.glob("*.part"))
 
 
@@ -71,36 +71,38 @@ def test_prompts_after_a_file_are_those_of_the_whole_text(kind: str, tmp_path: P
     ids=str,
 )
 def test_options_of_generation_count_the_text(options: dict, tmp_path: Path) -> None:
-    """Lengths, penalties and scores are those of the whole text."""
+    """Lengths, penalties and scores include the text."""
     models, prompts = [build_generating("flowformer_lm")], make_prompts(6, 9)
     text = _kept(models, tmp_path / "text", **{k: x for k, x in options.items() if k == "temperature"})
-    found = _generate(models, prompts, load_state=str(tmp_path / "text"), **options)
-    assert_same_hypotheses(found, _generate(models, _after(text, prompts), **options))
+    actual = _generate(models, prompts, load_state=str(tmp_path / "text"), **options)
+    assert_same_hypotheses(actual, _generate(models, _after(text, prompts), **options))
 
 
 def test_ensembles_and_states_of_states(tmp_path: Path) -> None:
-    """All states of an ensemble, stock models among them, are in one file; a state goes on where another ended."""
+    """One file holds the states of an ensemble, stock models included; a state can continue another."""
     models = [
         build_generating("flowformer_lm"),
         build_generating("transformer_lm", seed=2),
         build_generating("flash_lm", seed=3),
     ]
-    text, more, prompts = _kept(models, tmp_path / "one"), make_prompts(20), make_prompts(4, 6)
-    both = {"load_state": str(tmp_path / "one"), "save_state": str(tmp_path / "two"), "max_len_b": 115}
-    _generate(models, more, **both)
-    found = _generate(models, prompts, load_state=str(tmp_path / "two"))
-    assert_same_hypotheses(found, _generate(models, _after(torch.cat([text, more[0]]), prompts)))
+    text, second_text, prompts = _kept(models, tmp_path / "one"), make_prompts(20), make_prompts(4, 6)
+    options = {"load_state": str(tmp_path / "one"), "save_state": str(tmp_path / "two"), "max_len_b": 115}
+    _generate(models, second_text, **options)
+    actual = _generate(models, prompts, load_state=str(tmp_path / "two"))
+    assert_same_hypotheses(actual, _generate(models, _after(torch.cat([text, second_text[0]]), prompts)))
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "gated_delta_lm", "softmax_lm"])
 def test_half_precision(arch: str, tmp_path: Path) -> None:
-    """As with --fp16: sums are kept in float32, scores are those of the whole text but for rounding."""
+    """As with --fp16: sums are kept in float32, scores are those of the whole text up to rounding."""
     models, prompts = [build_generating(arch).half()], make_prompts(5, 3)
     text = _kept(models, tmp_path / "text")
-    found = _generate(models, prompts, load_state=str(tmp_path / "text"))
-    for one, other in zip(found, _generate(models, _after(text, prompts))):
+    actual = _generate(models, prompts, load_state=str(tmp_path / "text"))
+    for row, expected_row in zip(actual, _generate(models, _after(text, prompts))):
         length = KNOWN + 3
-        assert_close("scores", one[0]["positional_scores"][:length], other[0]["positional_scores"][:length], 2e-2)
+        assert_close(
+            "scores", row[0]["positional_scores"][:length], expected_row[0]["positional_scores"][:length], 2e-2
+        )
     kinds = {x.dtype for name, x in load_file(tmp_path / "text").items() if "attn_state" in name}
     assert arch == "softmax_lm" or torch.float16 not in kinds
     with pytest.raises(ValueError, match="precision.*float16.*float32"):
@@ -108,13 +110,13 @@ def test_half_precision(arch: str, tmp_path: Path) -> None:
 
 
 def test_the_file_is_as_large_as_the_state(tmp_path: Path) -> None:
-    """A token costs the eight bytes of its number and its score, where the mechanism's state does not grow."""
+    """With a constant-size state, each token costs eight bytes, for its number and its score."""
     models, sizes = [build_generating("flowformer_lm")], []
     for length in (50, 150):
         path = tmp_path / str(length)
         _generate(models, tokens(1, length), save_state=str(path), max_len_b=160)
         sizes.append(path.stat().st_size)
-    assert 0 <= sizes[1] - sizes[0] - 8 * 100 <= 64  # and digits in the header
+    assert 0 <= sizes[1] - sizes[0] - 8 * 100 <= 64  # plus digits in the header
 
 
 @pytest.mark.parametrize(
@@ -130,14 +132,14 @@ def test_the_file_is_as_large_as_the_state(tmp_path: Path) -> None:
     ids=str,
 )
 def test_other_models_refuse_it(other: tuple[str, ...], match: str, tmp_path: Path) -> None:
-    """The message says what is another."""
+    """The message names what differs."""
     _kept([build_generating("flowformer_lm")], tmp_path / "text")
     with pytest.raises(ValueError, match=f"--load-state is .*{match}"):
         _generate([build_generating(*other)], make_prompts(4), load_state=str(tmp_path / "text"))
 
 
 def test_other_weights_dictionaries_temperatures_and_beginnings_refuse_it(tmp_path: Path) -> None:
-    """Also another number of models; a state in memory as one in a file."""
+    """Also with another number of models; for states in memory and in files."""
     model, path, prompts = build_generating("flowformer_lm"), str(tmp_path / "text"), make_prompts(4)
     _kept([model], tmp_path / "text")
     with pytest.raises(ValueError, match="another model.* allowed"):
@@ -168,7 +170,7 @@ def _edited(path: Path, **texts: str) -> None:
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    """None, another's, and one whose tensors or texts were exchanged; tests/test_damaged_files.py has bytes."""
+    """A missing file, another program's, exchanged tensors or texts; tests/test_damaged_files.py damages bytes."""
     model, path, prompts = build_generating("linear_lm"), tmp_path / "text", make_prompts(4)
     _kept([model], path)
     whole = path.read_bytes()
@@ -189,7 +191,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_of_one_prompt_in_a_new_file(tmp_path: Path) -> None:
-    """Nothing is replaced, and nothing is written for prompts that have no one state."""
+    """No file is replaced, and none is written for prompts without a single state."""
     model, path = build_generating("linear_lm"), tmp_path / "text"
     with pytest.raises(ValueError, match="more than one prompt .* allowed with --save-state: one"):
         _generate([model], make_prompts(4, 5), save_state=str(path))
@@ -208,13 +210,13 @@ def test_what_is_kept_is_of_one_prompt_in_a_new_file(tmp_path: Path) -> None:
 
 
 def test_a_second_prompt_leaves_the_state_of_the_first(tmp_path: Path) -> None:
-    """fairseq-interactive types them one after another."""
+    """As in fairseq-interactive, which reads one prompt after another."""
     model, path = build_generating("linear_lm"), tmp_path / "text"
     task = PromptedLanguageModelingTask(Namespace(save_state=str(path)), dictionary(WORDS))
     generator = task.build_generator([model], Namespace(max_len_a=0, max_len_b=20))
     first = make_sample(make_prompts(4))
     task.inference_step(generator, [model], first)
-    written = path.read_bytes()
+    content = path.read_bytes()
     with pytest.raises(ValueError, match="more than one prompt"):
         task.inference_step(generator, [model], first)
-    assert path.read_bytes() == written
+    assert path.read_bytes() == content

@@ -1,4 +1,4 @@
-"""Nothing in a checkpoint's configuration runs, is resolved from elsewhere, or makes fairseq open a file."""
+"""A checkpoint's configuration cannot run code, resolve values from elsewhere, or make fairseq open a file."""
 
 import ast
 import copy
@@ -41,7 +41,7 @@ _EVALUATING = {"eval", "exec", "__import__", "eval_str_list", "eval_str_dict", "
 
 
 def evaluated() -> set[str]:
-    """The names of all options and variables that fairseq's source evaluates."""
+    """Names of all options and variables that fairseq's source passes to ``eval``."""
     names = set()
     for package in (fairseq, fairseq_cli):
         for path in sorted(Path(package.__file__).parent.rglob("*.py")):
@@ -60,29 +60,29 @@ def _parsed(text: str) -> ast.AST:
 
 
 def _called(function: ast.expr) -> str:
-    """The name of a function; "" for a method such as ``model.eval``."""
+    """The name of the called function; "" for a method such as ``model.eval``."""
     if isinstance(function, ast.Name):
         return function.id
-    of = getattr(function, "value", None)
-    return function.attr if isinstance(of, ast.Name) and of.id in ("utils", "options") else ""
+    owner = getattr(function, "value", None)
+    return function.attr if isinstance(owner, ast.Name) and owner.id in ("utils", "options") else ""
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, Any]]:
-    """The content of a small checkpoint of an architecture, of one of the two kinds."""
-    folder, made = tmp_path_factory.mktemp("stored"), {}
+    """Function that returns the content of a small checkpoint of an architecture, in either format."""
+    folder, contents = tmp_path_factory.mktemp("stored"), {}
 
     def state(arch: str, kind: str) -> dict[str, Any]:
-        if (arch, kind) not in made:
+        if (arch, kind) not in contents:
             save_model(folder / "c.pt", kind, arch)
-            made[arch, kind] = torch.load(folder / "c.pt")
-        return copy.deepcopy(made[arch, kind])
+            contents[arch, kind] = torch.load(folder / "c.pt")
+        return copy.deepcopy(contents[arch, kind])
 
     return state
 
 
 def _put(state: dict[str, Any], group: str, name: str, value: Any) -> dict[str, Any]:
-    """``state`` with another option, in a group of its configuration or in the one namespace of all options."""
+    """Set an option of ``state``, in a group of its configuration or in its namespace of all options."""
     if state["args"] is not None:
         setattr(state["args"], name, value)
     else:
@@ -92,7 +92,7 @@ def _put(state: dict[str, Any], group: str, name: str, value: Any) -> dict[str, 
 
 
 def _refused(path: Path, state: dict[str, Any], arch: str, data: str, **options: Any) -> str:
-    """The message of ``from_pretrained``, which names the file."""
+    """The error message of ``from_pretrained``, which must name the file."""
     torch.save(state, path)
     with pytest.raises(ValueError, match=f"the checkpoint '{path}'.*allowed") as error:
         ARCH_MODEL_REGISTRY[arch].from_pretrained(str(path.parent), path.name, data, **options)
@@ -102,7 +102,7 @@ def _refused(path: Path, state: dict[str, Any], arch: str, data: str, **options:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_option_is_code(kind: str, stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that fairseq evaluates nor any other; the message names the file, the option and its value."""
+    """No option can hold code, evaluated by fairseq or not; the message names file, option and value."""
     monkeypatch.chdir(tmp_path)
     names, state = evaluated(), stored("linear_lm", kind)
     assert len(names) > 40 and not names & FREE_TEXTS
@@ -117,7 +117,7 @@ def test_no_option_is_code(kind: str, stored, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_are_read(kind: str, stored) -> None:
-    """What Python and JSON write for numbers, lists and dictionaries; words and paths; places are any texts."""
+    """Numbers, lists and dictionaries as Python and JSON write them, words and paths are accepted."""
     texts = (
         "[20, 40]",
         "20,40",
@@ -141,7 +141,7 @@ def test_data_are_read(kind: str, stored) -> None:
 def test_commands_that_read_checkpoints_refuse_code(
     kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``from_pretrained`` and ``convert``; nothing runs."""
+    """``from_pretrained`` and ``convert`` refuse code and do not run it."""
     monkeypatch.chdir(tmp_path)
     for name in ("adaptive_softmax_cutoff", "encoder_xformers_att_config", "unheard_of"):
         state = _put(stored("linear_lm", kind), "model", name, ATTACK)
@@ -164,18 +164,18 @@ PLACES: dict[str, tuple[str, str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_every_place(place: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """An option is found wherever it is."""
+    """An option is checked wherever it is stored."""
     state = _put(stored("linear_lm", kind), *PLACES[place])
     assert "allowed: numbers" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_attack_is_one(kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq runs it for its own model; where its commands build one of ours from the file, nothing runs."""
+    """fairseq runs the code for its own model; for one of our models, its commands do not run it."""
     monkeypatch.chdir(tmp_path)
     for arch, runs in (("linear_lm", False), ("transformer_lm", True)):
         torch.save(_put(stored(arch, kind), "model", "adaptive_softmax_cutoff", ATTACK), "c.pt")
-        with pytest.raises(Exception) as error:  # fairseq's own model has other weights with a cutoff
+        with pytest.raises(Exception) as error:  # a cutoff changes the weights of fairseq's own model
             load_model_ensemble_and_task(["c.pt"], {"data": data_bin})
         assert Path(MARK).exists() == runs
         assert runs or ("adaptive_softmax_cutoff" in str(error.value) and ATTACK in str(error.value))
@@ -183,7 +183,7 @@ def test_the_attack_is_one(kind: str, stored, data_bin: str, tmp_path: Path, mon
 
 @pytest.mark.parametrize("arch", ["linear_lm", "flash_mlm", "linear_classifier", "flow"])
 def test_models_run_nothing(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every kind, as fairseq's commands build them from the options of a file."""
+    """Models of every kind, built by fairseq's commands from the options of a file, run no code."""
     monkeypatch.chdir(tmp_path)
     args = Namespace(arch=arch, encoder_xformers_att_config=ATTACK)
     with pytest.raises(ValueError, match="encoder_xformers_att_config = .*allowed"):
@@ -205,7 +205,7 @@ INTERPOLATIONS = (
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", INTERPOLATIONS)
 def test_interpolations_are_refused(value: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Of the environment and of any other resolver; a reference to another option of the file alone is read."""
+    """Environment and other resolvers are refused; only references to options of the same file are resolved."""
     for group, name in (("model", "unheard_of"), ("bpe", "unheard_of"), ("common", "wandb_project")):
         state = _put(stored("linear_lm", kind), group, name, value)
         assert f"{name} = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
@@ -215,7 +215,7 @@ def test_interpolations_are_refused(value: str, kind: str, stored, data_bin: str
 
 
 def test_references(stored, data_bin: str, tmp_path: Path) -> None:
-    """They are read as what they refer to, by the check too."""
+    """References are replaced by their targets, which are checked too."""
     state = _put(stored("linear_lm", "cfg"), "model", "dropout", "${common.seed}")
     torch.save(_put(state, "common", "seed", 0.25), tmp_path / "c.pt")
     (model,) = ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
@@ -229,7 +229,7 @@ def test_references(stored, data_bin: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_file_is_no_large_configuration(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Lists of one list over and over, which a file writes down once each, would take all memory."""
+    """Nested lists that share one list are small in a file but would expand to fill all memory."""
     nested: list = []
     for _ in range(26):
         nested = [nested, nested]
@@ -238,7 +238,7 @@ def test_a_small_file_is_no_large_configuration(kind: str, stored, data_bin: str
 
 
 def test_references_to_references_in_lists_are_refused(stored, data_bin: str, tmp_path: Path) -> None:
-    """Ten of ten of ten, and so on, would too."""
+    """Lists of ten references to such lists would also expand to fill all memory."""
     state = _put(stored("linear_lm", "cfg"), "model", "a0", [1] * 10)
     for i in range(8):
         _put(state, "model", f"a{i + 1}", [f"${{model.a{i}}}"] * 10)
@@ -261,14 +261,14 @@ FILES = (
 def test_files_and_addresses_are_the_users(
     group: str, name: str, value: str, kind: str, stored, data_bin: str, tmp_path: Path
 ) -> None:
-    """A file or an address that only the checkpoint names is refused, and the message says how to give one."""
+    """A file or URL named only by the checkpoint is refused; the message says how to pass one."""
     state = _put(stored("linear_lm", kind), group, name, value)
     assert f"{name} = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_that_are_given(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """The user's word stands in the place of the checkpoint's."""
+    """The user's value overrides the checkpoint's."""
     state, bpe = stored("linear_lm", kind), {"gpt2_encoder_json": "/nowhere/a", "gpt2_vocab_bpe": "/nowhere/b"}
     if kind == "cfg":
         state["cfg"]["bpe"] = {"_name": "gpt2", **bpe}
@@ -283,7 +283,7 @@ def test_files_that_are_given(kind: str, stored, data_bin: str, tmp_path: Path) 
 
 
 def test_files_of_the_hub(stored, tmp_path: Path) -> None:
-    """fairseq takes a file of one of its names, in the folder of the checkpoint, in place of the option's."""
+    """fairseq prefers a file of a known name in the checkpoint's folder to the option's path."""
     state = _put(stored("linear_lm", "cfg"), "bpe", "bpe_codes", "/nowhere/codes")
     with pytest.raises(ValueError, match="bpe_codes = '/nowhere/codes'"):
         check_files(state, str(tmp_path / "c.pt"), {})
@@ -293,7 +293,7 @@ def test_files_of_the_hub(stored, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_nobody_registered(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """It is named, with those that there are."""
+    """The error names the task and lists the registered ones."""
     state = stored("linear_lm", kind)
     if kind == "cfg":
         state["cfg"]["task"]["_name"] = "unheard_of"
@@ -314,10 +314,10 @@ WRONG_KINDS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRONG_KINDS)
 def test_options_of_another_kind(name: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """One line that names the file, whatever fairseq, hydra or omegaconf raise; or the option is not read at all."""
+    """An error of one line names the file, whatever fairseq, hydra or omegaconf raise, unless nothing reads it."""
     group, value = WRONG_KINDS[name]
     state = _put(stored("linear_lm", kind), group, name, value)
-    if kind == "cfg" and group in ("checkpoint", "common"):  # which nothing reads where a model is loaded
+    if kind == "cfg" and group in ("checkpoint", "common"):  # not read when a model is loaded
         state["cfg"][group][name] = value
         torch.save(state, tmp_path / "c.pt")
         assert ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
@@ -327,7 +327,7 @@ def test_options_of_another_kind(name: str, kind: str, stored, data_bin: str, tm
 
 @pytest.mark.parametrize("part", ["cfg", "args", "optimizer_history", "extra_state", "task_state"])
 def test_parts_of_another_kind(part: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Of the file itself."""
+    """Top-level entries of the file with the wrong type."""
     state = stored("linear_lm", "args" if part == "args" else "cfg")
     state[part] = [1, "a"]
     torch.save(state, tmp_path / "c.pt")
@@ -337,7 +337,7 @@ def test_parts_of_another_kind(part: str, stored, data_bin: str, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pretrained_embeddings_are_not_read_again(kind: str, stored, pairs_bin: str, tmp_path: Path) -> None:
-    """An encoder-decoder that began with embeddings of a file loads where that file is not: its weights have them."""
+    """A model trained with --encoder-embed-path loads without that file: its weights hold the embeddings."""
     command = [pairs_bin, "--task", "translation", "--arch", "flow", *SMALL, "--save-dir", "/nowhere/at/all"]
     args = options.parse_args_and_arch(options.get_training_parser(), command)
     args.source_lang, args.target_lang = "in", "out"

@@ -16,7 +16,7 @@ from fairseq_plugin.models.flowformer import FlowformerLanguageModelConfig
 
 
 class _Attack:
-    """What a hostile file would hold: an object that runs a command when it is unpickled."""
+    """Content of a malicious file: an object that runs a command when it is unpickled."""
 
     def __reduce__(self):
         return os.system, ("echo executed > executed",)
@@ -32,14 +32,14 @@ class _Attack:
     ids=["namespace", "dictconfig", "listconfig"],
 )
 def test_configuration_objects_load(stored, tmp_path: Path) -> None:
-    """With ``weights_only``, torch's default, on."""
+    """Loads with ``weights_only=True``, the default of torch."""
     torch.save({"cfg": stored, "model": {"w": torch.ones(2)}}, tmp_path / "c.pt")
     loaded = torch.load(tmp_path / "c.pt", weights_only=True)
     assert loaded["cfg"] == stored and torch.equal(loaded["model"]["w"], torch.ones(2))
 
 
 def test_namespaces_load_after_timm_has_read_a_file(tmp_path: Path) -> None:
-    """timm allows them for as long as it reads, and no longer."""
+    """timm allows namespaces only while it reads a file."""
     torch.save({"args": argparse.Namespace(lr=[0.1])}, tmp_path / "c.pt")
     with torch.serialization.safe_globals([argparse.Namespace]):
         pass
@@ -47,7 +47,7 @@ def test_namespaces_load_after_timm_has_read_a_file(tmp_path: Path) -> None:
 
 
 def test_metrics_of_numpy_load(tmp_path: Path) -> None:
-    """``--eval-bleu`` leaves arrays in the state of a training; a training resumes, and commands read the weights."""
+    """``--eval-bleu`` stores arrays in checkpoints; training resumes from them and commands load the weights."""
     meter = AverageMeter()
     meter.update(np.array([3, 2, 1, 0]))
     meter.update(np.array([0.5, 0.25, 0.0, 0.0]))
@@ -57,7 +57,7 @@ def test_metrics_of_numpy_load(tmp_path: Path) -> None:
 
 
 def test_whole_configuration_loads(tmp_path: Path) -> None:
-    """An omegaconf container of all of a model's options, as older checkpoints hold it."""
+    """An omegaconf container with all options of a model, as in older checkpoints."""
     options = OmegaConf.to_container(OmegaConf.structured(FlowformerLanguageModelConfig), enum_to_str=True)
     torch.save({"cfg": OmegaConf.create({"model": options})}, tmp_path / "c.pt")
     assert torch.load(tmp_path / "c.pt")["cfg"].model.flow_form == "released"

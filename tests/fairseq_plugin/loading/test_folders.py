@@ -1,4 +1,4 @@
-"""Archives that ``from_pretrained`` is given: extracted into a folder of our own, and nothing else is touched."""
+"""Archives passed to ``from_pretrained`` are extracted into a temporary folder; nothing else is changed."""
 
 import io
 import tarfile
@@ -15,7 +15,7 @@ from tests.fairseq_plugin.helpers.checkpoint_files import save_model
 
 
 def _archive(path: Path, *members: tarfile.TarInfo) -> Path:
-    """A tar file of ``members``, each regular one with a few bytes in it."""
+    """A tar file of ``members``; each regular file has a few bytes."""
     with tarfile.open(path, "w:gz") as archive:
         for member in members:
             member.size = 3 if member.isreg() else 0
@@ -47,7 +47,7 @@ MALICIOUS = {
 
 @pytest.mark.parametrize("case", MALICIOUS)
 def test_malicious_archives_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One ValueError; no file is written outside of the temporary folder, and the archive stays."""
+    """A ValueError; nothing is written outside of the temporary folder, and the archive is kept."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a" / "b"))
     (tmp_path / "a" / "b").mkdir(parents=True)
     archive = _archive(tmp_path / "model.tar.gz", *MALICIOUS[case])
@@ -58,7 +58,7 @@ def test_malicious_archives_are_refused(case: str, tmp_path: Path, monkeypatch: 
 
 
 def test_absolute_names_stay_inside(tmp_path: Path) -> None:
-    """As tar itself extracts them: without the leading slash."""
+    """Extracted without the leading slash, as tar does."""
     archive = _archive(tmp_path / "model.tar.gz", _member(f"{tmp_path}/escaped"), _member("other"))
     folder = Path(find_folder("model_name_or_path", str(archive)))
     assert not (tmp_path / "escaped").exists()
@@ -67,7 +67,7 @@ def test_absolute_names_stay_inside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08 cut"], ids=["empty", "text", "cut gzip"])
 def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path) -> None:
-    """And stays."""
+    """A file that is not an archive is refused and kept."""
     (tmp_path / "model.tar.gz").write_bytes(content)
     with pytest.raises(ValueError, match="data_name_or_path is '.*model.tar.gz'; allowed"):
         find_folder("data_name_or_path", str(tmp_path / "model.tar.gz"))
@@ -76,7 +76,7 @@ def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path) -> None:
 
 @pytest.fixture
 def released(data_bin: str, tmp_path: Path) -> Path:
-    """An archive as fairseq's hub has them: a folder with the model and its dictionary."""
+    """An archive as on fairseq's hub: a folder with the model and its dictionary."""
     save_model(tmp_path / "model.pt", "cfg", "flowformer_lm")
     with tarfile.open(tmp_path / "released.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "model.pt", "released/model.pt")
@@ -85,7 +85,7 @@ def released(data_bin: str, tmp_path: Path) -> Path:
 
 
 def test_an_archive_loads_and_stays(released: Path) -> None:
-    """Model and dictionary come from it; the user's file is as it was."""
+    """Model and dictionary are read from the archive; the user's file is unchanged."""
     content = released.read_bytes()
     hub = FlowformerLanguageModel.from_pretrained(str(released))
     assert type(hub.models[0]) is FlowformerLanguageModel and len(hub.task.source_dictionary) == 64
@@ -94,7 +94,7 @@ def test_an_archive_loads_and_stays(released: Path) -> None:
 
 
 def test_an_archive_at_a_url_loads(released: Path) -> None:
-    """And a URL of nothing is refused."""
+    """An archive at a URL loads; a URL without a file is refused."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(released.parent))
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""The chunk size of flowformer_lm and linear_lm is speed and memory, never the result."""
+"""The chunk size of flowformer_lm and linear_lm affects speed and memory, never the result."""
 
 import pytest
 import torch
@@ -15,14 +15,16 @@ def test_logits_and_gradients(arch, option):
         models.append(build_model(arch, option, size, "--dropout", "0", sizes=SMALL).double())
     parameters = dict(models[0].named_parameters())
     expected = models[0](sequence)[0]
-    wanted = gradients(expected, parameters.values())
+    expected_gradients = gradients(expected, parameters.values())
     for model in models[1:]:
         out = model(sequence)[0]
         assert_close("logits", out, expected)
         assert model.decoder.layers[0].self_attn.inner.options.chunk_size != 64
-        for name, gradient, one in zip(parameters, gradients(out, model.parameters()), wanted):
-            if one.norm() > 1e-9:  # what is exactly zero is a rounding error on both sides
-                assert_close(f"gradient of {name}", gradient, one, 1e-8)
+        for name, gradient, expected_gradient in zip(
+            parameters, gradients(out, model.parameters()), expected_gradients
+        ):
+            if expected_gradient.norm() > 1e-9:  # exact zeros are rounding errors on both sides
+                assert_close(f"gradient of {name}", gradient, expected_gradient, 1e-8)
 
 
 @pytest.mark.parametrize("arch, option", [("flowformer_lm", "--flow-chunk-size"), ("linear_lm", "--linear-chunk-size")])

@@ -21,7 +21,7 @@ RUNS = {
 
 
 def _classifier(arch: str, *arguments: str):
-    """A classifier in evaluation mode, whose configuration the command line of its task makes."""
+    """A classifier in evaluation mode, configured through the command line of its task."""
     command = ["data", *TASK, "--arch", arch, "--max-positions", "40", *SIZES, *arguments]
     configuration = options.parse_args_and_arch(options.get_training_parser(), command)
     torch.manual_seed(1)
@@ -35,11 +35,11 @@ def _classifier(arch: str, *arguments: str):
 @pytest.mark.parametrize("arch", ["flow_classifier", "combiner_classifier"])
 @torch.no_grad()
 def test_pooling_is_over_real_tokens(arch: str, pooling: str) -> None:
-    """Scores are those of the head on the first or the mean features, whichever side padding stands on."""
+    """Scores are the head's output for the first or mean features, with padding on either side."""
     model, sequence = _classifier(arch, "--pooling", pooling), tokens(2, 11)
     features = model(sequence)[0]
-    wanted = features[:, 0] if pooling == "first" else features.mean(1)
-    expected = model.classification_heads["toy"](wanted[:, None])
+    pooled = features[:, 0] if pooling == "first" else features.mean(1)
+    expected = model.classification_heads["toy"](pooled[:, None])
     for left, right in ((0, 0), (3, 0), (0, 5)):
         scores = model(padded(sequence, left, right), features_only=True, classification_head_name="toy")[0]
         assert_close(f"scores with {left} and {right} of padding", scores, expected, 2e-5)
@@ -47,7 +47,7 @@ def test_pooling_is_over_real_tokens(arch: str, pooling: str) -> None:
 
 
 def test_features_of_half_precision_are_summed_in_full() -> None:
-    """The mean of thousands of tokens, where a sum in float16 would stand still or overflow."""
+    """The mean over thousands of tokens, for which a float16 sum would stagnate or overflow."""
     model = _classifier("flow_classifier", "--pooling", "mean").half()
     features = 60.0 + torch.rand(1, 5000, 16)
     pooled = model.pool(features.half(), tokens(1, 5000))
@@ -56,7 +56,7 @@ def test_features_of_half_precision_are_summed_in_full() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """The outputs of training and validation of each run."""
+    """The output of training and validation of each run."""
     root: Path = tmp_path_factory.mktemp("classifiers")
     write_labelled_text(root)
     commands = []
@@ -79,7 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, st
 
 @pytest.mark.parametrize("arch", RUNS)
 def test_it_trains_and_validates(trained: dict[str, tuple[str, str]], arch: str) -> None:
-    """Better than guessing after four epochs, and fairseq-validate reads the checkpoint and agrees."""
+    """Better than chance after four epochs; fairseq-validate gives the same result for the checkpoint."""
     training, validation = trained[arch]
     last = entries(training, "valid")[-1]
     assert last["valid_accuracy"] > 75.0

@@ -1,6 +1,6 @@
-"""torch.compile of every kind of layer: outputs and gradients as without it, and no new graph for a new length.
+"""torch.compile of every kind of layer: same outputs and gradients, and no new graph for a new length.
 
-That every mechanism compiles into one graph is in ``tests/common/contract``; here is what stands around them.
+``tests/common/contract`` tests that every mechanism compiles into one graph; this file tests the code around them.
 """
 
 from functools import cache
@@ -17,13 +17,13 @@ from tests.fairseq_plugin.helpers.masked_models import build_masked, randomised
 from tests.fairseq_plugin.helpers.text import padded, tokens
 from tests.torch_versions import NEWER_THAN_2_6
 
-#: fairseq's own layer, one with other norms and positions, gated attention units, parameters that limit the length.
+#: fairseq's layer, a layer with other norms and positions, gated attention units, parameters that limit the length.
 CAUSAL = ("flowformer_lm", "transformer_pp_lm", "flash_lm", "flash_quad_lm", "daft_full_lm")
 MASKED = ("transformer_pp_mlm", "flash_mlm")
-#: None fills the last chunk, row or block of any model, and all fill the same number of DAFT-full's blocks.
+#: No length fills the last chunk, row or block of any model; all fill the same number of DAFT-full's blocks.
 LENGTHS = (71, 69, 90)
 FIRST = LENGTHS[0]
-#: Where parameters limit the length, one small graph more reads it.
+#: If parameters limit the length, one additional small graph reads it.
 LIMITED = ("flash_quad_lm", "daft_full_lm")
 
 
@@ -46,27 +46,29 @@ def masked(arch: str) -> nn.Module:
 
 
 def assert_same(compiled: nn.Module, model: nn.Module, sequence: Tensor) -> None:
-    """Logits and the gradients of every parameter."""
+    """Assert that logits and the gradients of all parameters are equal."""
     out, expected = compiled(sequence)[0], model(sequence)[0]
     assert_close("logits", out, expected)
     parameters = dict(model.named_parameters())
-    wanted = gradients(expected, parameters.values())
-    for name, gradient, one in zip(parameters, gradients(out, parameters.values()), wanted):
-        # What is exactly zero, as of a key's bias under softmax, is a rounding error on both sides.
-        if one.norm() > 1e-4 or gradient.norm() > 1e-4:
-            # That of the positions' scale is one number, a sum over everything, in which much cancels.
-            assert_close(f"gradient of {name}", gradient, one, 5e-4 if one.numel() == 1 else 5e-5)
+    expected_gradients = gradients(expected, parameters.values())
+    for name, gradient, expected_gradient in zip(parameters, gradients(out, parameters.values()), expected_gradients):
+        # Exact zeros, such as the gradient of a key's bias under softmax, are rounding errors on both sides.
+        if expected_gradient.norm() > 1e-4 or gradient.norm() > 1e-4:
+            # The gradient of the positions' scale is one number, a sum over all tokens with much cancellation.
+            assert_close(
+                f"gradient of {name}", gradient, expected_gradient, 5e-4 if expected_gradient.numel() == 1 else 5e-5
+            )
 
 
 def breaks_and_graphs(model: nn.Module, sequence: Tensor) -> tuple:
-    """How often the graph of ``model`` breaks, and how many graphs that makes."""
+    """The numbers of graph breaks and of graphs of ``model``."""
     counter = CompileCounterWithBackend("eager")
     torch.compile(model, backend=counter, dynamic=True)(sequence)
     return sum(counters["graph_break"].values()), counter.frame_count
 
 
 def assert_any_length(model: nn.Module, sequences: list) -> tuple:
-    """The model of the first of ``sequences`` compiled serves the others; its graph breaks and graphs."""
+    """Assert that a model compiled for the first sequence serves the others; its graph breaks and graphs."""
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter, dynamic=True)
     assert_same(compiled, model, sequences[0])
@@ -79,7 +81,7 @@ def assert_any_length(model: nn.Module, sequences: list) -> tuple:
 
 @cache
 def of_stock(name: str) -> tuple:
-    """``breaks_and_graphs`` of fairseq's own model, with this torch: its code asks whether there is padding."""
+    """``breaks_and_graphs`` of fairseq's own model, whose code branches on padding, with this torch."""
     if name == "roberta":
         numbers = breaks_and_graphs(build_masked(name), padded(tokens(2, FIRST), 3, 4))
     else:
@@ -103,7 +105,7 @@ def test_masked_models_of_any_length(arch):
     model, sequences = masked(arch), [padded(tokens(2, length - 7, seed=length), 3, 4) for length in LENGTHS]
     stock = of_stock("roberta")
     breaks, graphs = assert_any_length(model, sequences)
-    # Beside RoBERTa's: the last normalisation, which it has not. torch 2.6 breaks the graph in a gated attention unit.
+    # One more than RoBERTa: the final norm. torch 2.6 breaks the graph in a gated attention unit.
     if NEWER_THAN_2_6 or arch != "flash_mlm":
         assert breaks == stock[0] and graphs <= stock[1] + 1
 
@@ -112,8 +114,8 @@ def test_lengths_below_one_chunk():
     assert_any_length(causal("flash_lm"), [tokens(2, length) for length in (13, 7, 11)])
 
 
-# Its decompositions are those of the default backend. "aot_eager" trusts what torch says of the layout of
-# native_dropout_backward's and elu_backward's results, which is wrong for (T, B, C) in torch 2.15, stock models too.
+# It decomposes as the default backend does. "aot_eager" relies on torch's layout of
+# native_dropout_backward's and elu_backward's results, wrong for (T, B, C) in torch 2.15, also for stock models.
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_mlm"])
 def test_the_backward_pass_is_traced_too(arch):
     model = masked(arch) if arch in MASKED else causal(arch)

@@ -1,4 +1,4 @@
-"""Configurations of hydra: every registered model reads all of one, flat, nested or printed whole, or refuses it."""
+"""Hydra configurations: every registered model reads all keys, flat, nested or complete, or raises an error."""
 
 from argparse import ArgumentParser, Namespace
 from types import SimpleNamespace
@@ -19,15 +19,15 @@ from tests.fairseq_plugin.helpers.registry import OURS
 from tests.fairseq_plugin.helpers.text import dictionary
 
 ARCHITECTURES = sorted(name for name, model in ARCH_MODEL_REGISTRY.items() if model in map(MODEL_REGISTRY.get, OURS))
-#: Small sizes, none of them a default, and others on the other side.
+#: Small sizes that are no defaults and differ between encoder and decoder.
 SIDES = {
     "encoder": {"embed_dim": 24, "layers": 3, "attention_heads": 3, "ffn_embed_dim": 40},
     "decoder": {"embed_dim": 32, "layers": 2, "attention_heads": 4, "ffn_embed_dim": 56},
 }
-#: Sizes for models whose layers refuse some of these.
+#: Sizes for models that refuse some of the above.
 OWN_SIZES = {"flash": {"attention_heads": 1}}
 TASK = {"_name": "language_modeling", "tokens_per_sample": 48, "max_target_positions": None, "add_bos_token": False}
-#: By the ends of their names, models of one side.
+#: Name endings of models with one side only.
 ENDS = {
     "_lm": "decoder",
     "_mlm": "encoder",
@@ -45,11 +45,13 @@ def sides(name: str) -> list[str]:
 
 
 def nested(name: str) -> dict[str, dict[str, int]]:
-    """The sizes in groups, as far as the model has them."""
-    known = {x.replace("-", "_") for x in flags(name)}
+    """The sizes that the model has, in groups."""
+    model_options = {x.replace("-", "_") for x in flags(name)}
     of_model = {} if not name.startswith("flash_") else OWN_SIZES["flash"]
     groups = {side: {**SIDES[side], **of_model} for side in sides(name)}
-    return {side: {x: size for x, size in sizes.items() if f"{side}_{x}" in known} for side, sizes in groups.items()}
+    return {
+        side: {x: size for x, size in sizes.items() if f"{side}_{x}" in model_options} for side, sizes in groups.items()
+    }
 
 
 def flags(name: str) -> set[str]:
@@ -60,12 +62,12 @@ def flags(name: str) -> set[str]:
 
 
 def flat(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same sizes under the names of a command line."""
+    """The sizes under the names of a command line."""
     return {f"{side}_{x}": size for side, sizes in groups.items() for x, size in sizes.items()}
 
 
 def task() -> SimpleNamespace:
-    """What the models read of their tasks."""
+    """A task with the attributes that models read."""
     symbols, data = dictionary(), SimpleNamespace(channels=3, state_size=3, action_size=2)
     return SimpleNamespace(
         source_dictionary=symbols,
@@ -79,7 +81,7 @@ def task() -> SimpleNamespace:
 
 
 def configured(name: str, **model: Any) -> tuple[nn.Module, DictConfig]:
-    """The model that fairseq-hydra-train builds, and its configuration as a checkpoint would hold it."""
+    """The model that fairseq-hydra-train builds, and its configuration as stored in a checkpoint."""
     model = {"_name": name, **model}
     config = OmegaConf.create({"common": {"tpu": False}, "task": TASK, "model": model})
     add_defaults(config)
@@ -93,26 +95,26 @@ def from_options(name: str, **options: Any) -> nn.Module:
 
 
 def shapes(model: nn.Module) -> dict[str, Any]:
-    """Everything that sizes decide: shapes of tensors, and heads."""
+    """Everything that depends on sizes: shapes of tensors, and heads."""
     heads = {name: module.num_heads for name, module in model.named_modules() if hasattr(module, "num_heads")}
     return {**{name: x.shape for name, x in model.state_dict().items() if "extra_state" not in name}, **heads}
 
 
 def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Width, layers, heads and feed-forward width of each side of a Transformer."""
-    found = {}
+    result = {}
     for side in SIDES:
         part = getattr(model, side, None)
         part = getattr(part, "sentence_encoder", part)
         if part is not None:
             (*_, layer) = part.layers
             heads, ffn = layer.self_attn.num_heads, layer.fc1.weight.shape[0]
-            found[side] = (layer.self_attn.embed_dim, len(part.layers), heads, ffn)
-    return found
+            result[side] = (layer.self_attn.embed_dim, len(part.layers), heads, ffn)
+    return result
 
 
 def whole(name: str) -> dict[str, Any]:
-    """The configuration of the stock model in place of which ``name`` stands, with these sizes, printed whole."""
+    """The complete configuration, with these sizes, of the stock model that ``name`` replaces."""
     groups = nested(name)
     if name.endswith("_lm"):
         config = OmegaConf.structured(TransformerLanguageModelConfig(**flat(groups)))
@@ -128,7 +130,7 @@ def whole(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", OURS)
 def test_groups_are_read(name: str) -> None:
-    """fairseq's nested form builds what the command line builds, and the configuration of a checkpoint is flat."""
+    """fairseq's nested form builds the same as the command line; the configuration in a checkpoint is flat."""
     groups = nested(name)
     model, stored = configured(name, **groups)
     decoder = groups.get("decoder", {}) if name.endswith("_lm") else {}
@@ -140,7 +142,7 @@ def test_groups_are_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_configuration_of_the_stock_model_is_read(name: str) -> None:
-    """Sizes are those that were printed; a default of fairseq's that a model has no use for stands in nobody's way."""
+    """Sizes are those of the configuration; fairseq's defaults that a model does not use are ignored."""
     model, _ = configured(name, **whole(name))
     options = flat(nested(name)) if len(sides(name)) == 2 else whole(name)
     options = {x: value for x, value in options.items() if not str(value).startswith("${")}
@@ -165,13 +167,13 @@ def test_a_whole_configuration_of_the_stock_model_is_read(name: str) -> None:
     ],
 )
 def test_sizes_are_those_of_the_stock_model(stock: str, ours: str, given: dict[str, Any]) -> None:
-    """The same configuration under either name, what it leaves open included."""
+    """Both models build the same sizes from one configuration, including its defaults."""
     assert sizes(configured(ours, **given)[0]) == sizes(configured(stock, **given)[0])
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_key_that_nothing_reads_is_refused(name: str) -> None:
-    """The error names the key, the model and the nearest key, of a flat configuration and of a group."""
+    """The error names key, model and the closest valid key, for flat and nested configurations."""
     for side in sides(name):
         with pytest.raises(ValueError, match=rf"model\.{side}_layerz is 3.* {name} .*model\.{side}_layers$"):
             configured(name, **{f"{side}_layerz": 3})
@@ -221,20 +223,20 @@ def test_a_group_in_the_place_of_any_option_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("given", [{"layers_to_keep": [0, 2]}, {"layers_to_keep": "0,2"}, {"layers_to_keep": 1}])
 def test_layers_to_keep(given: dict[str, Any]) -> None:
-    """A list, as fairseq declares it, or a text, as it reads it."""
+    """Accepted as a list, as fairseq declares it, or as a string, as fairseq reads it."""
     model, _ = configured("flowformer", encoder={**SIDES["encoder"], **given})
     assert len(model.encoder.layers) == 2 - (given == {"layers_to_keep": 1})
 
 
 @pytest.mark.parametrize("name", ["flowformer_lm_wiki103", "daft_conv_lm_enwik8", "flash_lm_base", "flowformer_tiny"])
 def test_a_named_size_is_read(name: str) -> None:
-    """With one number of its own in place of the size's."""
+    """A named size is used, except for the number that the configuration sets."""
     side = sides(name)[0]
     model, stored = configured(name, **{f"{side}_layers": 1})
     of_task = {} if len(sides(name)) == 2 else {x: TASK[x] for x in TASK if x != "_name"}
     parsed = Namespace(**{f"{side}_layers": 1}, **of_task)
     models.ARCH_CONFIG_REGISTRY[name](parsed)
-    # The norm's place and the limit of positions follow from other options, when the model is built.
+    # Pre- or post-norm and the maximum of positions follow from other options when the model is built.
     of_size = {x: value for x, value in vars(parsed).items() if x not in TASK and "normalize" not in x}
     assert of_size.items() <= dict(stored).items()
     assert len(getattr(model, side).layers) == 1
@@ -242,7 +244,7 @@ def test_a_named_size_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["flowformer", "flowformer_mlm", "flowformer_lm"])
 def test_a_checkpoint_of_an_earlier_version_loads(name: str) -> None:
-    """It may hold keys that nothing read, groups among them, beside what the model was built with."""
+    """A checkpoint may hold unused keys and groups in addition to the model's options."""
     model, stored = configured(name, **flat(nested(name)))
     side = sides(name)[0]
     dead = {f"{side}_layerz": 3, side: {"embed_dim": 80, "layers": 1}}

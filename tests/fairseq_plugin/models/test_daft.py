@@ -1,4 +1,4 @@
-"""The language models of the DAFT paper: sizes, defaults, what every option does, selection, bad input."""
+"""The language models of the DAFT paper: sizes, defaults, the effect of every option, selection, bad input."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _logits(model: nn.Module, length: int = 101) -> torch.Tensor:
 
 
 def _decoded(model: nn.Module, sequence: torch.Tensor) -> torch.Tensor:
-    """Logits (B, T, V) one step at a time."""
+    """Logits (B, T, V), decoded one step at a time."""
     state, steps = {}, []
     with torch.no_grad():
         for end in range(1, sequence.shape[1] + 1):
@@ -57,7 +57,7 @@ def _daft_conv(query: bool) -> InnerMultiheadAttention:
 @pytest.mark.parametrize("name", ["daft_full", "daft_conv"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_equals_the_paper_between_projections(name: str, query: bool, side: str) -> None:
-    """(T, B, C) in and out: equation 5 of the projections, forward and gradients, beside padding."""
+    """(T, B, C) in and out: equation 5 on the projections, forward and gradients, with padding."""
     attention = (_daft_full if name == "daft_full" else _daft_conv)(query).double().eval()
     x = torch.randn(LENGTH, 2, 16, dtype=torch.double, requires_grad=True)
     padding = torch.zeros(2, LENGTH, dtype=torch.bool)
@@ -77,17 +77,19 @@ def test_equals_the_paper_between_projections(name: str, query: bool, side: str)
         attended = daft_conv_reference(q, k, v, r, causal=True, key_padding_mask=padding)
     expected = attention.out_proj(attended).transpose(0, 1)
     assert weights is None
-    # The deviation of a filter has an epsilon.
+    # The standard deviation of a filter has an epsilon.
     assert_close("out", out, expected, tolerance=1e-5)
-    wanted = {"x": x, **dict(attention.named_parameters())}
-    for given, actual, literal in zip(wanted, gradients(out, wanted.values()), gradients(expected, wanted.values())):
-        if given != "k_proj.bias":  # a constant of all keys, which cancels: 0 but for rounding
-            assert_close(f"gradient of {given}", actual, literal, tolerance=1e-4)
+    inputs = {"x": x, **dict(attention.named_parameters())}
+    for input_name, actual, literal in zip(
+        inputs, gradients(out, inputs.values()), gradients(expected, inputs.values())
+    ):
+        if input_name != "k_proj.bias":  # cancels as a constant of all keys: 0 up to rounding
+            assert_close(f"gradient of {input_name}", actual, literal, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("query", [True, False], ids=["query", "no-query"])
 def test_projections_are_fairseqs(query: bool) -> None:
-    """Names and shapes, but for one key per head of DAFT-conv and no projection to queries where there are none."""
+    """Names and shapes as in fairseq, except DAFT-conv's one key per head and unused query projections."""
     stock = {name: tuple(p.shape) for name, p in MultiheadAttention(16, 4, self_attention=True).named_parameters()}
     if not query:
         del stock["q_proj.weight"], stock["q_proj.bias"]
@@ -97,7 +99,7 @@ def test_projections_are_fairseqs(query: bool) -> None:
 
 
 def test_narrow_keys_start_as_fairseqs() -> None:
-    """Xavier's bound for the width of one key per head, times fairseq's gain for q, k and v."""
+    """Xavier's bound for a width of one key per head, times fairseq's gain for q, k and v."""
     weight = InnerMultiheadAttention(256, 64, LayerDesign("daft_conv"), causal=True).k_proj.weight
     bound = (0.5 * 6.0 / (256 + 64)) ** 0.5
     assert 0.99 * bound <= weight.abs().max() <= bound
@@ -107,7 +109,7 @@ def test_narrow_keys_start_as_fairseqs() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--daft-no-query"]], ids=["query", "no-query"])
 @pytest.mark.parametrize("arch", DAFT_FAMILY)
 def test_quantisation_noise_reaches_every_projection(arch: str, arguments) -> None:
-    """Blocks of the weights are zeroed in training, those of the narrow keys too."""
+    """Blocks of all weights, including those of the narrow keys, are zeroed in training."""
     model = build_model(arch, "--quant-noise-pq", "0.5", "--decoder-attention-heads", "32", *arguments).train()
     model(tokens(2, 20))
     for layer in model.decoder.layers:
@@ -120,7 +122,7 @@ def test_quantisation_noise_reaches_every_projection(arch: str, arguments) -> No
 
 # ---- The paper's models
 
-_LAYER = 3 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 4 * 512  # but for keys and positions
+_LAYER = 3 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 4 * 512  # without keys and positions
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ _LAYER = 3 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 4 * 
     ],
 )
 def test_named_sizes(arch: str, length: int, attention: int) -> None:
-    """12 layers, width 512, FFN 2048, dropout 0.1, counted to the last parameter with 256 symbols."""
+    """12 layers, width 512, FFN 2048, dropout 0.1; exact parameter count with 256 symbols."""
     with torch.device("meta"):
         model = build_model(arch, "--tokens-per-sample", str(length), sizes=(), words=252)
     decoder = model.decoder
@@ -156,19 +158,19 @@ def _parsed(arch: str, *arguments: str):
 @pytest.mark.parametrize("size", ["enwik8", "cifar10"])
 @pytest.mark.parametrize(("arch", "option"), [("daft_full_lm", "daft_bias_dim"), ("daft_conv_lm", "daft_window")])
 def test_users_options_win_over_a_named_size(arch: str, option: str, size: str) -> None:
-    """A size fills in only what the command line leaves open; widths in and out follow that of the layers."""
+    """A size sets only options not on the command line; input and output widths follow the layers' width."""
     flags = "--decoder-layers 2 --decoder-embed-dim 48 --decoder-ffn-embed-dim 80 --decoder-attention-heads 3"
     parsed = _parsed(f"{arch}_{size}", *flags.split(), "--dropout", "0.3", f"--{option.replace('_', '-')}", "7")
     assert (parsed.decoder_layers, parsed.decoder_embed_dim, parsed.decoder_ffn_embed_dim) == (2, 48, 80)
     assert (parsed.decoder_input_dim, parsed.decoder_output_dim) == (48, 48)
     assert (parsed.decoder_attention_heads, parsed.dropout, getattr(parsed, option)) == (3, 0.3, 7)
-    for width, given in ((512, []), (48, ["--decoder-embed-dim", "48"])):
-        heads = _parsed(f"{arch}_{size}", *given).decoder_attention_heads
+    for width, arguments in ((512, []), (48, ["--decoder-embed-dim", "48"])):
+        heads = _parsed(f"{arch}_{size}", *arguments).decoder_attention_heads
         assert heads == (1 if arch == "daft_full_lm" else width)  # a key and a filter for each channel of DAFT-conv
 
 
 def test_defaults_are_the_papers() -> None:
-    """Biases of width 128 for as many tokens as one trains on; a window of 64 with queries and scaled filters."""
+    """Biases of width 128 for the training length; a window of 64 with queries and scaled filters."""
     sizes = ("--decoder-layers", "1", "--decoder-embed-dim", "32", "--decoder-input-dim", "32")
     sizes = (*sizes, "--decoder-output-dim", "32")
     full, conv = (build_model(arch, sizes=sizes).decoder.layers[0].self_attn.inner for arch in DAFT_FAMILY)
@@ -179,7 +181,7 @@ def test_defaults_are_the_papers() -> None:
 
 
 def test_biases_are_for_the_longest_input() -> None:
-    """--max-target-positions where it is given, otherwise --tokens-per-sample; fairseq's generator knows it."""
+    """--max-target-positions if given, else --tokens-per-sample; fairseq's generator reads it."""
     for arguments, limit in (((), 256), (("--max-target-positions", "300"), 300)):
         model = build_model("daft_full_lm", *arguments)
         assert model.decoder.layers[0].self_attn.inner.pe0.shape == (limit, 12)
@@ -190,9 +192,9 @@ def test_biases_are_for_the_longest_input() -> None:
 
 
 def test_window_and_what_is_outside_of_it() -> None:
-    """With a window alone a token sees as many as it holds per layer; otherwise every one before it."""
+    """With --daft-local-only a token sees one window per layer, otherwise all tokens before it."""
     sequence = tokens(1, 40)
-    for arguments, seen in ((["--daft-local-only"], 2 * (9 - 1)), ([], 39)):
+    for arguments, visible in ((["--daft-local-only"], 2 * (9 - 1)), ([], 39)):
         model = awake(build_model("daft_conv_lm", "--no-token-positional-embeddings", *arguments)).eval()
         embedded: list = []
         model.decoder.embed_tokens.register_forward_hook(
@@ -200,7 +202,7 @@ def test_window_and_what_is_outside_of_it() -> None:
         )
         (gradient,) = torch.autograd.grad(model(sequence)[0][:, 39].square().sum(), embedded)
         reached = gradient[0].abs().amax(-1) > 0.0
-        assert reached.tolist() == [39 - t <= seen for t in range(40)]
+        assert reached.tolist() == [39 - t <= visible for t in range(40)]
 
 
 VARIANTS = {
@@ -220,7 +222,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("arch", DAFT_FAMILY)
 def test_variants_decode_as_they_attend(arch: str) -> None:
-    """Step by step, over left-padded rows and past the window, the logits of the full forward."""
+    """Decoding step by step, with left padding and past the window, gives the logits of the full forward."""
     sequence = tokens(3, 41)
     for row, padding in enumerate((9, 0, 17)):
         sequence[row, :padding] = PAD
@@ -237,7 +239,7 @@ def test_variants_decode_as_they_attend(arch: str) -> None:
 
 
 def test_selection_is_sampled_in_training_alone() -> None:
-    """Each training step draws one; evaluation does not, and takes each head's largest bias alone."""
+    """Each training step draws a sample; evaluation uses each head's largest bias only."""
     model = awake(build_model("daft_conv_lm", "--daft-gumbel-temperature", "0.5", "--dropout", "0")).train()
     first, second = (model(tokens(2, 30))[0] for _ in range(2))
     assert (first - second).abs().max() > 1e-3
@@ -260,7 +262,7 @@ def test_selection_is_sampled_in_training_alone() -> None:
 
 
 def test_temperature_sharpens_the_sample() -> None:
-    """Near 0 a training step uses one entry of a filter alone, at a high temperature all of them, evenly."""
+    """Near temperature 0 a training step uses one entry of a filter, at a high temperature all equally."""
     for temperature, low, high in (("0.01", 0.8, 1.0), ("100", 0.0, 0.15)):
         inner = awake(build_model("daft_conv_lm", "--daft-gumbel-temperature", temperature)).decoder.layers[0]
         inner = inner.self_attn.inner.train()
@@ -285,14 +287,14 @@ BAD = [
 
 @pytest.mark.parametrize(("arch", "arguments", "message"), BAD)
 def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
-    """At construction: the argument, what was given, and what is allowed."""
+    """The error at construction names argument, value and allowed values."""
     with pytest.raises(ValueError, match=message):
         build_model(arch, *arguments.split())
 
 
 @pytest.mark.parametrize("arguments", [[], ["--daft-free-bias"], ["--no-token-positional-embeddings"]], ids=str)
 def test_more_tokens_than_positions(arguments) -> None:
-    """Both lengths are named, in the full forward and while decoding; up to the limit all is well."""
+    """The error names both lengths, in the full forward and in decoding; lengths up to the limit work."""
     model = build_model("daft_full_lm", "--tokens-per-sample", "8", *arguments).eval()
     sequence, state = tokens(2, 9), {}
     with torch.no_grad():
@@ -315,6 +317,6 @@ def test_the_token_of_add_bos_has_a_position() -> None:
 
 
 def test_daft_conv_takes_any_length() -> None:
-    """It has no limit of its own: longer than the window, and than what it was trained on."""
+    """DAFT-conv accepts inputs longer than its window and than its training length."""
     model = awake(build_model("daft_conv_lm", "--tokens-per-sample", "8"))
     assert torch.isfinite(_logits(model, 50)).all()

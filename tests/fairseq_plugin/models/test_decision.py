@@ -1,4 +1,4 @@
-"""The promises of every Decision Transformer, and the literal model of the Flowformer paper's Table 7."""
+"""The contract of every Decision Transformer, and the literal model of the Flowformer paper's Table 7."""
 
 from types import SimpleNamespace
 
@@ -16,15 +16,15 @@ from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.episodes import ACTION, LONGEST, STATE, build_decision, described, window
 from tests.fairseq_plugin.helpers.series import configuration
 
-#: Of models in float64: some of the mechanisms are in float32 inside.
+#: For models in float64: some mechanisms compute in float32 internally.
 TOLERANCE = 1e-5
-#: Those that see the state alone; their tests are in test_decision_baselines.py.
+#: Models that see the state only; their tests are in test_decision_baselines.py.
 BASELINES = {"awac_decision", "bc_decision"}
 MODELS = sorted(name for name in MODEL_REGISTRY if name.endswith("_decision") and name not in BASELINES)
 
 
 def pad(batch: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
-    """A window between steps of padding that hold large numbers, at steps that there are."""
+    """A window between padding that holds large numbers and valid step numbers."""
     padded = {name: F.pad(batch[name], (0, 0, left, right), value=1e3) for name in ("returns", "states", "actions")}
     padded["timesteps"] = F.pad(batch["timesteps"], (left, right), value=LONGEST - 1)
     mask = torch.ones(padded["timesteps"].shape, dtype=torch.bool)
@@ -33,7 +33,7 @@ def pad(batch: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
 
 
 def loss(model, batch: dict[str, Tensor]) -> float:
-    """What the criterion gives for a batch, its mean over real steps."""
+    """The criterion's loss for a batch, the mean over real steps."""
     batch = {"padding_mask": torch.zeros_like(batch["timesteps"], dtype=torch.bool), **batch}
     sample = {"net_input": batch, "target": batch["actions"], "nsentences": 2, "ntokens": 6}
     total, size, _ = ActionMSECriterion(None)(model, sample)
@@ -42,22 +42,22 @@ def loss(model, batch: dict[str, Tensor]) -> float:
 
 
 def test_every_causal_mechanism_has_one() -> None:
-    """And only those, beside a second name."""
-    named = {f"{name}_decision" for name, found in ATTENTIONS.items() if "causal" in found.supports}
+    """Only causal mechanisms have a decision model; one has a second name."""
+    named = {f"{name}_decision" for name, declaration in ATTENTIONS.items() if "causal" in declaration.supports}
     assert set(MODELS) == named | {"flowformer_decision"}
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_padding_on_either_side_gives_the_same_loss(name: str) -> None:
-    """The actions and the loss of a window, with steps of padding before it, after it, and both."""
+    """Actions and loss of a window do not change with padding before it, after it, or both."""
     model = build_decision(name).double()
     batch = window(2, 7)
     alone, expected = model(**batch), loss(model, batch)
     for left, right in ((5, 0), (0, 5), (2, 3)):
         padded = pad(batch, left, right)
-        found = model(**padded)[:, left : left + 7]
-        assert_close(f"actions with {left} and {right} of padding", found, alone, TOLERANCE)
+        actions = model(**padded)[:, left : left + 7]
+        assert_close(f"actions with {left} and {right} of padding", actions, alone, TOLERANCE)
         assert loss(model, padded) == pytest.approx(expected, rel=TOLERANCE)
     assert torch.isfinite(model(**pad(batch, 2, 3))).all()
 
@@ -65,7 +65,7 @@ def test_padding_on_either_side_gives_the_same_loss(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_an_action_depends_on_what_was_before_it_alone(name: str) -> None:
-    """On its return and state, and on earlier actions; not on itself nor on later steps."""
+    """An action depends on its return and state and on earlier steps, not on itself or later steps."""
     model, batch = build_decision(name).double(), window(2, 9)
     expected = model(**batch)
     later = {key: values.clone() for key, values in batch.items()}
@@ -82,14 +82,14 @@ def test_an_action_depends_on_what_was_before_it_alone(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_steps_one_by_one_give_the_same_actions(name: str) -> None:
-    """From the state that the steps before left; it stays as large as it was where it has entries for no token."""
+    """Decoding with a state gives the same actions; the state grows only if it has entries per token."""
     model, batch = build_decision(name).double(), window(2, LONGEST)
     expected, state, sizes = model(**batch), {}, []
     for step in range(LONGEST):
         now = (batch[key][:, step] for key in ("returns", "states", "timesteps"))
         action = model.extend(state, *now, batch["actions"][:, step - 1] if step else None)
         assert_close(f"step {step}", action, expected[:, step], TOLERANCE)
-        sizes.append(sum(x.numel() for held in state.values() for x in held.values() if x is not None))
+        sizes.append(sum(x.numel() for entries in state.values() for x in entries.values() if x is not None))
     if not any(module.state_tokens() != 0 for module in model.modules() if isinstance(module, InnerAttention)):
         assert len(set(sizes[LONGEST // 2 :])) == 1
 
@@ -97,21 +97,21 @@ def test_steps_one_by_one_give_the_same_actions(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
     """Every parameter learns; gradients are the same with --checkpoint-activations."""
-    found = []
+    results = []
     for options in ({}, {"checkpoint_activations": True}):
         model = build_decision(name, **options).train()
         model(**pad(window(2, 9, dtype=torch.float32), 0, 3)).square().mean().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         assert all(gradient is not None for gradient in gradients)
-        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert torch.isfinite(found[0]).all() and found[0].norm() > 0
-    assert_close("gradients", found[1], found[0])
+        results.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert torch.isfinite(results[0]).all() and results[0].norm() > 0
+    assert_close("gradients", results[1], results[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_half_precision(name: str) -> None:
-    """fairseq's --fp16, which halves the model and its input."""
+    """fairseq's --fp16, which casts model and input to half precision."""
     model, batch = build_decision(name, std=0.2), pad(window(2, 9, dtype=torch.float32), 0, 3)
     expected = model(**batch)
     halved = {key: values.half() if values.is_floating_point() else values for key, values in batch.items()}
@@ -120,7 +120,7 @@ def test_half_precision(name: str) -> None:
 
 @torch.no_grad()
 def literal(model, batch: dict[str, Tensor]) -> Tensor:
-    """The model as the authors write it, of whole windows: the actions (B, K, A)."""
+    """The authors' model, written literally, for whole windows: the actions (B, K, A)."""
     weights = dict(model.named_parameters())
 
     def linear(name: str, x: Tensor) -> Tensor:
@@ -145,14 +145,14 @@ def literal(model, batch: dict[str, Tensor]) -> Tensor:
 
 
 def test_flowformer_is_the_authors_model() -> None:
-    """Three embeddings plus that of the step, a norm, pre-norm layers with ReLU, a norm, tanh at the state's token."""
+    """Three embeddings plus the step's, norm, pre-norm layers with ReLU, norm, tanh at the state's token."""
     model = build_decision("flowformer_decision", decoder_layers=2).double()
     batch = window(2, 9)
     assert_close("actions", model(**batch), literal(model, batch), TOLERANCE)
 
 
 def test_defaults_are_the_papers_size() -> None:
-    """3 layers, 4 heads, width 256, clamp 10, dropout 0.1, 1000 steps; first weights as theirs."""
+    """3 layers, 4 heads, width 256, clamp 10, dropout 0.1, 1000 steps; the authors' initialisation."""
     task = SimpleNamespace(
         description=described(mean=[0.0] * 17, std=[1.0] * 17, low=[-1.0] * 6, high=[1.0] * 6),
         context=20,
@@ -171,7 +171,7 @@ def test_defaults_are_the_papers_size() -> None:
 
 
 def test_attention_can_be_recorded() -> None:
-    """One record per layer, of three tokens for each step; a padded step has no share."""
+    """One record per layer, with three tokens per step; padded steps have weight 0."""
     model = build_decision("flowformer_decision", decoder_layers=2).float()
     with torch.no_grad(), record_attention(model) as records:
         model(**pad(window(2, 9, dtype=torch.float32), 0, 2))
@@ -179,7 +179,7 @@ def test_attention_can_be_recorded() -> None:
 
 
 def test_what_cannot_be_read_is_refused() -> None:
-    """More steps than embeddings, other sizes, another task, an option that is not allowed: named."""
+    """Errors name too many steps, wrong sizes, another task, and options that are not allowed."""
     model = build_decision("flowformer_decision").float()
     batch = window(1, 5, dtype=torch.float32)
     for name, size in (("returns", 1), ("states", STATE), ("actions", ACTION)):
@@ -200,7 +200,7 @@ def test_what_cannot_be_read_is_refused() -> None:
 
 @pytest.mark.parametrize("name, options", [("rfa_gate", {}), ("linear", {"linear_forget": "head"})])
 def test_gates_begin_as_their_mechanism_has_them(name: str, options: dict[str, str]) -> None:
-    """Layers are drawn as GPT-2's, but a gate's bias of 0 would forget all but two tokens."""
+    """Layers are initialised as in GPT-2, except gates, whose bias of 0 would forget all but two tokens."""
     config = configuration(
         f"{name}_decision", decoder_layers=1, decoder_embed_dim=32, decoder_attention_heads=4, **options
     )

@@ -1,4 +1,4 @@
-"""Behaviour cloning and AWAC: they see the state alone; what they learn with is saved; slow critics follow."""
+"""Behaviour cloning and AWAC: they see the state only; critics are saved; target critics follow."""
 
 import pytest
 import torch
@@ -11,18 +11,18 @@ SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8}
 
 
 def build(name: str, **options) -> torch.nn.Module:
-    """A tiny model; heads are no option of these."""
+    """A tiny model; these have no option for heads."""
     return build_decision(name, **SIZES, **options)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_an_action_depends_on_its_state_alone(name: str) -> None:
-    """Not on returns, actions or other steps; one step at a time gives the same; within -1 to 1."""
+    """Returns, actions and other steps have no effect; decoding gives the same; range -1 to 1."""
     model, batch = build(name).double(), window(2, 9)
     expected = model(**batch)
-    other = {**window(2, 9, seed=1), "states": batch["states"]}
-    assert torch.equal(model(**other), expected) and expected.abs().max() < 1.0
+    other_batch = {**window(2, 9, seed=1), "states": batch["states"]}
+    assert torch.equal(model(**other_batch), expected) and expected.abs().max() < 1.0
     assert expected.shape == (2, 9, ACTION)
     changed = {**batch, "states": batch["states"].clone()}
     changed["states"][:, 3] += 1.0
@@ -41,7 +41,7 @@ def test_two_hidden_layers_are_cloned() -> None:
 
 @torch.no_grad()
 def test_slow_critics_follow_once_after_each_update() -> None:
-    """By the rate that was asked for; twice at one update moves them once; a saved model goes on."""
+    """They move by the given rate, once per update; a loaded model continues."""
     model = build("awac_decision", awac_target_rate=0.25)
     slow, fast = model.targets[0][0].weight, model.critics[0][0].weight
     slow.zero_(), fast.fill_(1.0)

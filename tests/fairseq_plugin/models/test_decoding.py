@@ -1,4 +1,4 @@
-"""Token by token, with padding, and after a beam reorder, decoding gives the full forward's logits."""
+"""Decoding token by token, with padding and beam reordering, gives the logits of the full forward."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.fairseq_plugin.helpers.text import tokens
 
 PAD = 1
 POSITIONS = {"learned": ["--decoder-learned-pos"], "none": ["--no-token-positional-embeddings"]}
-#: Those whose decoding state does not grow with the tokens seen.
+#: Models whose decoding state does not grow with the number of tokens.
 CONSTANT = ("flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "daft_conv_lm")
 LAYERS, HEADS, WIDTH, EXPANDED, QUERY, CHUNK = 2, 4, 32, 64, 128, 16  # of the models of toy.build_model
 
@@ -28,7 +28,7 @@ def _decode(model, sequence: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_steps_equal_the_full_forward(arch: str, positions: str) -> None:
-    """Also over left-padded prefixes of unequal length in one batch, and across several chunks."""
+    """Also for left-padded prefixes of unequal length in one batch, and across several chunks."""
     model = _model(arch, *POSITIONS[positions])
     sequence = tokens(3, 101)
     sequence[0, :9] = sequence[2, :50] = PAD
@@ -40,7 +40,7 @@ def test_steps_equal_the_full_forward(arch: str, positions: str) -> None:
 
 
 def _state_sizes(arch: str, length: int):
-    """Number of elements of the state after each of ``length`` steps of three rows, and the last state."""
+    """The size of the state in elements after each of ``length`` steps of three rows, and the last state."""
     model = build_model(arch).eval()
     sequence, state, sizes = tokens(3, length), {}, []
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_state_is_of_constant_size(arch: str) -> None:
 def test_state_of_quadratic_models_grows_by_the_token(arch: str) -> None:
     """Each step adds the same number of elements, so that memory is O(T) and not O(T²); the batch comes first.
 
-    But for Combiner's, which has less of each row that is full.
+    Combiner is the exception: its state keeps less of each full row.
     """
     sizes, state = _state_sizes(arch, 24)
     grown = set(torch.tensor(sizes).diff().tolist())
@@ -75,7 +75,7 @@ def test_state_of_quadratic_models_grows_by_the_token(arch: str) -> None:
     [("flash_lm", HEADS, QUERY, EXPANDED // HEADS), ("mc_transformer_pp_lm", HEADS, WIDTH // HEADS, WIDTH // HEADS)],
 )
 def test_state_is_one_matrix_and_a_chunk_of_rows(arch: str, heads: int, s: int, e: int) -> None:
-    """Per layer and head the s x e sum of the chunks before, and C rows of both keys and the value."""
+    """Per layer and head: the s x e sum over earlier chunks, and C rows of two keys and a value."""
     _, state = _state_sizes(arch, 3 * CHUNK)
     (entries,) = {frozenset(entry) for entry in state.values()}
     assert len(state) == LAYERS and entries == {"count", "sum_kv", "ring", "block"}
@@ -83,12 +83,12 @@ def test_state_is_one_matrix_and_a_chunk_of_rows(arch: str, heads: int, s: int, 
         assert entry["count"].tolist() == [3 * CHUNK] * 3
         assert entry["sum_kv"].shape == (3, heads, s, e)
         assert entry["ring"].shape == (3, heads, CHUNK, 2 * s + e)
-        assert entry["block"].shape == (3, heads, 0, 2 * s + e)  # a full one is in the ring
+        assert entry["block"].shape == (3, heads, 0, 2 * s + e)  # a full chunk is in the ring
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_future_tokens_change_nothing(arch: str) -> None:
-    """Causality of the whole model: earlier logits are equal, and have no gradient from later embeddings."""
+    """Causality of the whole model: earlier logits do not change, and later embeddings get no gradient from them."""
     model = _model(arch)
     sequence = tokens(1, 101)
     changed = sequence.clone()
@@ -100,5 +100,5 @@ def test_future_tokens_change_nothing(arch: str) -> None:
     logits = model(sequence)[0]
     (gradient,) = torch.autograd.grad(logits[:, 69].square().sum(), embedded[-1])
     assert gradient[:, 70:].abs().max() == 0.0
-    # Nor does any token before go unseen.
+    # All earlier tokens are seen.
     assert gradient[0, :70].abs().amax(-1).min() > 1e-5 * gradient.abs().max()

@@ -1,4 +1,4 @@
-"""``--lineartime-reset-at-eos``: documents of a row see nothing of each other, in every model of text."""
+"""``--lineartime-reset-at-eos``: documents in a row do not see each other, in every text model."""
 
 import warnings
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ POSITIONS = {
     "short convolution": ("linear_lm", "--linear-short-conv", "3"),
     "checkpoints": ("softmax_lm", "--checkpoint-activations"),
 }
-#: Where the sentences of a stream of tokens end; the second is empty, the last is cut.
+#: Ends of the sentences in a stream of tokens; the second is empty, the last is cut.
 SENTENCES = ([5, 6, 7, EOS], [EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, EOS])
 
 
 def rows() -> Tensor:
-    """Documents as a language model reads them, each at an eos but for one that began before; padding on both sides."""
+    """Documents that start with eos, as a language model reads them, and one without; padding on both sides."""
     first = [7, 8, EOS, 9, 10, 11, 12, 13, EOS, EOS, 14, 15, 16, EOS, 17]
     second = [PAD, PAD, EOS, 20, 21, 22, EOS, 23, 24, 25, 26, 27, 28, 29, 30]
     third = [EOS, 33, 34, 35, 36, 37, 38, EOS, 39, 40, EOS, 41, PAD, PAD, PAD]
@@ -39,28 +39,28 @@ def rows() -> Tensor:
 
 
 def each_alone(sequence: Tensor, ids: Tensor) -> list[tuple[int, Tensor]]:
-    """The row and the places of each document's tokens."""
-    found = []
+    """The row and the columns of each document's tokens."""
+    documents = []
     for row in range(len(sequence)):
         for number in ids[row].unique():
-            places = ((ids[row] == number) & sequence[row].ne(PAD)).nonzero().squeeze(1)
-            if len(places):
-                found.append((row, places))
-    return found
+            columns = ((ids[row] == number) & sequence[row].ne(PAD)).nonzero().squeeze(1)
+            if len(columns):
+                documents.append((row, columns))
+    return documents
 
 
 def build(name: str, *flags: str) -> nn.Module:
-    """A tiny model in evaluation mode whose attention shows in its outputs."""
+    """A tiny model in evaluation mode whose attention clearly affects its outputs."""
     return build_tiny(name, {**SHORT, "chunk-size": "4"}, 16, *flags)
 
 
 def check_documents(model: nn.Module) -> Tensor:
-    """Each document alone, and steps and parts, give what whole rows give, which is returned."""
+    """Assert that documents alone, single steps and parts equal whole rows; returns the outputs of whole rows."""
     sequence = rows()
     whole = model(sequence)[0]
-    for row, places in each_alone(sequence, begin_at_eos(sequence, EOS)):
-        alone = model(sequence[row : row + 1, places])[0][0]
-        assert_close(f"document at {places[0]} of row {row}", whole[row, places], alone, 2e-5)
+    for row, columns in each_alone(sequence, begin_at_eos(sequence, EOS)):
+        alone = model(sequence[row : row + 1, columns])[0][0]
+        assert_close(f"document at {columns[0]} of row {row}", whole[row, columns], alone, 2e-5)
     return whole
 
 
@@ -80,7 +80,7 @@ def test_every_language_model(name):
 @pytest.mark.parametrize("name", ["flowformer_lm", "flash_lm", "softmax_lm"])
 @torch.no_grad()
 def test_fairseqs_steps_and_its_reordering(name):
-    """As its generator decodes: the tokens so far, one more at each step, rows that change places."""
+    """Decoding as in fairseq's generator: one more token per step, with reordered rows."""
     model, sequence = build(name, FLAG), rows()[[0, 2]]
     whole, state, order = model(sequence)[0], {}, torch.tensor([1, 0])
     for t in range(11):
@@ -93,7 +93,7 @@ def test_fairseqs_steps_and_its_reordering(name):
 
 @pytest.mark.parametrize("name", ["linear_lm", "flash_lm", "gla_lm"])
 def test_a_stream_ends_documents_too(name):
-    """Blocks of a stream, some of which begin inside of a document and some with one."""
+    """Blocks of a stream; some begin inside a document, others at its start."""
     model, sequence, outs, before = build(name, FLAG), rows(), [], None
     with torch.no_grad():
         for block in sequence.split(4, dim=1):
@@ -146,44 +146,44 @@ def test_every_masked_model(name):
     ids = begin_after_eos(sequence, EOS)
     whole = model(sequence, features_only=True)[0]
     documents = each_alone(sequence, ids)
-    assert [int(sequence[row, places[-1]]) for row, places in documents] == [EOS] * 6, "each ends with its eos"
-    for row, places in documents:
-        alone = model(sequence[row : row + 1, places], features_only=True)[0][0]
-        assert_close(f"document at {places[0]} of row {row}", whole[row, places], alone)
+    assert [int(sequence[row, columns[-1]]) for row, columns in documents] == [EOS] * 6, "each ends with its eos"
+    for row, columns in documents:
+        alone = model(sequence[row : row + 1, columns], features_only=True)[0][0]
+        assert_close(f"document at {columns[0]} of row {row}", whole[row, columns], alone)
 
 
 @pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
 @torch.no_grad()
 def test_blocks_of_fairseq(mode):
-    """What a token is predicted from is its own sentence as far as its block has it, whatever block it is in."""
+    """A token is predicted from the part of its own sentence in its block, for every type of block."""
     sizes = [len(x) for x in SENTENCES]
     stream = [torch.tensor(x) for x in SENTENCES]
     blocks = TokenBlockDataset(stream, sizes, 7, PAD, EOS, mode, include_targets=True, document_sep_len=1)
     sentences = [[int(x) for x in sentence] for sentence in SENTENCES]
-    model, seen = build("linear_lm", FLAG), []
+    model, predicted_tokens = build("linear_lm", FLAG), []
     for i in range(len(blocks)):
         source, target, _ = blocks[i]
         if not len(target):
             continue
         ids = begin_at_eos(source[None], EOS)[0]
         for document in ids.unique():
-            given, predicted = source[ids == document].tolist(), target[ids == document].tolist()
-            # A document of a block is an eos and the sentence up to its last token, or the rest of a sentence that was
-            # cut; what it predicts is the next token of that sentence alone.
-            begun = given[0] == EOS
-            whole = predicted if begun else [*given[:1], *predicted]
+            prefix, predicted = source[ids == document].tolist(), target[ids == document].tolist()
+            # A document in a block is an eos and a sentence without its last token, or the remainder of a cut sentence;
+            # it predicts the next tokens of that sentence only.
+            begun = prefix[0] == EOS
+            whole = predicted if begun else [*prefix[:1], *predicted]
             assert any(
                 whole == sentence[: len(whole)]
                 if begun
                 else whole == sentence[-len(whole) :] or _is_inside(whole, sentence)
                 for sentence in sentences
-            ), (given, predicted)
+            ), (prefix, predicted)
             assert EOS not in predicted[:-1]
             out = model(source[None])[0][0][ids == document]
-            assert_close("alone", out, model(torch.tensor([given]))[0][0], 2e-5)
-            seen += predicted
+            assert_close("alone", out, model(torch.tensor([prefix]))[0][0], 2e-5)
+            predicted_tokens += predicted
     if mode in ("none", "eos"):
-        assert sorted(seen) == sorted(x for sentence in sentences for x in sentence)
+        assert sorted(predicted_tokens) == sorted(x for sentence in sentences for x in sentence)
 
 
 def _is_inside(part: list[int], sentence: list[int]) -> bool:

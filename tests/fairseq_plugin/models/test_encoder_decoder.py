@@ -21,9 +21,9 @@ from tests.fairseq_plugin.helpers.text import PAD, dictionary, padded, tokens
 MODELS = sorted(name for name, model in MODEL_REGISTRY.items() if issubclass(model, LinearTimeTransformer))
 CROSS = ("softmax", *SOURCE_ATTENTIONS)
 FLAG = "--lineartime-cross-attention"
-#: Where a mechanism has such an option, this value lets toy sequences cross several chunks, rows and windows.
+#: Values of mechanisms' options with which toy sequences span several chunks, rows and windows.
 SHORT = {"chunk_size": "4", "window": "5", "row_length": "4", "bias_dim": "4", "features": "8"}
-#: Lengths of the sources and targets of a batch: primes, and no two alike.
+#: Lengths of the sources and targets of a batch: distinct primes.
 SOURCE, TARGET = 13, 11
 
 
@@ -50,7 +50,7 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
 
 @pytest.fixture(params=CROSS)
 def crossing(request: pytest.FixtureRequest) -> nn.Module:
-    """Flow-Attention inside, and every attention of the decoder to the encoder."""
+    """A model with Flow-Attention inside, for every attention of the decoder to the encoder."""
     return build("flowformer", FLAG, request.param)
 
 
@@ -61,7 +61,7 @@ def test_every_bidirectional_mechanism_has_one_in_every_size():
 
 
 def test_a_mechanism(model):
-    """Targets do not see later ones, padding of the source changes nothing, and decoding gives what the whole gives."""
+    """Targets are causal, source padding changes nothing, and decoding equals the full forward."""
     _check(model)
 
 
@@ -70,15 +70,15 @@ def test_a_cross_attention(crossing):
 
 
 def test_self_attention_to_source_and_target(arguments=("--cross-self-attention", "--no-cross-attention")):
-    """fairseq's --cross-self-attention: softmax gives what fairseq's own gives, every causal mechanism its promises."""
+    """--cross-self-attention: softmax equals fairseq's model, and every causal mechanism meets its contract."""
     for name in MODELS:
         attention = ATTENTIONS.get(MODEL_REGISTRY[name].attention_name)
-        if attention is None or "causal" in attention.supports:  # None: several of them
+        if attention is None or "causal" in attention.supports:  # None: several mechanisms
             _check(build(name, *arguments))
-    ours, stock = build("softmax", *arguments), build_model("transformer", *arguments)
+    model, stock = build("softmax", *arguments), build_model("transformer", *arguments)
     source, target = padded(tokens(2, SOURCE), 3, 0), tokens(2, TARGET, seed=1)
     with torch.no_grad():
-        assert_close("out", forward(ours, source, target), forward(stock, source, target))
+        assert_close("out", forward(model, source, target), forward(stock, source, target))
 
 
 @torch.no_grad()
@@ -96,14 +96,14 @@ def _check(model: nn.Module) -> None:
 
 
 def _decode(model: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """Logits (B, T, symbols), one target token after the other."""
+    """Logits (B, T, symbols), decoded one target token at a time."""
     encoded, state = model.encoder(source, source.ne(PAD).sum(1)), {}
     steps = [model.decoder(target[:, : i + 1], encoded, state)[0] for i in range(target.shape[1])]
     return torch.cat(steps, dim=1)
 
 
 def test_batch_neighbours_change_nothing(crossing):
-    """Nor does the order in which sources of different lengths stand in a batch."""
+    """Neither the other rows of a batch nor their order changes an output."""
     lines = [tokens(1, length, seed=length)[0] for length in (3, SOURCE, 8)]
     target = tokens(3, TARGET, seed=1)
     with torch.no_grad():
@@ -116,30 +116,30 @@ def test_batch_neighbours_change_nothing(crossing):
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_beam_search_gives_what_scores_of_whole_targets_say(crossing, beam):
-    """The score of each hypothesis is what a forward pass says of it, with sentences that end at different steps."""
+    """The scores of each hypothesis equal those of a forward pass; sentences end at different steps."""
     source = data_utils.collate_tokens([tokens(1, n, seed=n)[0] for n in range(4, SOURCE)], PAD, left_pad=True)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}}
     symbols = dictionary()
     generator = SequenceGenerator([crossing], symbols, beam_size=beam, max_len_b=12, normalize_scores=False)
-    for seed in range(1, 9):  # until ends come at different steps
+    for seed in range(1, 9):  # until sentences end at different steps
         ending = torch.randn(16, generator=torch.Generator().manual_seed(seed))
         crossing.decoder.output_projection.weight.data[symbols.eos()] = ending
-        found = generator.generate([crossing], sample)
-        if beam == 1 or len({len(one["tokens"]) for hypotheses in found for one in hypotheses}) > 1:
+        generated = generator.generate([crossing], sample)
+        if beam == 1 or len({len(hypothesis["tokens"]) for hypotheses in generated for hypothesis in hypotheses}) > 1:
             break
     ends = set()
-    for row, hypotheses in enumerate(found):
+    for row, hypotheses in enumerate(generated):
         assert len(hypotheses) == beam
         for hypothesis in hypotheses:
             out = hypothesis["tokens"]
             ends.add(len(out))
-            previous = torch.cat([out[-1:], out[:-1]])[None]  # fairseq's targets begin with the end of a sentence
+            previous = torch.cat([out[-1:], out[:-1]])[None]  # fairseq's targets begin with eos
             with torch.no_grad():
                 scores = crossing.get_normalized_probs(
                     (forward(crossing, source[row : row + 1], previous), None), log_probs=True
                 )
-            said = scores[0].gather(1, out[:, None])[:, 0]
-            assert_close("scores", hypothesis["positional_scores"], said, tolerance=1e-4)
+            expected_scores = scores[0].gather(1, out[:, None])[:, 0]
+            assert_close("scores", hypothesis["positional_scores"], expected_scores, tolerance=1e-4)
     assert beam == 1 or len(ends) > 1
 
 
@@ -153,8 +153,8 @@ def test_the_state_of_a_source_is_shared_by_its_beams_and_has_one_size(name):
         encoded, state = model.encoder.reorder_encoder_out(encoded, rows), {}
         with torch.no_grad():
             model.decoder(tokens(8, 1), encoded, state)
-        same = model.encoder.reorder_encoder_out(encoded, torch.tensor([3, 0, 0, 1, 4, 5, 7, 7]))
-        assert same is encoded  # no row has another source than before
+        reordered = model.encoder.reorder_encoder_out(encoded, torch.tensor([3, 0, 0, 1, 4, 5, 7, 7]))
+        assert reordered is encoded  # each row keeps its source
         cross = model.decoder.layers[0].encoder_attn._get_input_buffer(state)
         assert all(len(x) == 2 for x in cross.values())
         sizes.append({key: x.shape for key, x in cross.items()})
@@ -162,7 +162,7 @@ def test_the_state_of_a_source_is_shared_by_its_beams_and_has_one_size(name):
 
 
 def test_rows_may_be_reordered_in_any_way(crossing):
-    """Also across the groups of equal sources, as no beam search does."""
+    """Also across groups of equal sources, which beam search never does."""
     source, order = tokens(4, SOURCE), torch.tensor([2, 2, 0, 3])
     target = tokens(4, 6, seed=1)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_rows_may_be_reordered_in_any_way(crossing):
         encoded = crossing.encoder.reorder_encoder_out(encoded, order)
         crossing.decoder.reorder_incremental_state_scripting(state, order)
         if crossing.decoder.layers[0].encoder_attn.__class__.__module__.startswith("fairseq."):
-            return  # fairseq's own keeps its cache where the number of rows is the same
+            return  # fairseq's own keeps its cache if the number of rows is unchanged
         moved = torch.cat([target[order, :3], target[:, 3:]], dim=1)
         for i in range(3, 6):
             out = crossing.decoder(moved[:, : i + 1], encoded, state)[0]
@@ -189,18 +189,18 @@ def test_half_precision(crossing):
 
 
 def test_weights_of_the_stock_transformer_fit():
-    """Beside them is nothing but what an attention has of its own; with softmax attention, outputs are the same too."""
+    """Only an attention's own parameters are new; with softmax attention, outputs are equal too."""
     stock, source, target = build_model("transformer"), padded(tokens(2, SOURCE), 0, 3), tokens(2, TARGET, seed=1)
     for name in MODELS:
         kind = MODEL_REGISTRY[name]
         if kind.stock_model is TransformerModel:
             model = build(name, FLAG, "linear")
-            new = {name: x for name, x in model.state_dict().items() if ".self_attn.inner." in name}
-            model.load_state_dict({**new, **stock.state_dict()})
-    ours = build("softmax")
-    ours.load_state_dict(stock.state_dict())
+            inner_weights = {name: x for name, x in model.state_dict().items() if ".self_attn.inner." in name}
+            model.load_state_dict({**inner_weights, **stock.state_dict()})
+    softmax_model = build("softmax")
+    softmax_model.load_state_dict(stock.state_dict())
     with torch.no_grad():
-        assert_close("out", forward(ours, source, target), forward(stock, source, target))
+        assert_close("out", forward(softmax_model, source, target), forward(stock, source, target))
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_a_source_that_is_too_long_for_cosformer():
 
 
 def test_alignment_needs_weights():
-    """``--print-alignment`` works with softmax, and is refused where no weights are formed."""
+    """``--print-alignment`` works with softmax; mechanisms that form no weights refuse it."""
     build("flowformer").make_generation_fast_(need_attn=True)
     with pytest.raises(ValueError, match="--print-alignment is given"):
         build("flowformer", FLAG, "linear").make_generation_fast_(need_attn=True)
 
 
 def test_encoder_and_decoder_may_differ_in_width():
-    """Where no attention to the encoder needs its queries."""
+    """Allowed for every attention to the encoder except flow_source."""
     wide = ["--encoder-embed-dim", "24", "--encoder-attention-heads", "3"]
     for name in CROSS:
         if name != "flow_source":
@@ -241,7 +241,7 @@ def test_encoder_and_decoder_may_differ_in_width():
 
 @pytest.mark.parametrize("given", ["nope", "quadratic", None])
 def test_a_cross_attention_that_is_none(given, capsys):
-    """From Python one error with the choices; fairseq's parser has its own."""
+    """From Python, the error lists the choices; the command line uses the error of fairseq's parser."""
     args = Namespace(arch="flow", lineartime_cross_attention=given)
     with pytest.raises(ValueError, match=rf"{FLAG} is {given!r}; allowed: softmax, .*flow_source"):
         MODEL_REGISTRY["flow"].build_model(args, None)

@@ -1,4 +1,4 @@
-"""The promises of every model of the plugin, over fairseq's registry; a new mechanism needs no line here."""
+"""The contract of every model of the plugin, over fairseq's registry; a new mechanism needs no line here."""
 
 from argparse import ArgumentParser, Namespace
 from copy import deepcopy
@@ -22,14 +22,14 @@ from tests.fairseq_plugin.helpers.registry import CAUSAL, OURS, SHORT
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 PAD = 1
-#: Models of one sequence of tokens; the others have files of their own.
+#: Models of one token sequence; the others have test files of their own.
 MODELS = [name for name in OURS if name.endswith(("_lm", "_mlm", "_classifier"))]
 BIDIRECTIONAL = [name for name in MODELS if not name.endswith("_lm")]
 TASKS = {"lm": "language_modeling", "mlm": "masked_lm", "classifier": "sentence_prediction"}
 MASKS = {"mlm": "<mask>", "classifier": "[MASK]"}
 CRITERIA = {"language_modeling": "cross_entropy"}
-#: Of each mechanism one model is saved and loaded, the causal one where there is one: the options that are stored are
-#: the same in all of its models. A masked model and a classifier beside the causal one stand for the others.
+#: One model of each mechanism is saved and loaded, the causal one if there is one: stored options are
+#: the same in all of its models. A masked model and a classifier represent the other kinds.
 SAVED = [*CAUSAL, *(name for name in BIDIRECTIONAL if name.endswith("_mlm") and f"{name[:-4]}_lm" not in CAUSAL)]
 SAVED += ["flowformer_mlm", "flowformer_classifier"]
 LENGTH = 27
@@ -41,7 +41,7 @@ configuration_flags = cache(flags_of)
 
 @cache
 def parsed(name: str, *arguments: str) -> Namespace:
-    """The command line ``fairseq-train --arch NAME ARGUMENTS`` with a tiny size, in the task that the model is for."""
+    """The parsed ``fairseq-train --arch NAME ARGUMENTS`` with a tiny size, for the task of the model."""
     side, task = "decoder" if name in CAUSAL else "encoder", TASKS[name.rpartition("_")[2]]
     command = ["data", "--task", task, "--criterion", CRITERIA.get(task, task), "--arch", name]
     command += f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2".split()
@@ -56,9 +56,9 @@ def parsed(name: str, *arguments: str) -> Namespace:
 
 
 def build(name: str, *arguments: str) -> nn.Module:
-    """A tiny model in evaluation mode, without dropout, with weights under which attention shows in its outputs.
+    """A tiny model in evaluation mode, without dropout, whose attention clearly affects its outputs.
 
-    It is built from the command line as it was parsed. What fairseq-train makes of it takes most of a second, and is
+    Built from the parsed command line. The conversion that fairseq-train makes takes most of a second, and is
     what ``test_saved_models_load`` stores.
     """
     symbols = dictionary()
@@ -73,7 +73,7 @@ def build(name: str, *arguments: str) -> nn.Module:
 
 
 def build_shown(name: str) -> nn.Module:
-    """The same; an encoder in float64 with large weights, since attention of RoBERTa's first weights is near zero."""
+    """As ``build``; encoders in float64 with large weights, since RoBERTa's initial attention is near zero."""
     return build(name) if name in CAUSAL else randomised(build(name).double())
 
 
@@ -88,7 +88,7 @@ def pad(sequence: Tensor, left: int, right: int) -> Tensor:
 
 
 def test_every_mechanism_has_its_models() -> None:
-    """One language model for those that are causal, a masked model and a classifier for the others."""
+    """One language model per causal mechanism, a masked model and a classifier for each other one."""
     for name in ATTENTIONS:
         kinds = [("causal", "lm"), ("bidirectional", "mlm"), ("bidirectional", "classifier")]
         for supported, kind in kinds:
@@ -98,19 +98,19 @@ def test_every_mechanism_has_its_models() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_command_line(name: str) -> None:
-    """``--help`` is printed, and explains every option that fairseq's own models have not."""
+    """``--help`` explains every option that fairseq's own models do not have."""
     parser, stock = (ArgumentParser(allow_abbrev=False) for _ in range(2))
     MODEL_REGISTRY[name].add_args(parser)
     MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
     assert f"usage: {parser.prog}" in parser.format_help()
-    theirs = {action.dest for action in stock._actions}
-    ours = [action for action in parser._actions if action.dest not in theirs]
-    assert all(len(action.help) >= 15 for action in ours), [action.dest for action in ours]
+    stock_options = {action.dest for action in stock._actions}
+    own_actions = [action for action in parser._actions if action.dest not in stock_options]
+    assert all(len(action.help) >= 15 for action in own_actions), [action.dest for action in own_actions]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_errors_name_what_was_typed(name: str) -> None:
-    """Options of the host with their side, those of the attention with the prefix that the model gives them."""
+    """Errors name options as typed: fairseq's with their side, the attention's with the model's prefix."""
     side = "decoder" if name in CAUSAL else "encoder"
     with pytest.raises(ValueError, match=f"^--{side}-attention-heads is 3; allowed: .* --{side}-[a-z-]+, 16"):
         build(name, f"--{side}-attention-heads", "3")
@@ -122,7 +122,7 @@ def test_errors_name_what_was_typed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["daft_conv_mlm", "daft_conv_classifier"])
 def test_errors_of_windows_name_what_was_typed(name: str) -> None:
-    """What only the built attention can refuse: a window without a token in its middle."""
+    """Errors that only the built attention can raise: a window without a middle token."""
     with pytest.raises(ValueError, match="^--daft-conv-window is 8; allowed when not causal"):
         build(name, "--daft-conv-window", "8")
 
@@ -130,14 +130,14 @@ def test_errors_of_windows_name_what_was_typed(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_padding_and_neighbours_never_change_a_token(name: str) -> None:
-    """On either side, and rows of another length in the same batch, one token too; a row of padding alone is finite."""
+    """Padding on either side and rows of other lengths change nothing; rows of only padding are finite."""
     model, sequence = build_shown(name), tokens(2, LENGTH)
     alone = outputs(model, sequence)
     for left, right in ((5, 0), (0, 7), (3, 2)):
         beside = outputs(model, pad(sequence, left, right))[:, left : left + LENGTH]
         assert_close(f"outputs with {left} and {right} of padding", beside, alone, 2e-5)
-    short, one = pad(sequence[:1, :6], LENGTH - 6, 0), pad(sequence[:1, :1], 0, LENGTH - 1)
-    batch = torch.cat([sequence, short, one, torch.full((1, LENGTH), PAD)])
+    short, single = pad(sequence[:1, :6], LENGTH - 6, 0), pad(sequence[:1, :1], 0, LENGTH - 1)
+    batch = torch.cat([sequence, short, single, torch.full((1, LENGTH), PAD)])
     together = outputs(model, batch)
     assert torch.isfinite(together).all()
     assert_close("rows beside others", together[:2], alone, 2e-5)
@@ -147,14 +147,16 @@ def test_padding_and_neighbours_never_change_a_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", BIDIRECTIONAL)
 def test_every_token_sees_every_token(name: str) -> None:
-    """The first token, one in the middle and the last one see tokens everywhere; not each, since relu² has zeros."""
+    """First, middle and last token see every third of the sequence; relu² has zeros, so not every token."""
     model, embedded = build_shown(name), []
     model.encoder.sentence_encoder.embed_tokens.register_forward_hook(lambda *given: embedded.append(given[-1]))
     out = outputs(model, tokens(1, LIMIT - 2))[0]
     for seeing in (0, LIMIT // 2, -1):
         (gradient,) = torch.autograd.grad(out[seeing].square().sum(), embedded, retain_graph=True)
-        seen = (gradient[0] != 0).any(dim=-1)
-        assert all(third.any() for third in seen.chunk(3)), f"token {seeing} sees {seen.nonzero().flatten().tolist()}"
+        visible = (gradient[0] != 0).any(dim=-1)
+        assert all(third.any() for third in visible.chunk(3)), (
+            f"token {seeing} sees {visible.nonzero().flatten().tolist()}"
+        )
     (gradient,) = torch.autograd.grad(out.square().sum(), embedded)
     assert (gradient[0] != 0).any(dim=-1).all(), "every token is seen"
 
@@ -162,7 +164,7 @@ def test_every_token_sees_every_token(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_decoding_is_the_full_forward(name: str) -> None:
-    """A prefix gives what it gives in the whole; so do steps, also after a reordering of beams with padded rows."""
+    """Prefixes and single steps equal the full forward, also after reordering beams with padded rows."""
     model, sequence = build(name), tokens(3, LENGTH)
     sequence[1, :4] = PAD
     whole, real = outputs(model, sequence), sequence.ne(PAD)
@@ -183,11 +185,11 @@ def test_decoding_is_the_full_forward(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
-    """Gradients are finite beside a row of padding alone, and the same with --checkpoint-activations.
+    """Gradients are finite with a row of only padding, and equal with --checkpoint-activations.
 
-    Layers run twice under it; offloading implies it.
+    Checkpointing runs layers twice; offloading implies it.
     """
-    found = []
+    results = []
     for arguments in ((), ("--checkpoint-activations",), ("--offload-activations",)):
         model = build(name, *arguments).train()
         calls = []
@@ -198,18 +200,18 @@ def test_gradients_and_checkpointed_activations(name: str) -> None:
         batch = torch.cat([pad(tokens(2, LENGTH), 0, 2), torch.full((1, LENGTH + 2), PAD)])
         outputs(model, batch)[:, :LENGTH].square().mean().backward()
         gradients = [parameter.grad for parameter in stack.layers.parameters() if parameter.grad is not None]
-        found.append((len(calls), torch.cat([gradient.flatten() for gradient in gradients])))
-    assert [calls for calls, _ in found] == [2, 4, 4]
-    assert torch.isfinite(found[0][1]).all()
-    for _, gradients in found[1:]:
-        assert_close("gradients", gradients, found[0][1])
+        results.append((len(calls), torch.cat([gradient.flatten() for gradient in gradients])))
+    assert [calls for calls, _ in results] == [2, 4, 4]
+    assert torch.isfinite(results[0][1]).all()
+    for _, gradients in results[1:]:
+        assert_close("gradients", gradients, results[0][1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "autocast"])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    """fairseq's --fp16, which halves the model, and autocast: outputs near those of float32, at 200 tokens."""
+    """fairseq's --fp16, which casts the model, and autocast: outputs near those of float32, at 200 tokens."""
     limit = "--max-positions" if name.endswith("classifier") else "--tokens-per-sample"
     model, sequence = build(name, limit, "205"), pad(tokens(1, 200), 2, 3)
     real, expected = sequence.ne(PAD), outputs(model, sequence)
@@ -224,18 +226,18 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_learns(name: str) -> None:
-    """The loss of next words, of given words or of labels falls within a few updates."""
+    """The loss on next words, input words or labels falls within a few updates."""
     model, sequence = build(name).train(), tokens(8, LENGTH)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(20):
         if name.endswith("classifier"):
             head = {"features_only": True, "classification_head_name": "sentence_classification_head"}
-            scores, wanted = model(sequence, **head)[0], sequence[:, 0] % 3
+            scores, targets = model(sequence, **head)[0], sequence[:, 0] % 3
         else:
-            wanted = sequence[:, 1:] if name in CAUSAL else sequence[:, :-1]
-            scores, wanted = outputs(model, sequence)[:, :-1].flatten(0, 1), wanted.flatten()
-        loss = nn.functional.cross_entropy(scores.float(), wanted)
+            targets = sequence[:, 1:] if name in CAUSAL else sequence[:, :-1]
+            scores, targets = outputs(model, sequence)[:, :-1].flatten(0, 1), targets.flatten()
+        loss = nn.functional.cross_entropy(scores.float(), targets)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -246,14 +248,14 @@ def test_it_learns(name: str) -> None:
 @pytest.mark.parametrize("name", SAVED)
 @torch.no_grad()
 def test_saved_models_load(name: str, tmp_path: Path) -> None:
-    """``from_pretrained`` of what fairseq-train writes gives the same outputs; ``load_state_dict`` is strict."""
+    """``from_pretrained`` of a fairseq-train checkpoint gives equal outputs; ``load_state_dict`` is strict."""
     model, sequence = build(name), tokens(2, LENGTH)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     key = next(key for key in state if key.endswith("fc2.weight") or key.endswith("out_proj.weight"))
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
         build(name).load_state_dict({**state, key: state[key][:-1]})
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
-        build(name).load_state_dict({other: value for other, value in state.items() if other != key})
+        build(name).load_state_dict({entry: value for entry, value in state.items() if entry != key})
     dictionary().save(str(tmp_path / "dict.txt"))
     if name.endswith("classifier"):
         for part in ("input0", "label"):
@@ -271,7 +273,7 @@ def test_saved_models_load(name: str, tmp_path: Path) -> None:
     hub = ARCH_MODEL_REGISTRY[name].from_pretrained(str(tmp_path), "model.pt", data_name_or_path=str(tmp_path))
     loaded = hub.models[0] if hasattr(hub, "models") else hub.model
     assert type(loaded) is type(model)
-    loaded.eval()  # of a loaded language model it returns None
+    loaded.eval()  # it returns None for a loaded language model
     assert_close("outputs", outputs(loaded, sequence), outputs(model, sequence))
 
 

@@ -1,4 +1,4 @@
-"""Several tokens after a state, through a whole decoder of every causal model: equal to steps and to the forward."""
+"""Several tokens after a state, in every causal model: equal to single steps and to the full forward."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ POSITIONS = {
 
 
 def _build(name: str, limit: int = LIMIT) -> nn.Module:
-    """A tiny model in evaluation mode whose attention shows in its outputs."""
+    """A tiny model in evaluation mode whose attention clearly affects its outputs."""
     return build_tiny(name, SHORT, limit)
 
 
@@ -41,7 +41,7 @@ def _in_parts(model: nn.Module, sequence: Tensor, sizes, state: dict) -> Tensor:
 @pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_parts_are_the_whole_and_the_steps(name: str) -> None:
-    """Parts of any size, one token too, rows with padding on the left, a reordering, then steps as fairseq makes."""
+    """Parts of any size, also one token; left padding, reordering, then single steps as in fairseq."""
     model, sequence = _build(name), _unequal()
     whole, real = model(sequence)[0], sequence.ne(PAD)
     for sizes in ([LENGTH], [1, 7, 9, 16, LENGTH - 33], [1] * LENGTH):
@@ -61,7 +61,7 @@ def test_parts_are_the_whole_and_the_steps(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_half_precision(name: str) -> None:
-    """A model that is halved, as by --fp16: parts give the whole, but for rounding."""
+    """A model in half precision, as with --fp16: parts give the full forward up to rounding."""
     model, sequence = _build(name).half(), _unequal()
     whole, real = model(sequence)[0], sequence.ne(PAD)
     parts = _in_parts(model, sequence, [16, 16, LENGTH - 32], {})
@@ -72,12 +72,12 @@ def test_half_precision(name: str) -> None:
 @pytest.mark.parametrize("kind", POSITIONS)
 @torch.no_grad()
 def test_positions_go_on_from_each_row(kind: str) -> None:
-    """All embeddings of positions; the table of the sinusoids grows beyond its first size."""
+    """All position embeddings continue per row; the table of sinusoids grows beyond its first size."""
     arch, *arguments = POSITIONS[kind]
     model = awake(build_model(arch, *arguments)).eval()
     sequence = tokens(2, 250)
     sequence[0, :90] = PAD
-    if kind == "sinusoids":  # beyond --tokens-per-sample, which is no limit for it
+    if kind == "sinusoids":  # beyond --tokens-per-sample, which does not limit it
         sequence = torch.cat([sequence, tokens(2, 90)], dim=1)
     parts, whole, real = _in_parts(model, sequence, 60, {}), model(sequence)[0], sequence.ne(PAD)
     assert_close("parts", parts[real], whole[real], 2e-5)
@@ -85,14 +85,14 @@ def test_positions_go_on_from_each_row(kind: str) -> None:
 
 @torch.no_grad()
 def test_checkpointed_layers_read_on_too() -> None:
-    """--checkpoint-activations wraps the layers."""
+    """Layers wrapped by --checkpoint-activations extend their states too."""
     model = awake(build_model("flowformer_lm", "--checkpoint-activations")).eval()
     assert_close("parts", _in_parts(model, _unequal(), 10, {}), model(_unequal())[0], 2e-5)
 
 
 @torch.no_grad()
 def test_layers_that_are_dropped_are_those_of_the_forward_pass() -> None:
-    """--decoder-layerdrop draws once in a pass, and the state reaches the layers that run."""
+    """--decoder-layerdrop draws once per pass; the layers that run receive their states."""
     model, sequence = awake(build_model("flowformer_lm", "--decoder-layerdrop", "0.5", "--dropout", "0")), tokens(2, 9)
     model.train()
     for seed in range(6):
@@ -104,7 +104,7 @@ def test_layers_that_are_dropped_are_those_of_the_forward_pass() -> None:
 
 @torch.no_grad()
 def test_what_is_refused() -> None:
-    """Too many tokens for a table, in all parts together; a state that did not count; attention to a source."""
+    """Too many tokens for a table over all parts, a state without a position count, attention to a source."""
     model = _build("daft_full_lm", LIMIT)
     state = {}
     model.decoder.extend_features(tokens(2, LIMIT - 8), state)

@@ -1,4 +1,4 @@
-"""The causal models of the FLASH paper are the paper's: sizes, parts and defaults; every option does what it says."""
+"""The causal models of the FLASH paper: sizes, parts, defaults, and the effect of every option."""
 
 import math
 
@@ -46,7 +46,7 @@ def _logits(model: nn.Module, length: int = 101) -> torch.Tensor:
     ],
 )
 def test_size_is_the_papers(arch: str, millions: int, layers: int, heads: int) -> None:
-    """Parameters with the paper's 32,000 words, within 1 %, and where they come from."""
+    """Parameters with the paper's 32,000 words, within 1 %, in total and by part."""
     with torch.device("meta"):
         model = build_model(arch, "--tokens-per-sample", "512", sizes=(), words=32000 - 4)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -81,7 +81,7 @@ def test_size_is_the_papers(arch: str, millions: int, layers: int, heads: int) -
     ],
 )
 def test_rows_of_tables_1_and_2(arch: str, options: str, millions: int) -> None:
-    """Each has the paper's parameters in millions, rounded."""
+    """Each row has the paper's number of parameters, rounded to millions."""
     with torch.device("meta"):
         model = build_model(arch, "--tokens-per-sample", "512", *options.split(), sizes=(), words=32000 - 4)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == millions
@@ -91,7 +91,7 @@ def test_rows_of_tables_1_and_2(arch: str, options: str, millions: int) -> None:
     "size, width, units, layers", [("w512", 512, 15, 8), ("w768", 768, 22, 12), ("w1024", 1024, 46, 24)]
 )
 def test_sizes_of_figure_3(size: str, width: int, units: int, layers: int) -> None:
-    """Widths and layers of the table beside it; heads of 64 channels."""
+    """Widths and layers of the figure's table; heads of 64 channels."""
     for kind, count in (("flash_quad", units), ("transformer_plus", layers), ("transformer_pp", layers)):
         with torch.device("meta"):
             decoder = build_model(f"{kind}_lm_{size}", "--tokens-per-sample", "512", sizes=()).decoder
@@ -103,7 +103,7 @@ def test_sizes_of_figure_3(size: str, width: int, units: int, layers: int) -> No
 
 @pytest.mark.parametrize("arch", ["flash_lm_large", "transformer_pp_lm_base"])
 def test_users_options_win_over_a_named_size(arch: str) -> None:
-    """A size fills in only what the command line leaves open."""
+    """A size sets only options that are not on the command line."""
     chunk = ["--flash-chunk-size", "64"] if arch.startswith("flash") else []
     decoder = build_model(arch, "--decoder-layers", "2", "--decoder-embed-dim", "48", *chunk, sizes=()).decoder
     assert (len(decoder.layers), decoder.embed_dim) == (2, 48)
@@ -123,7 +123,7 @@ def test_users_options_win_over_a_named_size(arch: str) -> None:
     ],
 )
 def test_widths_follow_the_embedding(arch: str, inner: int) -> None:
-    """--decoder-embed-dim alone is enough; --decoder-ffn-embed-dim wins over the default."""
+    """--decoder-embed-dim alone is enough; --decoder-ffn-embed-dim overrides the default."""
     sizes = ("--decoder-layers", "1", "--decoder-attention-heads", "4", "--decoder-embed-dim", "48")
     for arguments, expected in (((), inner), (("--decoder-ffn-embed-dim", "80"), 80)):
         decoder = build_model(arch, *arguments, sizes=sizes).decoder
@@ -146,7 +146,7 @@ def test_glu_width_that_is_no_integer_is_rounded_up() -> None:
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
 def test_defaults_are_the_papers(arch: str) -> None:
-    """No dropout, embeddings as they are, layers pre-norm, a final norm, scaled sinusoids."""
+    """No dropout, unscaled embeddings, pre-norm layers, a final norm, scaled sinusoids."""
     decoder = build_model(arch).decoder
     assert decoder.embed_scale == 1.0 and decoder.dropout_module.p == 0.0
     assert isinstance(decoder.layer_norm, nn.LayerNorm)
@@ -162,7 +162,7 @@ def test_defaults_are_the_papers(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", GATED_UNITS)
 def test_embeddings_of_gated_units_are_small_at_first(arch: str) -> None:
-    """N(0, 0.02), padding 0, so that a model whose branches are near zero does not foretell the token it is given."""
+    """N(0, 0.02), padding 0, so that a model with branches near zero does not predict its input token."""
     model = build_model(arch, "--share-decoder-input-output-embed", words=2000)
     weight = model.decoder.embed_tokens.weight
     assert abs(weight.std().item() - 0.02) <= 0.001 and weight[1].abs().max() == 0.0
@@ -181,7 +181,7 @@ def test_embeddings_of_transformers_are_fairseqs(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
 def test_layers_are_pre_norm(arch: str) -> None:
-    """What a layer adds does not depend on the size of its input; a post-norm layer's whole output would not."""
+    """A layer's residual branch does not depend on the scale of its input, unlike in a post-norm layer."""
     layer = awake(build_model(arch)).eval().double().decoder.layers[0]
     x = 1e5 * torch.randn(20, 2, 32, dtype=torch.double)
     added = [layer(scale * x)[0] - scale * x for scale in (1.0, 4.0)]
@@ -194,7 +194,7 @@ def test_layers_are_pre_norm(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
 def test_positions_are_scaled_sinusoids(arch: str) -> None:
-    """Sines, then cosines, times one learned scalar that starts at 1/sqrt(d); they count real tokens; padding is 0."""
+    """Sines, then cosines, times a learned scalar, at first 1/sqrt(d); only real tokens count, padding is 0."""
     model = build_model(arch)
     positions = model.decoder.embed_positions
     (scale,) = positions.parameters()
@@ -221,7 +221,7 @@ def test_positions_are_scaled_sinusoids(arch: str) -> None:
     ],
 )
 def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) -> None:
-    """A longer input is refused where there is a parameter per position; padding does not count."""
+    """Only models with a parameter per position refuse longer inputs; padding does not count."""
     model = build_model(arch, "--tokens-per-sample", "8", *arguments.split()).eval()
     assert model.max_positions() == (limit or 8)
     fits = limit or 20
@@ -238,13 +238,13 @@ def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) 
 
 
 def test_separate_feed_forward() -> None:
-    """It is a residual block of the unit's width."""
+    """The separate feed-forward is a residual block of the unit's width."""
     unit = build_model("flash_lm", "--flash-no-gate", "--flash-separate-ffn").decoder.layers[0].unit
     assert unit.ffn.in_proj.out_features == unit.expanded_dim
 
 
 def test_relative_bias_is_chosen_by_length() -> None:
-    """Below 512 tokens, of a chunk or of the training, one parameter per distance; from there two vectors."""
+    """Below 512 tokens per chunk or training sequence: one parameter per distance; from 512 on: two vectors."""
     for arch, option in (("flash_lm", "--flash-chunk-size"), ("flash_quad_lm", "--tokens-per-sample")):
         short, long = (build_model(arch, option, length).decoder.layers[1].unit.bias for length in ("511", "512"))
         assert isinstance(short, ToeplitzBias) and short.max_positions == 511
@@ -253,7 +253,7 @@ def test_relative_bias_is_chosen_by_length() -> None:
 
 @pytest.mark.parametrize("arch", FLASH_FAMILY)
 def test_scalenorm_is_everywhere(arch: str) -> None:
-    """In front of every block and at the end; Combiner's norm of its row summaries is its own."""
+    """ScaleNorm before every block and at the end; Combiner has another norm for its row summaries."""
     model = build_model(arch, "--flash-norm", "scalenorm")
     assert isinstance(model.decoder.layer_norm, ScaleNorm)
     layer_norms = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
@@ -265,7 +265,7 @@ def test_scalenorm_is_everywhere(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["transformer_pp_lm", "mc_transformer_pp_lm"])
 def test_feed_forward_is_gelu_times_a_projection(arch: str) -> None:
-    """x + W_2 (gelu(x' W) ⊙ x' V), and nothing more."""
+    """x + W_2 (gelu(x' W) ⊙ x' V)."""
     layer = build_model(arch).eval().decoder.layers[0]
     nn.init.zeros_(layer.self_attn.out_proj.weight)
     nn.init.zeros_(layer.self_attn.out_proj.bias)
@@ -290,26 +290,26 @@ def test_feed_forward_is_gelu(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", TRANSFORMERS)
 def test_attention_gate_multiplies_what_attention_gives(arch: str) -> None:
-    """silu of a projection of the input, in front of W_o; the same attention otherwise."""
+    """The gate is silu of a projection of the input, applied before W_o; the attention is unchanged."""
     plain = build_model(arch).eval().decoder.layers[0].self_attn
     gated = build_model(arch, "--flash-attention-gate").eval().decoder.layers[0].self_attn
     missing, unexpected = gated.load_state_dict(plain.state_dict(), strict=False)
     assert missing == ["gate_proj.weight", "gate_proj.bias"] and not unexpected
-    seen = []
+    attended = []
     for attention in (plain, gated):
-        attention.out_proj.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        attention.out_proj.register_forward_pre_hook(lambda module, args: attended.append(args[0]))
     x = torch.randn(20, 2, 32)
     for attention in (plain, gated):
         attention(x)
-    assert_close("gated", seen[1], F.silu(gated.gate_proj(x)) * seen[0])
+    assert_close("gated", attended[1], F.silu(gated.gate_proj(x)) * attended[0])
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "relu2", "laplace"])
 @pytest.mark.parametrize("arch", ["transformer_plus_lm", "transformer_pp_lm"])
 def test_kernel_of_a_transformer(arch: str, kernel: str) -> None:
-    """softmax is torch's fused attention; the others divide by the position limit, a constant."""
+    """softmax is torch's fused attention; the other kernels divide by the maximum length, a constant."""
     attention = build_model(arch, "--flash-kernel", kernel, "--tokens-per-sample", "128").decoder.layers[1].self_attn
-    inner = attention.inner.inner  # inside of the rotation
+    inner = attention.inner.inner  # within the rotation
     if kernel == "softmax":
         assert isinstance(inner, SoftmaxAttention)
     else:
@@ -321,16 +321,16 @@ def test_kernel_of_a_transformer(arch: str, kernel: str) -> None:
 
 
 def test_divisor_is_the_training_length() -> None:
-    """Not the current one; with a larger position limit --flash-divisor keeps it."""
+    """The divisor is not the current length; --flash-divisor keeps it under a larger maximum length."""
     rotary = ("--flash-relative-bias", "rotary")
     trained = awake(build_model("flash_quad_lm", "--tokens-per-sample", "128", *rotary))
     assert [layer.unit.divisor for layer in trained.decoder.layers] == [128, 128]
     expected = _logits(trained)
     longer = ("--tokens-per-sample", "128", "--max-target-positions", "200", *rotary)
-    for arguments, same in (("--flash-divisor", "128"), True), ((), False):
+    for arguments, unchanged in (("--flash-divisor", "128"), True), ((), False):
         model = build_model("flash_quad_lm", *longer, *arguments)
         model.load_state_dict(trained.state_dict())
-        assert ((_logits(model) - expected).abs().max().item() < 1e-5) == same
+        assert ((_logits(model) - expected).abs().max().item() < 1e-5) == unchanged
     assert _logits(model, 200).shape == (2, 200, 64)
 
 
@@ -356,14 +356,14 @@ BAD = [
 
 @pytest.mark.parametrize(("arch", "arguments", "message"), BAD)
 def test_bad_options_are_named(arch: str, arguments: str, message: str) -> None:
-    """At construction: the argument, what was given, and what is allowed."""
+    """The error at construction names argument, value and allowed values."""
     with pytest.raises(ValueError, match=message):
         build_model(arch, *arguments.split())
 
 
 @pytest.mark.parametrize("option", ["encoder_out", "prev_self_attn_state", "prev_attn_state"])
 def test_gated_unit_attends_to_itself_alone(option: str) -> None:
-    """Neither an encoder nor another layer's state can be given."""
+    """The unit accepts neither encoder outputs nor another layer's state."""
     layer = build_model("flash_lm").decoder.layers[0]
     with pytest.raises(ValueError, match=option.replace("self_", "").replace("prev_attn", "prev_\\*")):
         layer(torch.randn(4, 1, 32), **{option: torch.randn(4, 1, 32)})

@@ -1,4 +1,4 @@
-"""Stacks of several attentions: which layer has which, what checkpoints and pruning keep, and what is refused."""
+"""Stacks of several attentions: the attention of each layer, checkpoints, pruning, and errors."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_patterns_that_fit_nothing(pattern, said):
 
 
 def test_every_model_of_several_attentions():
-    """The attentions of a model are those that it can have, each with its own options."""
+    """A model offers the attentions that suit it, each with its own options."""
     model = build_model("hybrid_lm", FLAG, "gla,local", "--local-window", "7")
     assert (
         kinds(model.decoder.layers) == ["gla", "local"] and model.decoder.layers[1].self_attn.inner.options.window == 7
@@ -55,7 +55,7 @@ def test_every_model_of_several_attentions():
         assert kinds(layers) == ["nystrom", "softmax"]
     model = build_encoder_decoder("hybrid", FLAG, "nystrom,linear")
     assert kinds(model.encoder.layers) == ["nystrom", "linear"]
-    assert kinds(model.decoder.layers) == ["softmax", "linear"]  # one that is not causal has softmax in the decoder
+    assert kinds(model.decoder.layers) == ["softmax", "linear"]  # softmax replaces non-causal mechanisms in decoders
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_bad_input(arguments, said):
 
 @pytest.mark.parametrize("kept", [(1, 2), (0, 1)], ids=str)
 def test_layers_that_are_kept_keep_their_attention(kept: tuple[int, int], tmp_path: Path, data_bin: str):
-    """fairseq's --decoder-layers-to-keep, of a checkpoint: the same layers, with their own weights."""
+    """fairseq's --decoder-layers-to-keep loads the chosen layers of a checkpoint with their own weights."""
     arguments = (FLAG, "flow,softmax,linear", "--decoder-layers", "3")
-    path, given = tmp_path / "model.pt", {"data": data_bin, "decoder_layers_to_keep": ",".join(map(str, kept))}
+    path, options = tmp_path / "model.pt", {"data": data_bin, "decoder_layers_to_keep": ",".join(map(str, kept))}
     whole = save_model(path, "cfg", "hybrid_lm", *arguments).eval()
-    (pruned,), *_ = load_model_ensemble_and_task([str(path)], arg_overrides=given)
+    (pruned,), *_ = load_model_ensemble_and_task([str(path)], arg_overrides=options)
     assert kinds(pruned.decoder.layers) == [("flow", "softmax", "linear")[i] for i in kept]
-    for ours, theirs in zip(pruned.decoder.layers, [whole.decoder.layers[i] for i in kept], strict=True):
+    for layer, original in zip(pruned.decoder.layers, [whole.decoder.layers[i] for i in kept], strict=True):
         x = torch.randn(5, 1, 32, generator=torch.Generator().manual_seed(0))
-        assert_close("layer", ours.eval()(x)[0], theirs(x)[0])
+        assert_close("layer", layer.eval()(x)[0], original(x)[0])
 
 
 def test_a_checkpoint_remembers_the_attention_of_each_layer(tmp_path: Path, data_bin: str):
@@ -92,5 +92,7 @@ def test_a_checkpoint_remembers_the_attention_of_each_layer(tmp_path: Path, data
     assert kinds(loaded.decoder.layers) == ["rfa_gate", "softmax"]
     assert_close("logits", loaded.eval()(tokens(2, 9))[0], model(tokens(2, 9))[0])
     with pytest.warns(UserWarning, match="attention"):
-        other = build_model("hybrid_lm", FLAG, "softmax,linear")
-        other.load_state_dict({**other.state_dict(), **{k: v for k, v in model.state_dict().items() if ".1." in k}})
+        other_model = build_model("hybrid_lm", FLAG, "softmax,linear")
+        other_model.load_state_dict(
+            {**other_model.state_dict(), **{k: v for k, v in model.state_dict().items() if ".1." in k}}
+        )

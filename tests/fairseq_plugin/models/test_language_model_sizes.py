@@ -1,4 +1,4 @@
-"""The named sizes of the language models that Flowformer and DAFT are compared with."""
+"""The named sizes of the language models that the Flowformer and DAFT papers compare."""
 
 import pytest
 import torch
@@ -8,20 +8,20 @@ from tests.fairseq_plugin.helpers.language_models import build_model
 
 LENGTHS = {"wiki103": 512, "enwik8": 1024, "cifar10": 3072}
 ROWS = [f"{name}_lm_{corpus}" for corpus, rows in SIZES.items() for name in rows]
-#: With 256 symbols, without what the attention holds: layers, width, heads, FFN, dropout, parameters of the rest.
+#: With 256 symbols: layers, width, heads, FFN, dropout, parameters other than the attention's.
 SHAPES = {
     "wiki103": (6, 512, 8, 2048, 0.1),
     "enwik8": (12, 512, 8, 2048, 0.1),
     "cifar10": (12, 512, 4, 2048, 0.1),
     "sparse_lm_cifar10": (128, 256, 2, 512, 0.25),
 }
-#: Whose attention has fairseq's projections and no parameters.
+#: Mechanisms with fairseq's projections and no parameters of their own.
 PLAIN = ("softmax", "linear", "favor", "cosformer", "local", "sparse")
 
 
 @pytest.mark.parametrize("arch", ROWS)
 def test_named_size(arch: str) -> None:
-    """Layers, width, heads, FFN and dropout are the paper's; parameters are counted for those that add none."""
+    """Layers, width, heads, FFN and dropout as in the paper; parameter counts if the attention adds none."""
     name, _, corpus = arch.rpartition("_lm_")
     layers, width, heads, ffn, dropout = SHAPES.get(arch, SHAPES[corpus])
     with torch.device("meta"):
@@ -38,12 +38,12 @@ def test_named_size(arch: str) -> None:
 
 
 def test_what_the_paper_says_of_a_mechanism() -> None:
-    """A window of 256 in place of Image Transformer's, and the strided pattern; what is typed wins."""
+    """A window of 256 in place of Image Transformer's, and the strided pattern; typed options override them."""
     length = ["--tokens-per-sample", "64"]
     with torch.device("meta"):
         local, sparse, typed = (
-            build_model(arch, *length, *more, sizes=()).decoder.layers[0].self_attn.inner.options
-            for arch, more in (
+            build_model(arch, *length, *extra, sizes=()).decoder.layers[0].self_attn.inner.options
+            for arch, extra in (
                 ("local_lm_cifar10", ()),
                 ("sparse_lm_cifar10", ("--decoder-layers", "1")),
                 ("sparse_lm_cifar10", ("--decoder-layers", "1", "--sparse-stride", "8")),

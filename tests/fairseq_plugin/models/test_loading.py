@@ -1,4 +1,4 @@
-"""Checkpoints of ours load as a whole or not at all, and the error says why."""
+"""Our checkpoints load completely or not at all, and the error says why."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ def _model(arch: str) -> nn.Module:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Its tensors, without the records of options."""
+    """The tensors of a state dict, without stored options."""
     return {name: x for name, x in model.state_dict().items() if not is_record(name)}
 
 
@@ -88,21 +88,21 @@ TRANSFORMERS = ("flowformer_lm", "transformer_pp_lm", "daft_conv_lm", "performer
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("arch", TRANSFORMERS)
 def test_nothing_is_loaded_of_what_does_not_fit(arch: str, fault: str) -> None:
-    """One ValueError that names model and tensors; tensors and modules are as they were, and so is the state dict."""
+    """A ValueError names model and tensors; tensors, modules and the state dict are unchanged."""
     model = _model(arch)
     spoil, reason = FAULTS[fault]
     state = {name: x + 1 for name, x in _weights(model).items()}
     spoil(state)
-    given, before = dict(state), _snapshot(model)
+    original, before = dict(state), _snapshot(model)
     with pytest.raises(ValueError, match=f"does not fit {type(model).__name__}: .*{reason}.*Nothing was loaded"):
         model.load_state_dict(state)
     assert _unchanged(model, before)
-    assert state.keys() == given.keys() and all(state[name] is given[name] for name in given)
+    assert state.keys() == original.keys() and all(state[name] is original[name] for name in original)
 
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_lm", "flash_mlm"])
 def test_a_file_without_a_version_keeps_the_final_norm(arch: str, caplog: pytest.LogCaptureFixture) -> None:
-    """fairseq takes it for one of 2018, and drops the norm on the way."""
+    """fairseq treats it as a file from 2018, and would drop the norm."""
     model = _model(arch)
     modules, state = repr(model), {name: x + 1 for name, x in _weights(model).items()}
     (version,) = [name for name in state if name.endswith(".version")]
@@ -115,7 +115,7 @@ def test_a_file_without_a_version_keeps_the_final_norm(arch: str, caplog: pytest
 
 
 def test_averaged_weights_keep_the_final_norm(caplog: pytest.LogCaptureFixture) -> None:
-    """fairseq's --store-ema loads state dicts without a version at every update, and nobody wants a log of each."""
+    """--store-ema loads state dicts without a version at every update, which must not log each time."""
     model = build("flowformer_lm", *SMALL)
     average = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
     caplog.clear()
@@ -129,15 +129,15 @@ def test_averaged_weights_keep_the_final_norm(caplog: pytest.LogCaptureFixture) 
 
 
 def _warned(caplog: pytest.LogCaptureFixture) -> str:
-    """What reached the console of a Python that has no logging set up."""
+    """The warnings on the console of a Python without logging configured."""
     return "\n".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
 
 
 def test_heads(caplog: pytest.LogCaptureFixture) -> None:
-    """RoBERTa's loading fills in its own heads' weights, and drops others: either is warned of."""
-    model, other = build_masked("flash_mlm"), build_masked("flash_mlm")
-    other.register_classification_head("labels", num_classes=3)
-    state = other.state_dict()
+    """RoBERTa's loading fills in missing heads and drops unknown ones: a warning for either."""
+    model, other_model = build_masked("flash_mlm"), build_masked("flash_mlm")
+    other_model.register_classification_head("labels", num_classes=3)
+    state = other_model.state_dict()
     before = _snapshot(model)
     spoiled = {name: x for name, x in state.items() if not name.endswith("lm_head.bias")}
     with pytest.raises(ValueError, match=r"1 missing \(encoder.lm_head.bias\)"):
@@ -146,7 +146,7 @@ def test_heads(caplog: pytest.LogCaptureFixture) -> None:
     model.load_state_dict(state)
     assert re.search(r"4 left out \(classification_heads.labels.*; 0 new", _warned(caplog))
     caplog.clear()
-    other.load_state_dict(model.state_dict())
+    other_model.load_state_dict(model.state_dict())
     assert re.search(r"0 left out; 4 new \(classification_heads.labels", _warned(caplog))
     caplog.clear()
     model.args.load_checkpoint_heads = True
@@ -156,7 +156,7 @@ def test_heads(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_tensors_of_earlier_versions_are_taken(caplog: pytest.LogCaptureFixture) -> None:
-    """BigBird's numbers, in files of version 0.2, are not said to be left out."""
+    """BigBird's buffers in files of version 0.2 are not reported as left out."""
     model = build_masked("bigbird_mlm")
     attentions = {name: module for name, module in model.named_modules() if isinstance(module, ATTENTIONS["bigbird"])}
     state = {name: x for name, x in model.state_dict().items() if not name.endswith("._extra_state")}
@@ -164,13 +164,13 @@ def test_tensors_of_earlier_versions_are_taken(caplog: pytest.LogCaptureFixture)
     model.load_state_dict(state)
     assert attentions and not _warned(caplog)
     assert all(torch.equal(x.numbers, state[f"{name}.numbers"]) for name, x in attentions.items())
-    today = build_masked("bigbird_mlm", seed=2).state_dict()  # it misses nothing where a file has a seed
+    today = build_masked("bigbird_mlm", seed=2).state_dict()  # nothing is missing if the file has a seed
     model.load_state_dict(today)
     assert model.state_dict().keys() == today.keys() and not _warned(caplog)
 
 
 def test_what_is_left_out_and_new_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Of ``strict=False`` too; a file that fits as a whole is none."""
+    """A warning names left-out and new tensors, also with ``strict=False``; none if the file fits."""
     model = build("linear_lm", *SMALL)
     state = model.state_dict()
     model.load_state_dict(state)
@@ -182,7 +182,7 @@ def test_what_is_left_out_and_new_is_a_warning(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flash_mlm"])
 def test_not_strict(arch: str) -> None:
-    """What has a place is loaded, and what has none or is missing is named; another shape is still refused."""
+    """Matching tensors are loaded, unexpected and missing ones are named; wrong shapes are still refused."""
     model = _model(arch)
     before = _snapshot(model)
     state = {name: x + 1 for name, x in _weights(model).items()}
@@ -205,7 +205,7 @@ def test_not_strict(arch: str) -> None:
     ],
 )
 def test_the_message_tells_pre_norm_from_post_norm(arguments, stored, hint: str) -> None:
-    """The option that mends it."""
+    """The message names the option that fixes it."""
     state = build("flowformer_lm", *SMALL, *stored).state_dict()
     with pytest.raises(ValueError, match=hint):
         build("flowformer_lm", *SMALL, *arguments).load_state_dict(state)
@@ -213,7 +213,7 @@ def test_the_message_tells_pre_norm_from_post_norm(arguments, stored, hint: str)
 
 @pytest.mark.parametrize("arch", ["linear_lm", "flash_mlm"])
 def test_the_message_tells_another_dictionary(arch: str) -> None:
-    """By its size."""
+    """The message names the size of the other dictionary."""
     make = build_masked if arch.endswith("_mlm") else (lambda arch, words: build(arch, *SMALL, words=words))
     with pytest.raises(ValueError, match="dictionary .*49 .*54"):
         make(arch, words=50).load_state_dict(make(arch, words=45).state_dict())
@@ -229,7 +229,7 @@ def test_the_message_tells_another_dictionary(arch: str) -> None:
     ],
 )
 def test_the_message_tells_the_relative_bias(arch: str, stored: str, built: str, hint: str) -> None:
-    """Which is of one kind below 512 tokens and of another from there on, unless an option says which."""
+    """The bias has one form below 512 tokens and another from 512 on, unless an option chooses."""
 
     def model(tokens: str, *arguments: str) -> nn.Module:
         if arch.endswith("_mlm"):
@@ -244,16 +244,16 @@ def test_the_message_tells_the_relative_bias(arch: str, stored: str, built: str,
 
 
 def test_args_prune_as_a_configuration_does() -> None:
-    """fairseq's older way of saying which layers are kept."""
+    """The older format of fairseq for layers to keep."""
     command = ["data", "--task", "language_modeling", "--arch", "flowformer_lm", *SMALL, "--tokens-per-sample", "48"]
     args = options.parse_args_and_arch(options.get_training_parser(), [*command, "--decoder-layers-to-keep", "1"])
     whole, pruned = build("flowformer_lm", *SMALL), build("flowformer_lm", *SMALL, "--decoder-layers", "1")
     pruned.load_state_dict(whole.state_dict(), args=args)
-    kept = whole.decoder.layers[1].state_dict()
-    assert all(torch.equal(x, kept[name]) for name, x in pruned.decoder.layers[0].state_dict().items())
+    kept_layer = whole.decoder.layers[1].state_dict()
+    assert all(torch.equal(x, kept_layer[name]) for name, x in pruned.decoder.layers[0].state_dict().items())
 
 
-# From here on, from_pretrained and commands.
+# The remaining tests are of from_pretrained and commands.
 
 EVERYWHERE = """
 import sys; sys.path.insert(0, {checkout!r})
@@ -269,15 +269,15 @@ for arch in {architectures!r}:
 
 
 def test_a_new_process_loads_every_architecture(tmp_path: Path) -> None:
-    """From another folder, with the plugin imported and nothing else, the tests' modules included."""
+    """From another folder, with only the plugin imported and none of the tests' modules."""
     script = EVERYWHERE.format(checkout=str(CHECKOUT), architectures=registered(), folder=str(FOLDER))
     printed = run_program(["-c", script], cwd=str(tmp_path))
-    found = [line.split()[1:] for line in printed.splitlines() if line.startswith("LOADED")]
-    assert found == [[arch, ARCH_MODEL_REGISTRY[arch].__name__, "True"] for arch in registered()]
+    loaded = [line.split()[1:] for line in printed.splitlines() if line.startswith("LOADED")]
+    assert loaded == [[arch, ARCH_MODEL_REGISTRY[arch].__name__, "True"] for arch in registered()]
 
 
 def _rewritten(arch: str, folder: Path, change: Callable[[Any], None]) -> dict[str, Tensor]:
-    """The golden checkpoint with other options in ``folder``; its tokens and logits."""
+    """Write the golden checkpoint with other options to ``folder``; returns its tokens and logits."""
     state = torch.load(FOLDER / f"{arch}.pt")
     model = state["cfg"]["model"]
     change(model if isinstance(model, dict) else vars(model))
@@ -287,7 +287,7 @@ def _rewritten(arch: str, folder: Path, change: Callable[[Any], None]) -> dict[s
 
 @pytest.mark.parametrize("arch", registered())
 def test_options_of_other_versions(arch: str, tmp_path: Path) -> None:
-    """An option that the file lacks has its default, one that is not known here is passed over."""
+    """Options missing from the file have their defaults; unknown ones are ignored."""
 
     def change(model: dict[str, Any]) -> None:
         for name in OUR_OPTIONS:
@@ -300,7 +300,7 @@ def test_options_of_other_versions(arch: str, tmp_path: Path) -> None:
 
 
 def test_a_file_of_a_device_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that say they were on a GPU load on the CPU."""
+    """Tensors saved on a GPU load on the CPU."""
     monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:7")
     golden = _rewritten("flowformer_lm", tmp_path, lambda model: None)
     monkeypatch.undo()
@@ -311,7 +311,7 @@ def test_a_file_of_a_device_that_is_not_here(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("device", ["meta", "cuda"] if torch.cuda.is_available() else ["meta"])
 def test_weights_go_to_the_device_of_the_model(device: str) -> None:
-    """A model that was moved before takes a CPU's tensors."""
+    """A model moved to a device beforehand loads tensors from the CPU."""
     model = build("flowformer_lm", *SMALL)
     state = {name: x + 1 for name, x in _weights(model).items()}
     model.to(device).load_state_dict(state)
@@ -322,7 +322,7 @@ def test_weights_go_to_the_device_of_the_model(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_loads(dtype: torch.dtype, data_bin: str, tmp_path: Path) -> None:
-    """fairseq's --fp16 stores half precision; the model that is built has the stored numbers in float32."""
+    """fairseq's --fp16 stores half precision; the loaded model has the stored values in float32."""
     model = build("flowformer_lm", *SMALL)
     state = {name: x.to(dtype) for name, x in model.state_dict().items()}
     save(tmp_path / "c.pt", state, "cfg", "flowformer_lm", *SMALL)
@@ -335,7 +335,7 @@ def test_half_precision_loads(dtype: torch.dtype, data_bin: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("reader", "written", "allowed"),
     [
-        # Between the two stand variants of theirs, where a recipe or another test has registered some.
+        # In between may be variants that a recipe or another test has registered.
         ("flowformer_lm", "linear_lm", "'flowformer_lm', .*'transformer_lm'"),
         ("linear_lm", "flowformer_lm_wiki103", "'linear_lm', .*'transformer_lm'"),
         ("flash_lm", "transformer_lm", "'flash_lm'$"),
@@ -346,7 +346,7 @@ def test_half_precision_loads(dtype: torch.dtype, data_bin: str, tmp_path: Path)
 def test_another_architecture_is_refused(
     reader: str, written: str, allowed: str, kind: str, data_bin: str, tmp_path: Path
 ) -> None:
-    """By the class that is asked to read it; the message names the file and both."""
+    """The class that loads it refuses; the message names the file and both architectures."""
     save_model(tmp_path / "c.pt", kind, written)
     model = ARCH_MODEL_REGISTRY[reader]
     with pytest.raises(ValueError, match=f"c.pt' holds '{written}'; allowed for {model.__name__}: {allowed}"):
@@ -390,7 +390,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_files_are_refused(case: str, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By ``from_pretrained``, in one ValueError; nothing of the file is run."""
+    """``from_pretrained`` raises a ValueError and runs nothing from the file."""
     monkeypatch.chdir(tmp_path)
     write, reason = BAD_FILES[case]
     write(tmp_path)
@@ -402,7 +402,7 @@ def test_bad_files_are_refused(case: str, data_bin: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("given", ["nowhere", "c.pt"])
 def test_a_folder_that_is_none(given: str, data_bin: str, tmp_path: Path) -> None:
-    """A path to nothing, and one to the file itself, which stays."""
+    """A path that does not exist, and the path of the file itself, which is kept."""
     save_model(tmp_path / "c.pt", "cfg", "flowformer_lm")
     with pytest.raises(ValueError, match=f"model_name_or_path is '.*{given}'; allowed: a folder"):
         ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path / given), "c.pt", data_bin)
@@ -411,7 +411,7 @@ def test_a_folder_that_is_none(given: str, data_bin: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("data", ["/nowhere/at/all", "./nowhere"])
 def test_a_data_folder_that_is_none(data: str, tmp_path: Path) -> None:
-    """The error names the argument and what was typed."""
+    """The error names the argument and its value."""
     save_model(tmp_path / "c.pt", "cfg", "flowformer_lm")
     with pytest.raises(ValueError, match=f"data_name_or_path is '.*{data}'; allowed: a folder"):
         ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path), "c.pt", data)
@@ -429,7 +429,7 @@ def test_a_data_folder_that_is_none(data: str, tmp_path: Path) -> None:
 def test_a_mistyped_option_is_refused(
     kind: str, arch: str, option: dict[str, Any], meant: str, data_bin: str, tmp_path: Path
 ) -> None:
-    """The error names it, and what is near or what there is."""
+    """The error names it, and suggests close or existing names."""
     save_model(tmp_path / "c.pt", kind, arch)
     with pytest.raises(ValueError, match=f"{next(iter(option))}; allowed: .*{meant}"):
         ARCH_MODEL_REGISTRY[arch].from_pretrained(str(tmp_path), "c.pt", data_bin, **option)
@@ -437,7 +437,7 @@ def test_a_mistyped_option_is_refused(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_options_of_fairseq_are_taken(kind: str, data_bin: str, tmp_path: Path) -> None:
-    """Of its groups, of the model and of the task."""
+    """Options of fairseq's groups, of the model and of the task are accepted."""
     save_model(tmp_path / "c.pt", kind, "flowformer_lm")
     options = {"fp16": False, "dropout": 0.3, "tokens_per_sample": 40, "beam": 2}
     hub = ARCH_MODEL_REGISTRY["flowformer_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin, **options)
@@ -445,7 +445,7 @@ def test_options_of_fairseq_are_taken(kind: str, data_bin: str, tmp_path: Path) 
 
 
 def test_a_divisor_that_follows_the_length_is_a_warning() -> None:
-    """FLASH-Quad divides scores by the longest training length unless told otherwise."""
+    """FLASH-Quad divides scores by the longest training length unless an option sets the divisor."""
     rotary = ("--flash-relative-bias", "rotary")
     short, long = (
         build("flash_quad_lm", *small("flash_quad_lm"), *rotary, "--tokens-per-sample", n) for n in ("48", "96")
@@ -455,7 +455,7 @@ def test_a_divisor_that_follows_the_length_is_a_warning() -> None:
 
 
 def test_an_ensemble_is_read_file_by_file(data_bin: str, tmp_path: Path) -> None:
-    """Each is checked: one of another architecture is refused, two of this are loaded."""
+    """Each file is checked: another architecture is refused, two of the same are loaded."""
     folder, model = str(tmp_path), ARCH_MODEL_REGISTRY["linear_lm"]
     for name, arch in (("a.pt", "linear_lm"), ("b.pt", "transformer_lm"), ("c.pt", "softmax_lm")):
         save_model(tmp_path / name, "args", arch)
@@ -465,7 +465,7 @@ def test_an_ensemble_is_read_file_by_file(data_bin: str, tmp_path: Path) -> None
 
 
 def _said(command, arguments, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a failing command's traceback ends with: its error, and the one that was met before it."""
+    """The end of a failing command's traceback: its error and the error that caused it."""
     monkeypatch.setattr(sys, "argv", ["fairseq", *arguments])
     with pytest.raises(Exception) as error:
         command.cli_main()
@@ -474,7 +474,7 @@ def _said(command, arguments, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_commands_of_fairseq_name_the_cause(data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluation with another dictionary or width, and a training from a post-norm file without the option for it."""
+    """Evaluation with another dictionary or width; training from a post-norm file without its option."""
     path = tmp_path / "c.pt"
     evaluation = [data_bin, "--path", str(path), "--cpu", "--tokens-per-sample", "48"]
     save(path, build("linear_lm", *SMALL, words=40).state_dict(), "cfg", "linear_lm", *SMALL)
@@ -485,6 +485,6 @@ def test_commands_of_fairseq_name_the_cause(data_bin: str, tmp_path: Path, monke
     save_model(path, "cfg", "transformer_lm")
     training = training_command(data_bin, str(tmp_path / "out"), "flowformer_lm", "--finetune-from-model", str(path))
     training = [argument for argument in training if argument != "--user-dir" and not argument.endswith("_plugin")]
-    said = _said(train, training, monkeypatch)
-    assert re.search("decoder.layer_norm.*--lineartime-post-norm", said)
-    assert said.endswith("please ensure that the architectures match.")
+    message = _said(train, training, monkeypatch)
+    assert re.search("decoder.layer_norm.*--lineartime-post-norm", message)
+    assert message.endswith("please ensure that the architectures match.")

@@ -1,4 +1,4 @@
-"""The Long Range Arena's architectures: their sizes, their head and first weights, one layer by hand, and pairs."""
+"""The Long Range Arena's architectures: sizes, head, initialisation, one layer by hand, and pairs."""
 
 import math
 from types import SimpleNamespace
@@ -74,7 +74,7 @@ def test_every_attention_has_every_task():
 @pytest.mark.parametrize("name", [*MECHANISMS, "flash"])
 @torch.no_grad()
 def test_every_attention_runs_in_the_arenas_small_sizes(name, task):
-    """Where heads have 4 or 8 channels, and attention is narrower than the tokens."""
+    """Sizes with heads of 4 or 8 channels, and attention narrower than the embeddings."""
     model = build(f"{name}_lra_{task}")
     scores = model(tokens(2, 40), classification_head_name="head")[0]
     assert torch.isfinite(scores).all()
@@ -94,7 +94,7 @@ def test_options_of_the_command_line_win():
 
 @pytest.mark.parametrize("task", OFFICIAL)
 def test_gated_attention_units_have_as_many_parameters(task):
-    """The Arena allows 10 per cent more than its Transformer; without embeddings and norms, which all have."""
+    """At most 10 per cent more than the Arena's Transformer, without embeddings and norms."""
 
     def count(arch):
         layers = build(arch).encoder.sentence_encoder.layers

@@ -1,4 +1,4 @@
-"""The masked models: padding, positions, options, sizes, initialisation, with weights under which attention shows."""
+"""The masked models: padding, positions, options, sizes, initialisation; attention clearly affects outputs."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from tests.fairseq_plugin.helpers.masked_models import (
 )
 from tests.fairseq_plugin.helpers.text import PAD, dictionary, padded, tokens
 
-LENGTH = 37  # odd; two chunks of 16 and a rest, four rows of 8 and a rest
+LENGTH = 37  # odd; two chunks of 16 and a remainder, four rows of 8 and a remainder
 
 
 def _layers(model) -> nn.ModuleList:
@@ -36,7 +36,7 @@ def _layers(model) -> nn.ModuleList:
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_padding_never_changes_real_features(arch: str) -> None:
-    """Also of learned positions, and in between."""
+    """Also with learned positions, and with padding between tokens."""
     model, sequence = build_random(arch, "--encoder-learned-pos"), tokens(2, LENGTH)
     alone = features(model, sequence)
     beside = features(model, padded(sequence, 3, 20))[:, 3 : 3 + LENGTH]
@@ -47,7 +47,7 @@ def test_padding_never_changes_real_features(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_what_the_criterion_passes(arch: str) -> None:
-    """``masked_tokens`` selects rows of the logits; lengths and the sample's index, which fairseq adds, change none."""
+    """``masked_tokens`` selects rows of the logits; lengths and sample index, passed by fairseq, have no effect."""
     model, sequence = build_random(arch), tokens(3, LENGTH)
     logits = model(sequence)[0]
     chosen = torch.rand(3, LENGTH) < 0.3
@@ -58,7 +58,7 @@ def test_what_the_criterion_passes(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_every_parameter_is_used(arch: str) -> None:
-    """Each has a gradient from the logits that is neither zero nor infinite, with and without its gates."""
+    """Each parameter has a nonzero finite gradient from the logits, with and without gates."""
     gate = "--flash-no-gate" if arch in GATED_ATTENTION_UNITS else "--flash-attention-gate"
     for arguments in ((), (gate,)):
         model = build_random(arch, *arguments)
@@ -67,23 +67,23 @@ def test_every_parameter_is_used(arch: str) -> None:
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.any(), name
             assert torch.isfinite(parameter.grad).all(), name
-            if name.endswith("in_proj.bias"):  # U, V and Z stand one after the other in it
+            if name.endswith("in_proj.bias"):  # it holds U, V and Z in this order
                 assert all(part.any() for part in parameter.grad.split([16] * (len(parameter) // 16))), name
 
 
 @pytest.mark.parametrize("arch", GATED_ATTENTION_UNITS)
 def test_dropouts_reach_the_unit(arch: str) -> None:
-    """Each of fairseq's three is the unit's of the same name; none by default, as in the paper."""
+    """fairseq's three dropouts are the unit's of the same name; 0 by default, as in the paper."""
     names = ("dropout", "attention_dropout", "activation_dropout")
     arguments = "--dropout 0.1 --attention-dropout 0.2 --activation-dropout 0.3".split()
-    for given, expected in ((arguments, [0.1, 0.2, 0.3]), ([], [0.0, 0.0, 0.0])):
-        for layer in _layers(build_masked(arch, *given)):
+    for options, expected in ((arguments, [0.1, 0.2, 0.3]), ([], [0.0, 0.0, 0.0])):
+        for layer in _layers(build_masked(arch, *options)):
             assert [getattr(layer.unit, name).p for name in names] == expected
 
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_norms(arch: str) -> None:
-    """ScaleNorm before every branch and at the end, and LayerNorm there on request; Combiner has one of its own."""
+    """ScaleNorm before every branch and at the end, or LayerNorm as an option; Combiner has one more norm."""
     names = ["unit.norm"] if arch in GATED_ATTENTION_UNITS else ["self_attn_layer_norm", "final_layer_norm"]
     for arguments, expected in (((), ScaleNorm), (("--flash-norm", "layernorm"), nn.LayerNorm)):
         encoder = build_masked(arch, *arguments).encoder.sentence_encoder
@@ -92,13 +92,15 @@ def test_norms(arch: str) -> None:
             norms = {
                 name: type(part) for name, part in layer.named_modules() if isinstance(part, (ScaleNorm, nn.LayerNorm))
             }
-            own = norms.pop("self_attn.inner.summary_norm", None)
-            assert norms == dict.fromkeys(names, expected) and (own is nn.LayerNorm) == (arch == "combiner_mlm")
+            summary_norm = norms.pop("self_attn.inner.summary_norm", None)
+            assert norms == dict.fromkeys(names, expected) and (summary_norm is nn.LayerNorm) == (
+                arch == "combiner_mlm"
+            )
 
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_the_final_norm_is_applied(arch: str) -> None:
-    """Every token's features have the root mean square of ScaleNorm's scalar, as no sum of branches would."""
+    """The root mean square of each token's features is ScaleNorm's scalar, unlike for a sum of branches."""
     model = build_random(arch)
     scale = model.encoder.sentence_encoder.layer_norm.weight
     rms = features(model, tokens(2, LENGTH)).square().mean(-1).sqrt()
@@ -106,7 +108,7 @@ def test_the_final_norm_is_applied(arch: str) -> None:
 
 
 def test_learned_positions() -> None:
-    """Instead of the scaled sinusoids, which models/test_flash.py has, one for each position, and used."""
+    """One learned embedding per position replaces the scaled sinusoids (tests in models/test_flash.py)."""
     assert isinstance(build_masked("flash_mlm").encoder.sentence_encoder.embed_positions, ScaledSinPositions)
     model = build_random("flash_mlm", "--encoder-learned-pos")
     embed = model.encoder.sentence_encoder.embed_positions
@@ -128,7 +130,7 @@ def test_learned_positions() -> None:
     ],
 )
 def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) -> None:
-    """--max-positions is refused to be passed where each position has a parameter; padding does not count."""
+    """Only models with a parameter per position refuse inputs beyond --max-positions; padding does not count."""
     model = build_random(arch, "--max-positions", "24", *arguments.split())
     assert model.max_positions() == model.encoder.sentence_encoder.max_positions() == 24
     assert torch.isfinite(features(model, padded(tokens(1, limit or 40), 2, 2))).all()
@@ -138,13 +140,13 @@ def test_only_tables_have_a_limit(arch: str, arguments: str, limit: int | None) 
 
 
 def test_position_limit_is_the_samples_length() -> None:
-    """Without --max-positions, --tokens-per-sample."""
+    """Without --max-positions, the limit is --tokens-per-sample."""
     assert build_masked("flash_mlm", "--tokens-per-sample", "77").max_positions() == 77
 
 
 def _changed_rows(arch: str, flag: str, sequence: Tensor) -> list[int]:
-    """Which tokens' features ``flag`` changes in one layer with the same parameters."""
-    plain, changed = (build_random(arch, "--encoder-layers", "1", *more) for more in ((), (flag,)))
+    """The tokens whose features ``flag`` changes, in one layer with equal parameters."""
+    plain, changed = (build_random(arch, "--encoder-layers", "1", *extra) for extra in ((), (flag,)))
     changed.load_state_dict(plain.state_dict())
     change = (features(plain, sequence) - features(changed, sequence))[0].norm(dim=-1)
     assert ((change > 1e-4) | (change < 1e-12)).all()
@@ -153,25 +155,25 @@ def _changed_rows(arch: str, flag: str, sequence: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("arch", GATED_ATTENTION_UNITS)
 def test_first_softmax_changes_the_first_real_token(arch: str) -> None:
-    """And no other, wherever padding stands."""
+    """No other token changes, wherever the padding is."""
     assert _changed_rows(arch, "--flash-first-softmax", tokens(1, LENGTH)) == [0]
     assert _changed_rows(arch, "--flash-first-softmax", padded(tokens(1, LENGTH), 3, 2)) == [3]
 
 
 def test_first_to_all_changes_the_first_of_each_chunk() -> None:
-    """Chunks of 16 real tokens."""
+    """The first of each chunk of 16 real tokens."""
     assert _changed_rows("flash_mlm", "--flash-first-to-all", tokens(1, LENGTH)) == [0, 16, 32]
     assert _changed_rows("flash_mlm", "--flash-first-to-all", padded(tokens(1, LENGTH), 3, 2)) == [3, 19, 35]
 
 
 def test_first_to_all_sees_all() -> None:
-    """Without the linear term, a first token's features depend on other chunks with it, and not without it."""
+    """Without the linear term, first tokens depend on other chunks only with this option."""
     for arguments, depends in ((("--flash-first-to-all",), True), ((), False)):
         model = build_random("flash_mlm", "--encoder-layers", "1", "--flash-no-linear", *arguments)
         sequence = tokens(1, LENGTH)
-        other = sequence.clone()
-        other[0, -1] = 4 if sequence[0, -1] != 4 else 5
-        change = (features(model, sequence) - features(model, other))[0].norm(dim=-1)
+        other_sequence = sequence.clone()
+        other_sequence[0, -1] = 4 if sequence[0, -1] != 4 else 5
+        change = (features(model, sequence) - features(model, other_sequence))[0].norm(dim=-1)
         assert (change[0] > 1e-9) == (change[16] > 1e-9) == depends
         assert change[1] < 1e-12 and change[17] < 1e-12
 
@@ -187,7 +189,7 @@ def _differs_in_training(model) -> bool:
     "option", ["--dropout", "--attention-dropout", "--activation-dropout", "--quant-noise-pq", "--encoder-layerdrop"]
 )
 def test_noise_of_training(arch: str, option: str) -> None:
-    """Off by default; each option makes two passes in training differ, none in evaluation; gradients are finite."""
+    """Off by default; each option makes training passes differ, never evaluation; gradients are finite."""
     assert not _differs_in_training(build_random(arch))
     model = build_random(arch, option, "0.4", "--encoder-layers", "6")
     sequence = tokens(1, LENGTH)
@@ -200,7 +202,7 @@ def test_noise_of_training(arch: str, option: str) -> None:
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_quantisation_noise_is_in_every_dense_layer(arch: str) -> None:
-    """fairseq's hook is on each projection of our layers, as on its own, if not on Combiner's summaries."""
+    """fairseq's hook is on each projection of our layers, as in its own, except Combiner's summaries."""
     for layer in _layers(build_masked(arch, "--quant-noise-pq", "0.1")):
         dense = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
         noisy = [name for name, module in dense.items() if module._forward_pre_hooks]
@@ -209,22 +211,22 @@ def test_quantisation_noise_is_in_every_dense_layer(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_kept_layers(arch: str) -> None:
-    """--encoder-layers-to-keep builds that many, and loads just those of a deeper checkpoint."""
+    """--encoder-layers-to-keep builds these layers only, and loads them from a deeper checkpoint."""
     deep = build_random(arch, "--encoder-layers", "3")
-    kept = build_random(arch, "--encoder-layers", "3", "--encoder-layers-to-keep", "0,2")
-    assert len(_layers(kept)) == 2
-    kept.load_state_dict(deep.state_dict(), model_cfg=kept.args)
-    for ours, theirs in zip(_layers(kept), (_layers(deep)[0], _layers(deep)[2])):
-        assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    pruned = build_random(arch, "--encoder-layers", "3", "--encoder-layers-to-keep", "0,2")
+    assert len(_layers(pruned)) == 2
+    pruned.load_state_dict(deep.state_dict(), model_cfg=pruned.args)
+    for layer, original in zip(_layers(pruned), (_layers(deep)[0], _layers(deep)[2])):
+        assert all(torch.equal(value, original.state_dict()[name]) for name, value in layer.state_dict().items())
     dropping = build_masked(arch, "--encoder-layerdrop", "0.5").encoder.sentence_encoder
     assert isinstance(dropping.layers, LayerDropModuleList)
 
 
 @pytest.mark.parametrize("arch", MASKED)
 def test_initialisation(arch: str) -> None:
-    """Dense weights, embeddings, scales, biases of distances N(0, 0.02); other biases and offsets zero, norms one."""
+    """Dense weights, embeddings, scales, relative biases N(0, 0.02); other biases and offsets 0, norms 1."""
     model = build_masked(arch, "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "256")
-    seen = set()
+    kinds = set()
     for name, parameter in model.encoder.sentence_encoder.named_parameters():
         value, kind = parameter.detach(), name.split(".")[-1]
         if name.endswith("embed_tokens.weight"):
@@ -234,10 +236,10 @@ def test_initialisation(arch: str) -> None:
             expected = 64**-0.5 if kind == "scale" else float("norm" in name and kind == "weight")
             assert torch.equal(value, torch.full_like(value, expected)), name
         else:
-            seen.add(kind)
+            kinds.add(kind)
             assert abs(value.mean()) < 0.01 and 0.015 < value.std() < 0.025, f"{name}: {value.mean()}, {value.std()}"
     units = {"weight", "gamma"}
-    assert seen == (units if arch in (*GATED_ATTENTION_UNITS, "mc_transformer_pp_mlm") else {"weight"})
+    assert kinds == (units if arch in (*GATED_ATTENTION_UNITS, "mc_transformer_pp_mlm") else {"weight"})
 
 
 # Millions of parameters, vocabulary of 32,000 and shared embeddings (Tables 8 and 9); test_flash.py has all sizes.
@@ -247,7 +249,7 @@ PAPER |= {"performer_mlm_base": 110, "transformer_plus_mlm_w768": 110}
 
 @pytest.mark.parametrize("arch", PAPER)
 def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 1 %, without RoBERTa's head beside the embeddings: d² + d, a LayerNorm's 2d, a bias per word."""
+    """Within 1 %, not counting RoBERTa's head: d² + d, a LayerNorm's 2d, a bias per word; embeddings count."""
     for module in (roberta, fairseq_plugin.models._encoder):
         monkeypatch.setattr(module, "init_bert_params", lambda module: None)  # which moves data that is not there
     with torch.device("meta"):
@@ -260,7 +262,7 @@ def test_parameter_counts_are_the_papers(arch: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_rows_of_combiner_are_the_papers_chunks() -> None:
-    """256 and 512; what was stored before those were the names' keeps the 128 that it had."""
+    """256 and 512; checkpoints stored before the names had these values keep 128."""
     sizes = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-attention-heads 2".split()
 
     task = SimpleNamespace(source_dictionary=dictionary(60))
@@ -272,13 +274,13 @@ def test_rows_of_combiner_are_the_papers_chunks() -> None:
         model = build_masked(arch, *sizes, sizes=False)
         assert rows(model) == expected
         assert rows(type(model).build_model(model.args, task)) == expected
-        del model.args.flash_row_length  # as versions before this one stored it
-        ARCH_CONFIG_REGISTRY[arch](model.args)  # fairseq does so when it loads a checkpoint
+        del model.args.flash_row_length  # as earlier versions stored it
+        ARCH_CONFIG_REGISTRY[arch](model.args)  # as fairseq does when it loads a checkpoint
         assert rows(type(model).build_model(model.args, task)) == 128
 
 
 def test_vanilla_transformer_has_learned_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paper's Transformer of Table 8: 12 layers of RoBERTa's base size, 110 M with its positions."""
+    """The paper's Transformer of Table 8: 12 layers of RoBERTa's base size, 110 M including positions."""
     for module in (roberta, fairseq_plugin.models._encoder):
         monkeypatch.setattr(module, "init_bert_params", lambda module: None)  # which moves data that is not there
     sizes = "--encoder-learned-pos --dropout 0 --attention-dropout 0 --tokens-per-sample 512".split()
@@ -314,19 +316,19 @@ BAD = [
 
 @pytest.mark.parametrize(("arch", "arguments", "message"), BAD)
 def test_bad_values_are_refused(arch: str, arguments: str, message: tuple[str, str, str]) -> None:
-    """A ValueError with the argument, what was given and what is allowed."""
+    """A ValueError names argument, value and allowed values."""
     with refused(*message):
         build_masked(arch, *arguments.split())
 
 
 @pytest.mark.parametrize("arguments", ["--mha-heads-to-keep 2", "--ffn-blocks-to-remove 1 --flash-attention-gate"])
 def test_pruning_that_works_is_allowed(arguments: str) -> None:
-    """Heads of an attention without parameters of its own; blocks of any plain feed-forward layer."""
+    """Heads of an attention without its own parameters, and blocks of any plain feed-forward layer, can be pruned."""
     build_masked("transformer_plus_mlm", *arguments.split())
 
 
 def test_task_of_causal_models_is_refused() -> None:
-    """With the tasks there are for masked models."""
+    """The error lists the tasks for masked models."""
     configuration = build_masked("flash_mlm").args
     task = LanguageModelingTask(SimpleNamespace(), dictionary())
     with refused("--task", "language_modeling", "masked_lm"):
@@ -345,7 +347,7 @@ def test_task_of_causal_models_is_refused() -> None:
     ],
 )
 def test_options_of_other_models_are_unknown(build, arch: str, flag: str, capsys: pytest.CaptureFixture) -> None:
-    """The command line refuses them, those of masked models on a causal one included."""
+    """The command line refuses them, also options of masked models for a causal one."""
     with pytest.raises(SystemExit):
         build(arch, flag)
     assert f"unrecognized arguments: {flag}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The meaning of weights survives every path that fairseq has for them: other options warn, the same are silent."""
+"""Options are stored with weights on every path of fairseq: different options warn, equal ones do not."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ PAPER = ("--flow-form", "paper", "--flow-clamp", "inf")
 
 
 def _averaged(model: nn.Module) -> dict[str, Tensor]:
-    """As fairseq's scripts/average_checkpoints.py: sums of copies, divided in place."""
+    """The average as in fairseq's scripts/average_checkpoints.py: sums of copies, divided in place."""
     sums = {name: (x.float() if x.dtype == torch.float16 else x).clone() for name, x in model.state_dict().items()}
     for name, x in sums.items():
         x += model.state_dict()[name]
@@ -48,7 +48,7 @@ def _moving_average(model: nn.Module) -> dict[str, Tensor]:
     return average.get_model().state_dict()
 
 
-#: What fairseq does to weights before it writes them, or a user to a model.
+#: Operations of fairseq on weights before saving, or of a user on a model.
 WAYS: dict[str, Callable[[nn.Module], dict[str, Tensor]]] = {
     "as they are": lambda model: model.state_dict(),
     "averaged checkpoints": _averaged,
@@ -69,25 +69,25 @@ def _ema_in_float32(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_restart(way: str) -> None:
-    """--restore-file and --finetune-from-model load what the way made into the model of the command line."""
+    """--restore-file and --finetune-from-model load the processed weights into the model of the command line."""
     state = WAYS[way](build("flowformer_lm", *SMALL, *PAPER))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build("flowformer_lm", *SMALL, *PAPER).load_state_dict(state)
-    for others, match in {
+    for other_options, match in {
         ("--flow-clamp", "inf"): "form='paper'.*form='released'",
         PAPER[:2]: "clamp=inf.*clamp=5.0",
         (*PAPER, "--decoder-attention-heads", "2"): "num_heads=4.*num_heads=2",
     }.items():
         with pytest.warns(UserWarning, match=match):
-            build("flowformer_lm", *SMALL, *others).load_state_dict(state)
+            build("flowformer_lm", *SMALL, *other_options).load_state_dict(state)
     with pytest.warns(UserWarning, match="attention='flow'.*attention='linear'"):
         build("linear_lm", *SMALL).load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_a_file(kind: str, tmp_path: Path, data_bin: str) -> None:
-    """``from_pretrained`` and --model-overrides of fairseq's commands: silent as trained, aloud with other options."""
+    """``from_pretrained`` and --model-overrides warn only if options differ from the trained ones."""
     model = build("flowformer_lm", *SMALL, *PAPER)
     path = save(tmp_path / "c.pt", model.state_dict(), kind, "flowformer_lm", *SMALL, *PAPER)
     ways: list[Callable[..., object]] = [
@@ -103,23 +103,25 @@ def test_from_a_file(kind: str, tmp_path: Path, data_bin: str) -> None:
 
 
 def test_cross_attention() -> None:
-    """Its mechanism has a name too: fairseq's own in the place of ours is said, and ours in the place of its own."""
+    """A warning if the cross-attention differs: another mechanism, or fairseq's own on either side."""
     state = build_model("flow", "--lineartime-cross-attention", "linear").state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_model("flow", "--lineartime-cross-attention", "linear").load_state_dict(state)
-    for other, match in {
+    for mechanism, match in {
         "softmax": "attention='linear'.*no attention of lineartime",
         "favor": "'linear'.*'favor'",
     }.items():
         with pytest.warns(UserWarning, match=match):
-            build_model("flow", "--lineartime-cross-attention", other).load_state_dict(state, strict=other == "softmax")
+            build_model("flow", "--lineartime-cross-attention", mechanism).load_state_dict(
+                state, strict=mechanism == "softmax"
+            )
     with pytest.warns(UserWarning, match="do not say.*attention='linear'"):
         build_model("flow", "--lineartime-cross-attention", "linear").load_state_dict(build_model("flow").state_dict())
 
 
 def test_a_restart_of_fairseq_train_says_it(pairs_bin: str, tmp_path: Path) -> None:
-    """Once on the console, where a flag was forgotten."""
+    """One warning on the console if a flag was forgotten."""
     train = translation_training_command(pairs_bin, str(tmp_path), "flow", *NO_READER_THREAD)
     run_module("fairseq_cli.train", [*train, "--lineartime-cross-attention", "linear", "--max-update", "2"])
     command = [sys.executable, "-m", "fairseq_cli.train", *train, "--max-update", "3"]  # run_module hides warnings
@@ -128,7 +130,7 @@ def test_a_restart_of_fairseq_train_says_it(pairs_bin: str, tmp_path: Path) -> N
 
 
 def test_a_classifier_remembers_what_it_pools() -> None:
-    """Neither a pooling nor the style of a head shows in the shapes of weights."""
+    """Pooling and style of a head do not affect the shapes of weights, so they are stored."""
     command = ["data", "--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", "3"]
     command += ["--arch", "flow_classifier", "--max-positions", "40", "--encoder-layers", "1", "--classifier-dim", "32"]
     command += ["--encoder-embed-dim", "16", "--encoder-attention-heads", "2"]
@@ -156,11 +158,11 @@ def test_a_classifier_remembers_what_it_pools() -> None:
     state = classifier("--pooling", "mean").state_dict()
     with pytest.warns(UserWarning, match="classifier_style='roberta'.*classifier_style='arena'"):
         classifier("--pooling", "mean", "--classifier-style", "arena").load_state_dict(state)
-    # A file of version 0.2 does not say it, and RoBERTa's loading, which completes heads, does not say it for the file.
+    # A file of version 0.2 does not store them, and RoBERTa's loading, which completes heads, must not add them.
     former = {name: x for name, x in state.items() if not name.endswith(".remembered._extra_state")}
     with pytest.warns(UserWarning, match="do not say which options.*pooling='first'"):
         classifier().load_state_dict(former)
-    # A head that no file has is new, in silence.
+    # A head that is in no file is new, without a warning.
     without_head = {name: x for name, x in state.items() if not name.startswith("classification_heads.")}
     arena = ("--pooling", "mean", "--classifier-style", "arena")
     arena_state = classifier(*arena).state_dict()

@@ -1,4 +1,4 @@
-"""A step needs memory in proportion to its length, no more than softmax attention, and nothing of size T x T."""
+"""Memory of a step is linear in its length, at most that of softmax attention, without T x T tensors."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ from tests.fairseq_plugin.helpers.language_models import build_model
 from tests.fairseq_plugin.helpers.text import tokens
 from tests.processes import CHECKOUT
 
-# Peak memory of one training step at each of the lengths given, the longest last, in bytes above what the process held
-# before it. VmHWM, because ru_maxrss begins with that of the process that started this one.
+# Peak memory of one training step at each given length, longest last, in bytes above the process's memory
+# before it. VmHWM, because ru_maxrss starts with the value of the parent process.
 STEPS = """
 import sys
 from tests.fairseq_plugin.helpers.language_models import SMALL, build_model
@@ -43,7 +43,7 @@ def _step_memory(arch: str, *lengths: int) -> list[int]:
         capture_output=True,
         text=True,
         cwd=CHECKOUT,
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed tensors go back at once: repeatable peaks
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed tensors are returned at once: repeatable peaks
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     return [int(line.split()[1]) for line in finished.stdout.splitlines() if line.startswith("PEAK")]
@@ -59,9 +59,9 @@ def _step_memory(arch: str, *lengths: int) -> list[int]:
     ],
 )
 def test_memory_of_a_step_is_linear(arch: str, length: int, bound: float) -> None:
-    """At twice the length hardly more than twice the memory, as the operating system counts it, for each kind of layer.
+    """Twice the length needs about twice the memory, measured by the operating system, for each kind of layer.
 
-    Of the mechanisms inside, tests/common/contract/test_growth.py counts what is made and what is kept.
+    For the mechanisms inside, tests/common/contract/test_growth.py counts allocated and saved tensors.
     """
     once, twice = _step_memory(arch, length, 2 * length)
     assert once > 2**25, "too little to measure"
@@ -69,7 +69,7 @@ def test_memory_of_a_step_is_linear(arch: str, length: int, bound: float) -> Non
 
 
 class _LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor made inside it."""
+    """Records the number of elements of the largest tensor created in its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _LargestTensor(TorchDispatchMode):
     ["flowformer_lm", "linear_lm", "flash_lm", "mc_transformer_pp_lm", "performer_lm", "flash_quad_lm", "daft_conv_lm"],
 )
 def test_nothing_of_size_t_by_t(arch: str) -> None:
-    """No tensor of a step at 4096 tokens comes near 4096 x 4096 elements, with padding and fairseq's mask too."""
+    """No tensor of a step at 4096 tokens is close to 4096 x 4096 elements, also with padding and fairseq's mask."""
     model = build_model(arch, "--tokens-per-sample", "4096", "--decoder-attention-heads", "1").train()
     sequence = tokens(1, 4096)
     sequence[0, -100:] = 1
@@ -99,7 +99,7 @@ def test_nothing_of_size_t_by_t(arch: str) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--daft-free-bias"]], ids=["factors", "free"])
 def test_daft_full_holds_its_bias_and_nothing_larger(arguments) -> None:
-    """At 1024 tokens, 1024 x 1024 elements of w, padded to whole blocks, and not one such matrix per channel."""
+    """At 1024 tokens, 1024 x 1024 elements of w, padded to whole blocks, not one such matrix per channel."""
     model = build_model("daft_full_lm", "--tokens-per-sample", "1024", "--dropout", "0", *arguments).train()
     sequence = tokens(1, 1021)
     sequence[0, -100:] = 1
@@ -109,7 +109,7 @@ def test_daft_full_holds_its_bias_and_nothing_larger(arguments) -> None:
 
 
 def _peak(arch: str, width: int, length: int) -> int:
-    """Bytes of a training step on one sequence, at its peak, beyond the model; equal linear layers, no dropout."""
+    """Peak bytes of a training step on one sequence, without the model; equal linear layers, no dropout."""
     model = fairseq_models.build(arch, width, 2, length, Settings()).train()
     sequence = fairseq_models.random_tokens(Settings(), length)
 
@@ -118,7 +118,7 @@ def _peak(arch: str, width: int, length: int) -> int:
         model.zero_grad()
         return []
 
-    step()  # positions are made once
+    step()  # positions are computed once
     return peak_beyond(step, "cpu")
 
 
@@ -131,7 +131,7 @@ def _peak(arch: str, width: int, length: int) -> int:
     ],
 )
 def test_a_step_needs_no_more_memory_than_softmax_attention_does(arch, peer, bound, width, length) -> None:
-    """Of the same size, whole steps: seconds. Flow-Attention keeps its flows, some numbers for each token and head."""
-    ours, theirs = _peak(arch, width, length), _peak(peer, width, length)
-    assert theirs > 2**24, "too little to compare"
-    assert ours <= bound * theirs, f"{ours / theirs:.3f} times"
+    """Whole steps at equal sizes; takes seconds. Flow-Attention keeps its flows, a few numbers per token and head."""
+    peak, peer_peak = _peak(arch, width, length), _peak(peer, width, length)
+    assert peer_peak > 2**24, "too little to compare"
+    assert peak <= bound * peer_peak, f"{peak / peer_peak:.3f} times"

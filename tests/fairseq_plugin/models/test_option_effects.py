@@ -1,4 +1,4 @@
-"""Every option of the papers' models changes each layer: its parameters, or with the same parameters its outputs."""
+"""Every option of the papers' models changes each layer: its parameters, or its outputs at equal parameters."""
 
 from collections.abc import Iterator
 from dataclasses import Field, fields
@@ -15,8 +15,8 @@ from tests.fairseq_plugin.helpers.masked_models import MASKED, build_random, fea
 from tests.fairseq_plugin.helpers.text import tokens
 
 CAUSAL = (*FLASH_FAMILY, *DAFT_FAMILY)
-LENGTH = 37  # odd; two chunks of 16 and a rest, four rows of 8 and a rest
-#: Values of options that are neither flags nor choices, other than those of the small models.
+LENGTH = 37  # odd; two chunks of 16 and a remainder, four rows of 8 and a remainder
+#: Values of options that are neither flags nor choices, different from the small models' values.
 VALUES = {
     "bias_dim": "5",
     "chunk_size": "8",
@@ -27,13 +27,13 @@ VALUES = {
     "short_conv": "3",
     "window": "5",
 }
-#: An option that is never without another, and one that changes speed alone.
+#: An option that requires another one, and an option that affects speed only.
 NEEDED = {"--flash-separate-ffn": "--flash-no-gate --flash-separate-ffn"}
 SPEED_ALONE = "flash_cumulative_sum"
-#: Values that are in force where nothing is given.
+#: Values that are the defaults.
 IN_FORCE = {"--flash-norm layernorm": CAUSAL, "--flash-norm scalenorm": MASKED}
 IN_FORCE["--flash-relative-bias toeplitz"] = (*CAUSAL, *MASKED)
-#: Further options of fairseq's on masked models, which the layers need not show.
+#: More options of fairseq for masked models, which need not affect the layers.
 HOST = "learned-pos|ffn-embed-dim 48|embed-dim 16|layers 3|attention-heads 2".split("|")
 HOST = [*(f"--encoder-{x}" for x in HOST), "--layernorm-embedding", "--untie-weights-roberta"]
 
@@ -44,7 +44,7 @@ def _options(arch: str) -> list[Field]:
 
 
 def _flags() -> Iterator[tuple[str, str]]:
-    """Each architecture with each of its own options."""
+    """Pairs of each architecture and each of its own options."""
     for arch in (*CAUSAL, *MASKED):
         for field in _options(arch):
             flag, values = f"--{field.name.replace('_', '-')}", [VALUES.get(field.name.partition("_")[2])]
@@ -71,7 +71,7 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 
 def _output(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """x (T, B, C) through a layer of either kind."""
+    """The output for x (T, B, C) of a layer of either kind."""
     out = layer(x, None)
     return out if isinstance(out, torch.Tensor) else out[0]
 
@@ -82,12 +82,12 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 @pytest.mark.parametrize(("arch", "flags"), _flags(), ids=lambda value: value.replace("--", "").replace(" ", "-"))
 def test_every_option_changes_every_layer(arch: str, flags: str) -> None:
-    """A new option of a model is tried without a line here, unless it is a number."""
+    """New options are tested without a line here, except numbers."""
     plain, changed = _build(arch), _build(arch, *flags.split())
     x = torch.randn(LENGTH, 2, 32, dtype=torch.float64)
     for before, after in zip(_layers(plain), _layers(changed), strict=True):
         if _shapes(before) == _shapes(after):
-            after.load_state_dict(before.state_dict(), strict=False)  # records of options differ
+            after.load_state_dict(before.state_dict(), strict=False)  # stored options differ
             assert (_output(before, x) - _output(after, x)).abs().max() > 1e-4
         assert torch.isfinite(_output(after, x)).all()
 
@@ -101,7 +101,7 @@ def _host_flags() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("arch", "flags"), _host_flags())
 def test_options_of_fairseq_change_masked_models(arch: str, flags: str) -> None:
-    """They change the parameters, or with the same parameters the features."""
+    """They change the parameters, or the features at equal parameters."""
     plain, changed = build_random(arch), build_random(arch, *flags.split())
     if _shapes(plain) == _shapes(changed):
         changed.load_state_dict(plain.state_dict())
@@ -112,7 +112,7 @@ def test_options_of_fairseq_change_masked_models(arch: str, flags: str) -> None:
 
 @pytest.mark.parametrize("arch", ["daft_full_lm", "performer_lm"])
 def test_options_without_effect_say_so(arch: str) -> None:
-    """Heads of DAFT-full; and Performer token by token has the logits and gradients of Performer-Matmul (Table 11)."""
+    """Heads of DAFT-full; token-by-token Performer has Performer-Matmul's logits and gradients (Table 11)."""
     flags = "--decoder-attention-heads 2" if arch == "daft_full_lm" else "--flash-cumulative-sum scan"
     plain, changed = awake(build_model(arch)).eval(), awake(build_model(arch, *flags.split())).eval()
     changed.load_state_dict(plain.state_dict())

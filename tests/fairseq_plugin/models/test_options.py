@@ -1,4 +1,4 @@
-"""Our models take the options of ``transformer_lm``, through fairseq's own parser."""
+"""Our models accept the options of ``transformer_lm``, through fairseq's own parser."""
 
 from itertools import product
 
@@ -26,7 +26,7 @@ HOST_OPTIONS = [
     "--decoder-layers-to-keep 0",
     "--dropout 0.1 --activation-dropout 0.1 --attention-dropout 0.1",
 ]
-# Of Transformers, and of the models that have the choice of post-norm.
+# Options of Transformers, and of models that can be post-norm.
 TRANSFORMER_OPTIONS = ["--scale-attn --scale-fc --scale-heads --scale-resids", "--activation-fn gelu"]
 POST_NORM = ["--lineartime-post-norm"]
 
@@ -36,9 +36,9 @@ POST_NORM = ["--lineartime-post-norm"]
     [
         *product(("flowformer_lm", "linear_lm", "softmax_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS + POST_NORM),
         *product(("flash_lm", "flash_quad_lm"), HOST_OPTIONS),
-        # Mixed chunks and Combiner have parameters inside of their attention, GLU is an activation inside of a layer.
+        # Mixed chunks and Combiner have parameters inside their attention, GLU is an activation inside a layer.
         *product(("mc_transformer_pp_lm", "combiner_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS),
-        # Keys of another width than queries and values, or no queries at all.
+        # Keys have another width than queries and values, or there are no queries.
         *product(("daft_full_lm", "daft_conv_lm"), HOST_OPTIONS + TRANSFORMER_OPTIONS + POST_NORM),
         *product(("daft_full_lm", "daft_conv_lm"), ["--daft-no-query --quant-noise-pq 0.1 --scale-heads"]),
         ("daft_full_lm", "--daft-free-bias --attention-dropout 0.1"),
@@ -49,15 +49,15 @@ POST_NORM = ["--lineartime-post-norm"]
     ],
 )
 def test_option_builds_and_trains(arch: str, arguments: str) -> None:
-    """A forward and a backward pass; every parameter that a step can reach gets a finite gradient."""
+    """Forward and backward pass; every parameter that a step uses gets a finite gradient."""
     model = build_model(arch, *arguments.split()).train()
     out = model(tokens(2, 20))[0]
     loss = model.decoder.adaptive_softmax(out, tokens(2, 20, seed=3).flatten())[0] if "softmax" in arguments else [out]
     torch.autograd.backward([part.float().square().mean() for part in loss if part is not None])
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     missing = {name for name, gradient in gradients.items() if gradient is None}
-    # Character embeddings keep one for symbols without characters; layer drop leaves layers out at random, which is
-    # its point; adaptive loss needs a word of each cluster.
+    # Character embeddings have one for symbols without characters; layer drop skips layers at random by
+    # design; adaptive loss needs a word of each cluster.
     missing.discard("decoder.embed_tokens.symbol_embeddings")
     assert not missing or "layerdrop" in arguments or "adaptive" in arguments, missing
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values() if gradient is not None)
@@ -65,7 +65,7 @@ def test_option_builds_and_trains(arch: str, arguments: str) -> None:
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flowformer_lm_wiki103", "flash_lm_base", "daft_conv_lm_enwik8"])
 def test_another_task_is_refused_by_name(arch: str) -> None:
-    """The command line says which task a language model wants."""
+    """The error names the task that a language model requires."""
     command = ["data", "--task", "masked_lm", "--arch", arch]
     with pytest.raises(ValueError, match=f"--task is masked_lm; allowed with --arch {arch}: language_modeling"):
         options.parse_args_and_arch(options.get_training_parser(), command)
@@ -73,7 +73,7 @@ def test_another_task_is_refused_by_name(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["flowformer_lm", "flowformer_lm_wiki103", "daft_full_lm_cifar10"])
 def test_post_norm_and_pre_norm_contradict_each_other(arch: str) -> None:
-    """Where both were typed; an architecture of fairseq's that sets pre-norm is no contradiction."""
+    """An error if both are typed; not if one of fairseq's architectures sets pre-norm."""
     flags = ["--lineartime-post-norm", "--decoder-normalize-before"]
     command = ["data", "--task", "language_modeling", "--arch", arch]
     with pytest.raises(ValueError, match="--decoder-normalize-before is given"):
@@ -83,7 +83,7 @@ def test_post_norm_and_pre_norm_contradict_each_other(arch: str) -> None:
 
 
 def test_tied_adaptive_weights_have_one_width() -> None:
-    """Options that have to be equal are named with what was given."""
+    """The error names the options that must be equal, with their values."""
     arguments = "--adaptive-softmax-cutoff 20,40 --adaptive-input --adaptive-input-cutoff 20,50 --tie-adaptive-weights"
     with pytest.raises(ValueError, match="--adaptive-input-cutoff is 20,50 and --adaptive-softmax-cutoff is 20,40"):
         build_model("flowformer_lm", *arguments.split())
@@ -92,7 +92,7 @@ def test_tied_adaptive_weights_have_one_width() -> None:
 
 
 def test_embedding_options_are_the_hosts() -> None:
-    """Shared, adaptive and kept layers end up where fairseq puts them."""
+    """Shared and adaptive embeddings and kept layers are where fairseq has them."""
     shared = build_model("flowformer_lm", "--share-decoder-input-output-embed").decoder
     assert shared.output_projection.weight is shared.embed_tokens.weight
     adaptive = build_model(
@@ -104,7 +104,7 @@ def test_embedding_options_are_the_hosts() -> None:
 
 
 def test_normformer_options_reach_the_layers() -> None:
-    """All four add parameters to every layer (fairseq's own transformer_lm loses them on the way)."""
+    """All four add parameters to every layer (fairseq's own transformer_lm drops them)."""
     layer = build_model(
         "flowformer_lm", "--scale-attn", "--scale-fc", "--scale-heads", "--scale-resids"
     ).decoder.layers[1]
@@ -115,7 +115,7 @@ def test_normformer_options_reach_the_layers() -> None:
 
 @pytest.mark.parametrize("arch", ["flash_lm", "flash_quad_lm"])
 def test_quantisation_noise_reaches_the_gated_unit(arch: str) -> None:
-    """Blocks of both dense weights are zeroed in training, as those of fairseq's own layers are."""
+    """Blocks of both dense weights are zeroed in training, as in fairseq's own layers."""
     model = build_model(arch, "--quant-noise-pq", "0.5").train()
     model(tokens(2, 20))
     for layer in model.decoder.layers:
@@ -135,7 +135,7 @@ DROPOUTS = ("--dropout", "--attention-dropout", "--activation-dropout")
     ],
 )
 def test_retained_dropout_reaches_the_layers(arch: str, option: str) -> None:
-    """Every dropout is at work in training, none at inference but under fairseq-generate --retain-dropout."""
+    """Every dropout is active in training, and at inference only under fairseq-generate --retain-dropout."""
     model = awake(build_model(arch, "--dropout", "0", option, "0.5"))
 
     def differs() -> bool:
@@ -147,7 +147,7 @@ def test_retained_dropout_reaches_the_layers(arch: str, option: str) -> None:
     assert differs()
     model.eval()
     assert not differs()
-    model.decoder.dropout_module.p = 0.0  # that of the embeddings, which is fairseq's
+    model.decoder.dropout_module.p = 0.0  # the embeddings' dropout, which is fairseq's
     for module in model.modules():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_(
@@ -165,15 +165,15 @@ CONFIGS = [FlowformerLanguageModelConfig, LinearLanguageModelConfig, DaftFullCon
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_own_options_are_prefixed(config) -> None:
-    """No option that is ours has a name a task could share."""
-    own = set(config.__dataclass_fields__) - set(TransformerLanguageModelConfig.__dataclass_fields__)
-    assert own
-    for name in own:
+    """No option of ours has a name that a task could use."""
+    own_options = set(config.__dataclass_fields__) - set(TransformerLanguageModelConfig.__dataclass_fields__)
+    assert own_options
+    for name in own_options:
         assert name.split("_")[0] in ("daft", "flow", "linear", "lineartime"), name
 
 
 def test_wiki103_is_the_papers_model() -> None:
-    """6 layers, width 512, 8 heads, FFN 2048, shared embeddings, dropout 0.1; user options win."""
+    """6 layers, width 512, 8 heads, FFN 2048, shared embeddings, dropout 0.1; user options override these."""
     parser = options.get_training_parser()
     command = ["data", "--task", "language_modeling", "--arch", "flowformer_lm_wiki103"]
     arguments = options.parse_args_and_arch(parser, command)
@@ -214,18 +214,20 @@ def test_registered_names() -> None:
     ],
 )
 def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -> None:
-    """Off by default; then the same but for new weights, which as the identity change nothing."""
+    """Off by default; only adds weights, which change nothing if set to the identity."""
     plain, model = build_model(arch).eval(), build_model(arch, flag, "3").eval()
     assert not [name for name in plain.state_dict() if "_conv." in name]
-    new = [name for name in model.state_dict() if "_conv." in name]
-    renamed = {name.replace(".inner.inner.", ".inner."): x for name, x in model.state_dict().items() if name not in new}
+    new_names = [name for name in model.state_dict() if "_conv." in name]
+    renamed = {
+        name.replace(".inner.inner.", ".inner."): x for name, x in model.state_dict().items() if name not in new_names
+    }
     assert list(weights(renamed)) == list(weights(plain.state_dict()))
     plain.load_state_dict(weights(renamed))
-    for name in new:
+    for name in new_names:
         model.get_parameter(name).data.copy_(torch.tensor([0.0, 0.0, 1.0]))
     sequence = tokens(2, 20)
     assert_close("logits", model(sequence)[0], plain(sequence)[0])
-    for name in new:
+    for name in new_names:
         torch.nn.init.normal_(model.get_parameter(name))
     full, steps, state = model(sequence)[0], [], {}
     for end in range(1, 21):
@@ -245,11 +247,11 @@ def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -
     ],
 )
 def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
-    """Off by default; then the same but for the gates' weights, and steps give what the whole gives."""
+    """Off by default; only adds the gates' weights, and single steps equal the full forward."""
     plain, model = build_model(arch).eval(), build_model(arch, flag, forget).eval()
-    new = [name for name, _ in model.named_parameters() if ".inner.gate." in name]
-    assert new and not [name for name, _ in plain.named_parameters() if ".inner.gate." in name]
-    for name in new:
+    new_names = [name for name, _ in model.named_parameters() if ".inner.gate." in name]
+    assert new_names and not [name for name, _ in plain.named_parameters() if ".inner.gate." in name]
+    for name in new_names:
         torch.nn.init.normal_(model.get_parameter(name))
     sequence = tokens(2, 20)
     full, steps, state = model(sequence)[0], [], {}
@@ -259,7 +261,7 @@ def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
 
 
 def test_where_gates_and_convolutions_are_no_options() -> None:
-    """Masked models see what follows, and the state of softmax attention grows; a wrong value names the option."""
+    """Not for masked models, which see later tokens, or softmax, whose state grows; errors name the option."""
     for (arch, task), option in product(
         (("flow_mlm", "masked_lm"), ("softmax_lm", "language_modeling")), (["forget", "head"], ["short-conv", "3"])
     ):

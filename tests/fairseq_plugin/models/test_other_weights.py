@@ -1,4 +1,4 @@
-"""Options that decide what weights a model has: with another value than the checkpoint's, the error names them."""
+"""Options that determine a model's weights: if one differs from the checkpoint's, the error names it."""
 
 from argparse import Action, ArgumentParser
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.fairseq_plugin.helpers import encoder_decoders
 from tests.fairseq_plugin.helpers.language_models import build, flags_of
 from tests.fairseq_plugin.helpers.registry import CAUSAL, MASKED, SHORT
 
-#: One model of each kind of attention, the causal one where there is one, and stacks of several.
+#: One model per attention, the causal one if there is one, and stacks of several attentions.
 MODELS = [*CAUSAL, *(x for x in MASKED if f"{x[:-4]}_lm" not in CAUSAL), "flash_mlm"]
 
 
@@ -23,31 +23,31 @@ def _command(name: str, *arguments: str) -> list[str]:
     command += ["--criterion", "cross_entropy" if name in CAUSAL else task]
     command += f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2".split()
     command += "--decoder-input-dim 16 --decoder-output-dim 16".split() if name in CAUSAL else []
-    known = flags_of(name)
+    all_flags = flags_of(name)
     return [
         *command,
-        *(x for end, n in SHORT.items() for flag in known if flag.endswith(end) for x in (flag, n)),
+        *(x for end, n in SHORT.items() for flag in all_flags if flag.endswith(end) for x in (flag, n)),
         *arguments,
     ]
 
 
 def _own_options(name: str) -> list[Action]:
-    """The options that fairseq's own model has not."""
+    """The options that fairseq's own model does not have."""
     parser, stock = (ArgumentParser(allow_abbrev=False) for _ in range(2))
     MODEL_REGISTRY[name].add_args(parser)
     MODEL_REGISTRY["transformer_lm" if name in CAUSAL else "roberta"].add_args(stock)
-    known, theirs = flags_of(name), {action.dest for action in stock._actions}
-    return [x for x in parser._actions if x.dest not in theirs and set(x.option_strings) & set(known)]
+    all_flags, stock_options = flags_of(name), {action.dest for action in stock._actions}
+    return [x for x in parser._actions if x.dest not in stock_options and set(x.option_strings) & set(all_flags)]
 
 
 def _others(name: str, option: Action) -> Iterator[tuple[nn.Module, list[str]]]:
-    """Models with other values of an option, and their command lines."""
+    """Models with different values of an option, and their command lines."""
     values = [x for x in option.choices or () if str(x) != str(option.default)] or ["13", "12"]
     for value in [[]] if option.nargs == 0 else [[str(x)] for x in values]:
         command = _command(name, option.option_strings[0], *value)
         try:
             yield build(command), command
-        except ValueError:  # a value that is not allowed
+        except ValueError:  # value not allowed
             continue
 
 
@@ -57,15 +57,15 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_option_that_decides_weights_is_named(name: str) -> None:
-    """An option that decides no weights, such as a chunk size, is not refused."""
+    """Options that do not determine weights, such as a chunk size, are not refused."""
     model, decide = build(_command(name)), []
     for option in _own_options(name):
-        for other, command in _others(name, option):
-            if _shapes(other) == _shapes(model):
+        for other_model, command in _others(name, option):
+            if _shapes(other_model) == _shapes(model):
                 continue
             decide.append(option.option_strings[0])
             with pytest.raises(ValueError, match=f"does not fit .*{option.option_strings[0]}[ :,)]"):
-                other.load_state_dict(model.state_dict(), model_cfg=model_options(command))
+                other_model.load_state_dict(model.state_dict(), model_cfg=model_options(command))
     assert decide or name in ("hybrid_mlm", "hybrid_lm")
 
 

@@ -1,4 +1,4 @@
-"""The authors' released language model loads by every way there is, and computes what theirs does."""
+"""The authors' released language model loads in every supported way, and computes the same as theirs."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from tests.fairseq_plugin.helpers.released_model import released_forward, releas
 from tests.fairseq_plugin.helpers.text import tokens
 
 LAYERS, HEADS = 2, 4
-#: The option of fairseq-eval-lm by which the file is read as it is.
+#: The option of fairseq-eval-lm for reading the file unconverted.
 OVERRIDES = {"cfg": "{'model': {'_name': 'flowformer_lm'}}", "args": "{'arch': 'flowformer_lm'}"}
 #: Files that a training starts from.
 TRAINED = ("cfg", "args_converted")
@@ -27,7 +27,7 @@ SHARED = "--share-decoder-input-output-embed"
 
 
 class Released(NamedTuple):
-    """A file laid out as theirs, its weights, and what commands made of it."""
+    """A file in the authors' layout, its weights, and outputs of commands."""
 
     folder: Path
     weights: dict[str, torch.Tensor]
@@ -36,7 +36,7 @@ class Released(NamedTuple):
     expected_loss: float
 
     def logits(self, sequence: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Of the transcription."""
+        """The logits of the transcription."""
         state = {name: weight.to(dtype) for name, weight in self.weights.items()}
         return released_forward(sequence, state, HEADS, LAYERS, self.pre_norm)
 
@@ -55,12 +55,12 @@ def _loss(data: str, weights: dict[str, torch.Tensor], pre_norm: bool) -> float:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["pre-norm", "post-norm"])
 def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> Released:
-    """Both kinds of file, converted, evaluated converted and as they are, and trained on without a step."""
+    """Both kinds of file, converted, evaluated converted and unconverted, and trained without updates."""
     pre_norm, folder = request.param, tmp_path_factory.mktemp("released")
     symbols = len((Path(data_bin) / "dict.txt").read_text().splitlines()) + 4
     weights = released_weights(symbols, 32, 64, LAYERS, pre_norm=pre_norm)
     norm = ["--decoder-normalize-before"] if pre_norm else []
-    ours = [] if pre_norm else ["--lineartime-post-norm"]
+    post_norm_flag = [] if pre_norm else ["--lineartime-post-norm"]
     evaluation = [data_bin, "--user-dir", USER_DIR, *"--cpu --tokens-per-sample 48 --gen-subset test --path".split()]
     commands = {}
     for kind in KINDS:
@@ -74,7 +74,7 @@ def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: py
         commands[f"converted {kind}"] = ("fairseq_cli.eval_lm", [*evaluation, converted], "")
         commands[f"as it is {kind}"] = ("fairseq_cli.eval_lm", as_it_is, "")
     for name in TRAINED:
-        training = training_command(data_bin, str(folder / f"trained_{name}"), "flowformer_lm", SHARED, *ours)
+        training = training_command(data_bin, str(folder / f"trained_{name}"), "flowformer_lm", SHARED, *post_norm_flag)
         training += ["--lr", "0", "--max-update", "1", "--disable-validation", "--no-epoch-checkpoints"]
         training += ["--finetune-from-model", str(folder / f"{name}.pt")]
         commands[f"train {name}"] = ("fairseq_cli.train", training, "")
@@ -84,7 +84,7 @@ def released(request: pytest.FixtureRequest, data_bin: str, tmp_path_factory: py
 
 @pytest.mark.parametrize("file", ["cfg.pt", "args.pt", "cfg_converted.pt", "args_converted.pt"])
 def test_in_python(released: Released, data_bin: str, file: str) -> None:
-    """``from_pretrained`` gives their logits, for the file as it is and for the converted one."""
+    """``from_pretrained`` gives the authors' logits, for the original and the converted file."""
     hub = FlowformerLanguageModel.from_pretrained(str(released.folder), file, data_bin)
     sequence = tokens(2, 150)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
@@ -95,24 +95,24 @@ def test_in_python(released: Released, data_bin: str, file: str) -> None:
 
 
 def test_the_transcription_attends(released: Released) -> None:
-    """Weights are such that an earlier token changes what is foretold later: the tests above see attention."""
+    """An earlier token changes later predictions, so the tests above depend on attention."""
     sequence = tokens(1, 30)
-    other = sequence.clone()
-    other[0, 0] = 4 + (sequence[0, 0] - 3) % 50
-    difference = released.logits(sequence)[0, -1] - released.logits(other)[0, -1]
+    other_sequence = sequence.clone()
+    other_sequence[0, 0] = 4 + (sequence[0, 0] - 3) % 50
+    difference = released.logits(sequence)[0, -1] - released.logits(other_sequence)[0, -1]
     assert difference.norm() > 1e-3 * released.logits(sequence)[0, -1].norm()
 
 
 @pytest.mark.parametrize("way", ["converted cfg", "converted args", "as it is cfg", "as it is args"])
 def test_evaluation(released: Released, way: str) -> None:
-    """fairseq-eval-lm finds the transcription's loss, to the digits it prints."""
+    """fairseq-eval-lm prints the transcription's loss."""
     loss = float(re.search(r"Loss \(base 2\): ([\d.]+)", released.outputs[way]).group(1))
     assert abs(loss - released.expected_loss) <= 6e-5
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_goes_on(released: Released, name: str) -> None:
-    """--finetune-from-model takes every weight, and the log says so; a step of size zero leaves them."""
+    """--finetune-from-model loads every weight, as logged; a step of size zero keeps them."""
     log = released.outputs[f"train {name}"]
     assert "FlowformerLanguageModel: " in log and "; 0 new" in log
     trained = torch.load(released.folder / f"trained_{name}" / "checkpoint_last.pt")["model"]
@@ -125,7 +125,7 @@ def test_training_goes_on(released: Released, name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversion_says_what_was_taken(released: Released, kind: str) -> None:
-    """The count, the marker of fairseq's earlier versions and the optimiser's state; no word of equivalence."""
-    taken, left_out = len(released.weights) - 1, "decoder.embed_positions._float_tensor, last_optimizer_state"
-    expected = rf"flowformer_lm; {taken} tensors .*; 2 left out \({re.escape(left_out)}\); 0 new"
+    """Reports the count, an old marker of fairseq and the optimiser's state; it does not claim equivalence."""
+    loaded_count, left_out = len(released.weights) - 1, "decoder.embed_positions._float_tensor, last_optimizer_state"
+    expected = rf"flowformer_lm; {loaded_count} tensors .*; 2 left out \({re.escape(left_out)}\); 0 new"
     assert re.search(expected, released.outputs[f"convert {kind}"])

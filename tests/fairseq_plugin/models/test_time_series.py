@@ -1,4 +1,4 @@
-"""The promises of every classifier of time series, and the literal model of the Flowformer paper's Table 6."""
+"""The contract of every classifier of time series, and the literal model of the Flowformer paper's Table 6."""
 
 import math
 from types import SimpleNamespace
@@ -17,10 +17,10 @@ from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.masked_models import randomised
 from tests.fairseq_plugin.helpers.series import CHANNELS, LIMIT, build_classifier, configuration, scores
 
-#: Of models in float64: fairseq's gelu and some of the mechanisms are in float32 inside.
+#: For models in float64: fairseq's gelu and some mechanisms compute in float32 internally.
 TOLERANCE = 1e-6
 MODELS = sorted(name for name in MODEL_REGISTRY if name.endswith("_time_series"))
-#: Without attention, and without activations that could be checkpointed.
+#: Models without attention and without checkpointed activations.
 BASELINES = ("lstm_time_series", "tcn_time_series")
 
 
@@ -30,7 +30,7 @@ def series(batch: int, length: int, seed: int = 0) -> Tensor:
 
 
 def pad(source: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
-    """source (B, T, C) between steps of padding that hold large numbers, and the mask of those."""
+    """source (B, T, C) between padding that holds large numbers, and the padding mask."""
     padded = F.pad(source, (0, 0, left, right), value=1e3)
     mask = torch.ones(padded.shape[:2], dtype=torch.bool)
     mask[:, left : left + source.shape[1]] = False
@@ -38,7 +38,7 @@ def pad(source: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
 
 
 def test_every_mechanism_that_sees_all_steps_has_one() -> None:
-    """And only those, beside the one of gated attention units and a second name."""
+    """Only these have one, besides the gated attention units and a second name."""
     named = {f"{name}_time_series" for name in supporting("bidirectional")}
     assert set(MODELS) >= named | {"flowformer_time_series", "flash_time_series"}
     assert not any(f"{name}_time_series" in MODELS for name in ATTENTIONS if f"{name}_time_series" not in named)
@@ -48,7 +48,7 @@ def test_every_mechanism_that_sees_all_steps_has_one() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_padding_and_neighbours_never_change_scores(name: str, pooling: str) -> None:
-    """Padding on either side and rows of other lengths; a row of padding alone is finite; the last step counts."""
+    """Padding on either side and rows of other lengths; rows of only padding are finite; the last step is used."""
     model = randomised(build_classifier(name, pooling=pooling).double())
     source = series(2, 19)
     alone = scores(model, source)
@@ -71,24 +71,24 @@ def test_padding_and_neighbours_never_change_scores(name: str, pooling: str) -> 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_checkpointed_activations(name: str) -> None:
-    """Every parameter but unused positions learns; gradients are the same with --checkpoint-activations."""
-    found = []
+    """All parameters but unused positions learn; gradients are the same with --checkpoint-activations."""
+    results = []
     further = () if name in BASELINES else ({"checkpoint_activations": True}, {"offload_activations": True})
     for options in ({}, *further):
         model = build_classifier(name, **options).train()
         scores(model, *pad(series(2, 20).float(), 0, 3)).square().mean().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         assert all(gradient is not None for gradient in gradients)
-        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert torch.isfinite(found[0]).all()
-    for gradients in found[1:]:
-        assert_close("gradients", gradients, found[0])
+        results.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert torch.isfinite(results[0]).all()
+    for gradients in results[1:]:
+        assert_close("gradients", gradients, results[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_half_precision(name: str) -> None:
-    """fairseq's --fp16, which halves the model and its input."""
+    """fairseq's --fp16, which casts model and input to half precision."""
     model, (source, mask) = build_classifier(name), pad(series(2, 20).float().clamp(-2, 2), 0, 3)
     expected = scores(model, source, mask)
     assert_close("scores", scores(model.half(), source.half(), mask).float(), expected, 2e-2)
@@ -96,7 +96,7 @@ def test_half_precision(name: str) -> None:
 
 @torch.no_grad()
 def literal(model, source: Tensor) -> Tensor:
-    """The model as the paper's authors write it, of whole series: source (B, T, C) -> (B, classes)."""
+    """The authors' model, written literally, for whole series: source (B, T, C) -> (B, classes)."""
     weights = dict(model.named_parameters())
 
     def linear(name: str, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def test_flowformer_is_the_authors_model(length: int) -> None:
 
 
 def test_defaults_are_the_papers_size() -> None:
-    """6.4 M parameters for JapaneseVowels; positions within 0.02; no clamp; gated units are two for a layer."""
+    """6.4 M parameters for JapaneseVowels; positions within 0.02; no clamp; two gated units per layer."""
     described = Description(list("123456789"), [0.0] * 12, [1.0] * 12, 26)
     task = SimpleNamespace(description=described, max_length=26)
     model = tasks.FairseqTask.build_model(task, configuration("flowformer_time_series"))
@@ -145,7 +145,7 @@ def test_defaults_are_the_papers_size() -> None:
 
 
 def test_competition_and_allocation_can_be_recorded() -> None:
-    """One record per layer; a padded step has no share."""
+    """One record per layer; padded steps have weight 0."""
     model = build_classifier("flowformer_time_series", encoder_layers=2)
     with torch.no_grad(), record_attention(model) as records:
         scores(model, *pad(series(2, 20).float(), 0, 3))
@@ -154,7 +154,7 @@ def test_competition_and_allocation_can_be_recorded() -> None:
 
 
 def test_what_cannot_be_read_is_refused() -> None:
-    """More steps than positions, other channels, another task, a size of 0: named, with what is allowed."""
+    """Errors name too many steps, wrong channels, another task and a size of 0, with allowed values."""
     model = build_classifier("flowformer_time_series")
     with pytest.raises(ValueError, match=f"{LIMIT + 1} steps; allowed: {LIMIT}"):
         scores(model, series(2, LIMIT + 1).float())

@@ -1,4 +1,4 @@
-"""The classifiers of time series without attention; their common promises are in test_time_series.py."""
+"""The classifiers of time series without attention; their common contract is in test_time_series.py."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ SERIES = torch.randn(2, 11, CHANNELS, generator=torch.Generator().manual_seed(0)
 
 @torch.no_grad()
 def literal_tcn(model: nn.Module, series: Tensor) -> Tensor:
-    """Franceschi's encoder step by step, for one series (T, C), and the largest of each feature: (classes,)."""
+    """Franceschi's encoder step by step for one series (T, C), with maximum pooling: (classes,)."""
     weights = dict(model.state_dict())
 
     def convolve(name: str, x: list[Tensor], dilation: int) -> list[Tensor]:
@@ -39,7 +39,7 @@ def literal_tcn(model: nn.Module, series: Tensor) -> Tensor:
         y = convolve(f"{block}.second", convolve(f"{block}.first", x, 2**i), 2**i)
         if f"{block}.residual.weight" in weights:
             x = [weights[f"{block}.residual.weight"][:, :, 0] @ step + weights[f"{block}.residual.bias"] for step in x]
-        x = [one + other for one, other in zip(x, y)]
+        x = [skip + branch for skip, branch in zip(x, y)]
     head = "classification_heads.toy.out_proj"
     return weights[f"{head}.weight"] @ torch.stack(x).amax(0) + weights[f"{head}.bias"]
 
@@ -47,7 +47,7 @@ def literal_tcn(model: nn.Module, series: Tensor) -> Tensor:
 def test_tcn_is_franceschis_encoder() -> None:
     """Causal dilated convolutions with normalised weights, residuals, the maximum over time, one linear layer."""
     model = randomised(build_classifier("tcn_time_series", encoder_layers=3, tcn_channels=5).double())
-    expected = torch.stack([literal_tcn(model, one) for one in SERIES])
+    expected = torch.stack([literal_tcn(model, steps) for steps in SERIES])
     assert_close("scores", scores(model, SERIES), expected, 1e-9)
 
 
@@ -64,7 +64,7 @@ def test_sizes() -> None:
     described = Description(list("123456789"), [0.0] * 12, [1.0] * 12, 26)
     task = SimpleNamespace(description=described, max_length=26)
     lstm = 4 * (12 + 512 + 2) * 512 + 4 * (512 + 512 + 2) * 512 + 9 * 513
-    first = 40 * (12 * 3 + 2) + 40 * (40 * 3 + 2) + 40 * 13  # a length and a bias for each channel, and the residual
+    first = 40 * (12 * 3 + 2) + 40 * (40 * 3 + 2) + 40 * 13  # a norm and a bias per channel, and the residual
     last = 160 * (40 * 3 + 2) + 160 * (160 * 3 + 2) + 160 * 41
     tcn = first + 9 * 2 * 40 * (40 * 3 + 2) + last + 9 * 161
     for name, expected in (("lstm_time_series", lstm), ("tcn_time_series", tcn)):
@@ -80,7 +80,7 @@ def test_sizes_that_are_none_are_refused(option: str) -> None:
 
 
 def test_pooling_of_steps_that_are_no_padding() -> None:
-    """The maximum and the last of real steps; a row of padding alone gives the bias."""
+    """Maximum and last of the real steps; a row of only padding gives the bias."""
     features = torch.tensor([[[9.0], [-3.0], [-1.0], [-2.0], [9.0]], [[9.0], [8.0], [7.0], [6.0], [5.0]]])
     mask = torch.tensor([[True, False, False, False, True], [True] * 5])
     for pooling, expected in (("max", [-1.0, 0.0]), ("last", [-2.0, 0.0])):

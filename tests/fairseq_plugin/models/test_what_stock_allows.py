@@ -1,7 +1,7 @@
-"""The table of fairseq_plugin/README.md: what torch and fairseq do with a model, over every kind of model.
+"""The table of fairseq_plugin/README.md: features of torch and fairseq with every kind of model.
 
-Each entry works, or is a ValueError of one line that names what to use. Where fairseq's own code is in the way, and
-torch says so, the README says it too, and nothing is pinned here.
+Each entry works, or raises a ValueError of one line that names an alternative. If fairseq's own code prevents it and
+torch reports that, the README says so, and it is not tested here.
 """
 
 import copy
@@ -34,12 +34,12 @@ CLASSIFIER = (
     "data --task sentence_prediction --criterion sentence_prediction --num-classes 3 --arch flow_classifier "
     "--max-positions 40 --encoder-layers 1 --encoder-embed-dim 16 --encoder-attention-heads 2"
 ).split()
-#: What dynamic quantisation may change, to 8 bits, or in half precision weights alone: of random weights, most.
+#: Tolerances of dynamic quantisation to 8 bits and of half-precision weights, largest for random weights.
 COARSE = 0.2
 
 
 class Called(nn.Module):
-    """The first output of ``model``, called with tensors alone, by these names."""
+    """The first output of ``model``, called with tensors only, under these names."""
 
     def __init__(self, model: nn.Module, inputs: dict[str, Tensor], options: dict[str, Any]) -> None:
         super().__init__()
@@ -135,24 +135,26 @@ def _averaged_model(called: Called) -> None:
 def _transforms(called: Called) -> None:
     """``grad`` and ``jvp`` with parameters as arguments; several models at once by ``vmap``."""
     parameters = {name: x.detach() for name, x in called.named_parameters()}
-    found = torch.func.grad(lambda p: _loss(called, p))(parameters)
+    gradients = torch.func.grad(lambda p: _loss(called, p))(parameters)
     expected = torch.autograd.grad(
         _loss(called, dict(called.named_parameters())),
         list(called.parameters()),
         allow_unused=True,
         materialize_grads=True,
     )
-    assert_all_close(found, found.values(), expected, 1e-4)
+    assert_all_close(gradients, gradients.values(), expected, 1e-4)
     direction = {name: torch.ones_like(x) for name, x in parameters.items()}
     _, along = torch.func.jvp(lambda p: _loss(called, p), (parameters,), (direction,))
     assert_close("jvp", along, sum(x.sum() for x in expected), 1e-3)
     stacked = {name: torch.stack([x, x]) for name, x in parameters.items()}
-    both = torch.func.vmap(lambda p: functional_call(called, p, called.given), randomness="different")(stacked)
-    _assert_same(lambda *_: both[1], called, 1e-4)
+    stacked_outputs = torch.func.vmap(lambda p: functional_call(called, p, called.given), randomness="different")(
+        stacked
+    )
+    _assert_same(lambda *_: stacked_outputs[1], called, 1e-4)
 
 
 def _second_derivatives(called: Called) -> None:
-    """Along the gradient, as differences of the gradient have it; fairseq's gelu is in float32 inside."""
+    """Hessian along the gradient, against finite differences; fairseq's gelu computes in float32."""
     called = called.double()
     called.given = tuple(x.double() if x.is_floating_point() else x for x in called.given)
     parameters = {name: x.detach() for name, x in called.named_parameters()}
@@ -161,29 +163,29 @@ def _second_derivatives(called: Called) -> None:
     leaves = {name: x.clone().requires_grad_() for name, x in parameters.items()}
     options = {"allow_unused": True, "materialize_grads": True}
     first = torch.autograd.grad(_loss(called, leaves), list(leaves.values()), create_graph=True, **options)
-    product = sum((one * along[name]).sum() for name, one in zip(leaves, first))
-    found = torch.autograd.grad(product, list(leaves.values()), **options)
+    product = sum((gradient * along[name]).sum() for name, gradient in zip(leaves, first))
+    second_derivatives = torch.autograd.grad(product, list(leaves.values()), **options)
     step = 1e-5 / sum(x.square().sum() for x in along.values()).sqrt()
     above, below = (gradient({n: x + sign * step * along[n] for n, x in parameters.items()}) for sign in (1, -1))
     expected = [(above[name] - below[name]) / (2 * step) for name in parameters]
-    found, expected = (torch.cat([x.flatten() for x in one]) for one in (found, expected))
-    assert_close("the Hessian along the gradient", found, expected, 5e-3)
+    second_derivatives, expected = (torch.cat([x.flatten() for x in parts]) for parts in (second_derivatives, expected))
+    assert_close("the Hessian along the gradient", second_derivatives, expected, 5e-3)
 
 
 def _hooks(called: Called) -> None:
     """Forward hooks of every module that computes something, backward hooks of every layer and its attention."""
-    seen, backward = set(), set()
+    called_modules, backward = set(), set()
     modules = {name: x for name, x in called.named_modules() if any(True for _ in x.parameters(recurse=False))}
     for name, module in modules.items():
-        module.register_forward_hook(lambda *_, name=name: seen.add(name))
+        module.register_forward_hook(lambda *_, name=name: called_modules.add(name))
     layers = [x for x in called.modules() if isinstance(x, nn.ModuleList)]
-    wanted = {part for each in layers for part in each.children() if any(True for _ in part.parameters())}
-    for layer in wanted:
+    expected_modules = {part for layer in layers for part in layer.children() if any(True for _ in part.parameters())}
+    for layer in expected_modules:
         layer.register_full_backward_hook(lambda module, *_: backward.add(module))
     called(*called.given).square().mean().backward()
-    assert backward == wanted
-    unseen = {name for name in modules if name not in seen}
-    # An operation takes the weights of these.
+    assert backward == expected_modules
+    unseen = {name for name in modules if name not in called_modules}
+    # An operation reads the weights of these directly.
     assert all(name.rpartition(".")[2] in READ_BY_OPERATIONS for name in unseen), unseen
 
 
@@ -212,7 +214,7 @@ def test_what_works(kind: str, way: str) -> None:
 
 
 def _modules(called: Called) -> list[nn.Module]:
-    """The model, what its layers stand in, and a layer."""
+    """The model, the parent module of its layers, and a layer."""
     parts = [x for x in called.model.modules() if any(isinstance(y, nn.ModuleList) for y in x.children())]
     layers = [next(iter(x.children())) for x in called.modules() if isinstance(x, nn.ModuleList)]
     return [called.model, *parts, *layers]
@@ -220,7 +222,7 @@ def _modules(called: Called) -> list[nn.Module]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torch_script_is_refused(kind: str) -> None:
-    """Whatever part of a model is given to it."""
+    """Refused for the model and for its parts."""
     for module in _modules(KINDS[kind]()):
         with pytest.raises(ValueError, match=r"torch.jit.script; allowed: .*torch.jit.trace.*export_step$"):
             torch.jit.script(module)
@@ -228,7 +230,7 @@ def test_torch_script_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_export(kind: str) -> None:
-    """Models of decisions go through torch.export; what asks whether there is padding says what to use."""
+    """Decision models can be exported; models that branch on padding name an alternative in their error."""
     called = KINDS[kind]()
     if kind == "decisions":
         _assert_same(torch.export.export(called, called.given, strict=False).module(), called)

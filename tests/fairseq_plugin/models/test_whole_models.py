@@ -20,12 +20,14 @@ def test_copies_and_pickles_give_the_same_output(arch: str) -> None:
         unused = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         expected = model(sequence)[0]
         used = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-        for other in (*unused, *used):
-            assert torch.equal(other(sequence)[0], expected)
+        for model_copy in (*unused, *used):
+            assert torch.equal(model_copy(sequence)[0], expected)
 
 
 def test_no_class_stands_where_peft_reads_options() -> None:
-    """It takes a dataclass in ``model.config`` for the options of one model, and so fails with a class."""
-    ours = {name: model for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin")}
-    assert len(ours) > 100
-    assert not [name for name, model in ours.items() if isinstance(getattr(model, "config", None), type)]
+    """PEFT expects the options of one model in ``model.config``, and fails if it is a class."""
+    plugin_models = {
+        name: model for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin")
+    }
+    assert len(plugin_models) > 100
+    assert not [name for name, model in plugin_models.items() if isinstance(getattr(model, "config", None), type)]

@@ -1,4 +1,4 @@
-"""Few rounds, short measurements and no second attempts: these tests learn nothing from times."""
+"""Few rounds, short measurements and no retries: these tests do not evaluate times."""
 
 import pytest
 
@@ -17,6 +17,6 @@ def few_rounds(monkeypatch):
 
 @pytest.fixture
 def machine() -> Machine:
-    """A machine that results may be of."""
+    """An example machine for results."""
     where = ("python -m recipes.bench", "2026-11-21", "abc1234", "a cpu", 2, 2, 24.0, 0.1)
     return Machine(*where, "3.11", "torch 2", "CPU", "float32")

@@ -1,6 +1,6 @@
-"""A kernel and operations of PyTorch whose work is known by hand; prints what is counted of them, as JSON.
+"""A kernel and operations of PyTorch with work known by hand; prints their counts as JSON.
 
-``test_roofline`` runs this file in a process of its own, with Triton's interpreter on.
+``test_roofline`` runs this file in a separate process with Triton's interpreter on.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from recipes.bench.kernels.counting import counted
 
 @triton.jit
 def products(x, out, n, exact: tl.constexpr):
-    """Products of 16 of n rows of x (n, 16), to each of which the first is added."""
+    """Add the first row to each of the n rows of x (n, 16); multiply blocks of 16 rows by their transpose."""
     rows, columns = tl.program_id(0) * 16 + tl.arange(0, 16), tl.arange(0, 16)
     inside = (rows < n)[:, None]
     tile = tl.load(x + rows[:, None] * 16 + columns[None, :], mask=inside, other=0.0) + tl.load(x + columns)[None, :]
@@ -42,7 +42,7 @@ def main() -> None:
         vars(interpreter_builder).keys() == before[0].keys() | {"grid_dim", "grid_idx"}
         and GridExecutor.__call__ is before[1]
     )
-    print(json.dumps({**{name: dataclasses.asdict(one) for name, one in work.items()}, "restored": restored}))
+    print(json.dumps({**{name: dataclasses.asdict(count) for name, count in work.items()}, "restored": restored}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every case at a small size: all candidates equal their references, and one that does not is noticed."""
+"""Every case at a small size: all candidates equal their references, and a wrong one is detected."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from recipes.bench.models import timm_models, training
 from recipes.bench.models.fairseq_models import build
 
 HERE = Settings(quick=True)
-#: More than a chunk of the causal forms; references take time with its square.
+#: More than a chunk of the causal forms; the time of references is quadratic in it.
 LENGTH = 70
 ROWS = {operation.name: operation for operation in operations.OPERATIONS}
 NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
@@ -38,7 +38,7 @@ NARROW = dict(batch=1, embed_dims=(48, 96, 144, 192), depths=(1, 2, 1, 1))
 
 @pytest.fixture(autouse=True)
 def run_as_it_is_written():
-    """torch.compile changes nothing: of one backward pass it would make machine code for half a minute."""
+    """torch.compile returns the function unchanged; compiling one backward pass would take half a minute."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -49,9 +49,11 @@ def wrong(function, factor=1.05):
 
 
 def unequal(built):
-    """Name -> the first tensor that differs from the reference, None where the candidate is equal to it."""
-    found = {one.name: first_unequal(one.check()) for one in built if isinstance(one, Candidate)}
-    return {name: one and one.tensor for name, one in found.items()}
+    """Name -> the first tensor that differs from the reference, None if all are equal."""
+    mismatches = {
+        candidate.name: first_unequal(candidate.check()) for candidate in built if isinstance(candidate, Candidate)
+    }
+    return {name: mismatch and mismatch.tensor for name, mismatch in mismatches.items()}
 
 
 def test_every_case_has_sizes_for_every_run():
@@ -71,35 +73,35 @@ def test_every_case_has_sizes_for_every_run():
 def test_operations_equal_their_references(name):
     row = ROWS[name]
     built = candidates(row, HERE, LENGTH)
-    assert [one.name for one in built] == [function.name for function in row.functions]
-    for one, function in zip(built, row.functions):
-        if isinstance(one, Absent):
+    assert [candidate.name for candidate in built] == [function.name for function in row.functions]
+    for candidate, function in zip(built, row.functions):
+        if isinstance(candidate, Absent):
             reasons = [packages.missing(function.package)] if function.package else [function.refusal(HERE, LENGTH)]
-            assert [one.reason] == reasons
+            assert [candidate.reason] == reasons
             continue
         shapes = [tuple(shape) for shape in row.shapes(LENGTH)]
-        assert one.size == LENGTH and one.units == shapes[0][0] * LENGTH
-        assert one.input_bytes == 4 * sum(map(torch.Size.numel, map(torch.Size, shapes[:3])))
-        assert [tuple(x.shape) for x in one.runs[FORWARD]()] == [shapes[2]]
-        out, *gradients = one.runs[BACKWARD]()
+        assert candidate.size == LENGTH and candidate.units == shapes[0][0] * LENGTH
+        assert candidate.input_bytes == 4 * sum(map(torch.Size.numel, map(torch.Size, shapes[:3])))
+        assert [tuple(x.shape) for x in candidate.runs[FORWARD]()] == [shapes[2]]
+        out, *gradients = candidate.runs[BACKWARD]()
         assert out.requires_grad and [tuple(x.shape) for x in gradients] == shapes
     assert not any(unequal(built).values())
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("causal_flow_")])
 def test_a_wrong_operation_is_noticed_by_each_of_its_checks(name):
-    """A check may compare the function with another option, so both are made wrong."""
+    """A check may compare the function with another function, so both are made wrong."""
     row = ROWS[name]
     for function in row.functions:
         for check in function.checks:
-            other = check._replace(function=wrong(check.function or function.call))
-            broken = row._replace(functions=(function._replace(checks=(other,)),))
-            (one,) = candidates(broken, HERE, 60)
-            assert isinstance(one, Absent) or first_unequal(one.check()).tensor == "output"
+            broken_check = check._replace(function=wrong(check.function or function.call))
+            broken = row._replace(functions=(function._replace(checks=(broken_check,)),))
+            (candidate,) = candidates(broken, HERE, 60)
+            assert isinstance(candidate, Absent) or first_unequal(candidate.check()).tensor == "output"
 
 
 def test_the_compiled_row_goes_through_the_compiler():
-    """The contract of each mechanism compiles both passes, and a benchmark compares what it has compiled."""
+    """Only that the compiler is called: contract tests compile both passes, and benchmarks check compiled results."""
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
         operations.compiled_flow(*torch.randn(3, 1, 2, 5, 4))
 
@@ -115,11 +117,11 @@ def test_the_authors_form_is_left_out_where_it_takes_too_long_or_too_much_memory
 
 def test_the_gated_attention_unit_and_its_peer(monkeypatch):
     built = gated_attention_unit.gated_attention_unit(HERE, 300)
-    assert [one.name for one in built] == [gated_attention_unit.GAU, gated_attention_unit.FLASH]
+    assert [candidate.name for candidate in built] == [gated_attention_unit.GAU, gated_attention_unit.FLASH]
     assert not any(unequal(built).values())
-    if isinstance(built[1], Candidate):  # it has the same weights, so it gives the same output
-        ours, theirs = (one.runs[FORWARD]()[0] for one in built)
-        assert (ours - theirs).norm() <= 1e-4 * ours.norm()
+    if isinstance(built[1], Candidate):  # equal weights give equal outputs
+        gau_output, flash_output = (candidate.runs[FORWARD]()[0] for candidate in built)
+        assert (gau_output - flash_output).norm() <= 1e-4 * gau_output.norm()
     monkeypatch.setattr(mixed_chunk, "mixed_chunk_attention", wrong(mixed_chunk.mixed_chunk_attention))
     assert unequal(gated_attention_unit.gated_attention_unit(HERE, 300)[:1]) == {gated_attention_unit.GAU: "output"}
 
@@ -129,13 +131,13 @@ def test_the_gated_attention_unit_and_its_peer(monkeypatch):
 
 def test_training_and_a_wrong_model(monkeypatch):
     built = language_models.training(64, layers=1)(HERE, 300)
-    for one in built:
-        assert unequal([one])[one.name] is None
-        assert one.runs[TRAINING]() == []
-        assert unequal([one])[one.name] is None, "after a training step"
+    for candidate in built:
+        assert unequal([candidate])[candidate.name] is None
+        assert candidate.runs[TRAINING]() == []
+        assert unequal([candidate])[candidate.name] is None, "after a training step"
     monkeypatch.setattr(mixed_chunk, "mixed_chunk_attention", wrong(mixed_chunk.mixed_chunk_attention))
-    found = unequal(built)
-    assert found["flash_lm"] is not None and found["transformer_pp_lm"] is None
+    mismatches = unequal(built)
+    assert mismatches["flash_lm"] is not None and mismatches["transformer_pp_lm"] is None
 
 
 def test_a_training_step_changes_every_parameter():
@@ -146,14 +148,14 @@ def test_a_training_step_changes_every_parameter():
 
 
 def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
-    """A gate that is wrong by a twentieth is noticed."""
+    """A gate that is wrong by 5 % is detected."""
     names = ("flowformer_lm --flow-forget channel", "gla_lm")
     assert {*names} <= {*forgetting.FORGETTING}
     small = {"width": 64, "layers": 1, "names": names}
     built = forgetting.training(HERE, 80, **small)
-    assert [one.name for one in built] == list(names) and not any(unequal(built).values())
+    assert [candidate.name for candidate in built] == list(names) and not any(unequal(built).values())
     decoded = language_models.decoding(HERE, 12, **small, near=None)
-    assert [one.name for one in decoded] == list(names) and not any(unequal(decoded).values())
+    assert [candidate.name for candidate in decoded] == list(names) and not any(unequal(decoded).values())
     monkeypatch.setattr(ForgetGate, "forward", wrong(ForgetGate.forward))
     assert all(unequal(built[:1]).values())
 
@@ -163,33 +165,38 @@ def test_models_whose_sums_forget_equal_their_literal_references(monkeypatch):
 
 @pytest.fixture(scope="module")
 def translators():
-    """A step of every form from two sources, at two positions."""
+    """A decoding step of every form, for two sources and at two positions."""
     return translation.decoding(HERE, 200, width=64, layers=1, positions=(20, 45))
 
 
 def test_translators_equal_the_full_forward(translators, monkeypatch):
-    """Of a beam; one that is not reordered is noticed."""
+    """Decoding a beam equals the full forward; a beam that is not reordered is detected."""
     assert not any(unequal(translators).values())
-    assert all(step()[0].shape[0] == translation.BEAM for one in translators for step in one.runs.values())
+    assert all(step()[0].shape[0] == translation.BEAM for candidate in translators for step in candidate.runs.values())
     monkeypatch.setattr(FairseqIncrementalDecoder, "reorder_incremental_state_scripting", lambda *arguments: None)
     names = (translation.STOCK, "flowformer + linear")
     monkeypatch.setattr(translation, "FORMS", {name: translation.FORMS[name] for name in names})
-    found = unequal(translation.decoding(HERE, 128, width=64, layers=1, positions=(20,)))
-    assert found == dict.fromkeys(names, "logits")
+    mismatches = unequal(translation.decoding(HERE, 128, width=64, layers=1, positions=(20,)))
+    assert mismatches == dict.fromkeys(names, "logits")
 
 
 def test_the_state_of_linear_forms_has_one_size_for_any_source_and_target(translators):
-    kept = {name: [one.input_bytes for one in translators if one.name == name] for name in translation.FORMS}
-    assert all(len(each) == 4 for each in kept.values())
-    for name, (near, far, long_near, long_far) in kept.items():
+    input_bytes = {
+        name: [candidate.input_bytes for candidate in translators if candidate.name == name]
+        for name in translation.FORMS
+    }
+    assert all(len(counts) == 4 for counts in input_bytes.values())
+    for name, (near, far, long_near, long_far) in input_bytes.items():
         assert (near == long_near and far == long_far) == (name in translation.FLAT), name
         assert (near == far) == name.startswith("flowformer")
-    assert kept[translation.STOCK][0] > 2 * kept["softmax"][0], "only ours keeps a source once for its beam"
+    assert input_bytes[translation.STOCK][0] > 2 * input_bytes["softmax"][0], (
+        "only ours keeps a source once for its beam"
+    )
 
 
 @pytest.mark.parametrize("name", language_models.TRAINED)
 def test_the_least_work_of_a_training_step(name):
-    """Sizes are the model's. Twice the tokens are twice the work of flash_lm, and more than that of Transformer++."""
+    """Sizes are the model's. Twice the tokens double the work of flash_lm, and more than double Transformer++'s."""
     layers, width = language_models.TRAINING_LAYERS, 512
     least = language_models.training_work(width, layers, name, 8192, TRAINING)
     model = build(name, width, layers, 64, HERE)
@@ -205,7 +212,7 @@ def test_the_least_work_of_a_training_step(name):
 
 # Steps of decoding
 
-#: A case at a small size, and how many of its candidates there are at least.
+#: A case at a small size, and its minimum number of candidates.
 STEPS = {
     "decoding": (lambda: language_models.decoding(HERE, 300, width=64, layers=1), 2 * len(language_models.DECODED)),
     "beam": (lambda: language_models.beam_decoding(HERE, 40, width=64, layers=1), len(language_models.DECODED)),
@@ -221,9 +228,9 @@ def test_a_step_gives_the_output_of_the_full_forward_and_leaves_its_state(name):
     build, least = STEPS[name]
     built = build()
     assert len(built) >= least and not any(unequal(built).values())
-    for one in built if name != "prompts" else ():  # which are whole generations
-        ((_, step),) = one.runs.items()
-        assert torch.equal(step()[0], step()[0]), one.name
+    for candidate in built if name != "prompts" else ():  # prompts are whole generations
+        ((_, step),) = candidate.runs.items()
+        assert torch.equal(step()[0], step()[0]), candidate.name
 
 
 def test_a_step_from_another_state_is_noticed(monkeypatch):
@@ -231,8 +238,8 @@ def test_a_step_from_another_state_is_noticed(monkeypatch):
     monkeypatch.setattr(
         FlowAttention, "extend", lambda self, *inputs, state=None, **others: right(self, *inputs, **others)
     )
-    found = unequal(attention_steps.candidates(HERE, LENGTH))
-    assert {name for name, tensor in found.items() if tensor is not None} == {"flow"}
+    mismatches = unequal(attention_steps.candidates(HERE, LENGTH))
+    assert {name for name, tensor in mismatches.items() if tensor is not None} == {"flow"}
 
 
 # Image models
@@ -267,9 +274,9 @@ def test_softmax_attention_that_is_not_fused_is_refused(monkeypatch):
 @pytest.mark.parametrize("names", [("decoding", "flash_lm_256", "prompts", "translation_decoding"), ("deit", "hier")])
 def test_cases_of_a_missing_host_name_it(names, monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    built = [one for name in names for one in CASES[name].build(HERE, 64)]
-    assert all(isinstance(one, Absent) for one in built)
-    assert len({one.reason for one in built}) == 1 and "not installed" in built[0].reason
+    built = [candidate for name in names for candidate in CASES[name].build(HERE, 64)]
+    assert all(isinstance(candidate, Absent) for candidate in built)
+    assert len({candidate.reason for candidate in built}) == 1 and "not installed" in built[0].reason
 
 
 # Registered attentions
@@ -278,14 +285,14 @@ def test_cases_of_a_missing_host_name_it(names, monkeypatch):
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != attentions.SOFTMAX])
 def test_every_registered_attention_has_a_case_that_equals_its_reference(name):
     built = CASES[f"attention_{name}"].build(HERE, 64)
-    assert [one.name for one in built] == [name, attentions.SOFTMAX]
+    assert [candidate.name for candidate in built] == [name, attentions.SOFTMAX]
     assert not any(unequal(built).values())
-    for one in built:
-        assert set(one.runs) == {FORWARD, BACKWARD} and one.runs[BACKWARD]()[0].shape == (1, 8, 64, 64)
+    for candidate in built:
+        assert set(candidate.runs) == {FORWARD, BACKWARD} and candidate.runs[BACKWARD]()[0].shape == (1, 8, 64, 64)
 
 
 class WrongFlow(FlowAttention):
-    """Flow-Attention whose outputs are off by one part in twenty."""
+    """Flow-Attention with outputs that are wrong by 5 %."""
 
     def forward(self, *arguments, **options):
         return 1.05 * super().forward(*arguments, **options)
@@ -293,8 +300,8 @@ class WrongFlow(FlowAttention):
 
 def test_a_wrong_registered_attention_is_noticed(monkeypatch):
     monkeypatch.setitem(ATTENTIONS, "wrong_flow", WrongFlow)
-    found = unequal(attentions.candidates("wrong_flow", HERE, 64))
-    assert found == {"wrong_flow": "output", attentions.SOFTMAX: None}
+    mismatches = unequal(attentions.candidates("wrong_flow", HERE, 64))
+    assert mismatches == {"wrong_flow": "output", attentions.SOFTMAX: None}
 
 
 def test_an_attention_that_is_not_causal_runs_so(monkeypatch):

@@ -10,11 +10,11 @@ from recipes.bench.harness.work import BACKWARD, FORWARD, Settings
 
 
 def small_daft(monkeypatch, *sizes, peer=None):
-    """The case daft_conv at ``sizes`` with --quick, and with another function for its peer."""
+    """The case daft_conv at ``sizes`` with --quick, with its peer replaced."""
     (row,) = (operation for operation in operations.OPERATIONS if operation.name == "daft_conv")
     if peer is not None:
-        ours, direct = row.functions
-        row = row._replace(functions=(ours, direct._replace(call=peer)))
+        function, direct = row.functions
+        row = row._replace(functions=(function, direct._replace(call=peer)))
     monkeypatch.setitem(CASES, "daft_conv", row._replace(quick_sizes=sizes).case())
 
 
@@ -51,7 +51,7 @@ def test_a_small_benchmark_from_end_to_end(monkeypatch, tmp_path, capsys):
         torch.set_num_threads(threads)
     results = records.load(tmp_path / "out" / "results.json")
     assert results.machine.command == f"python -m recipes.bench {' '.join(arguments)}" and results.machine.threads == 1
-    assert [(one.size, one.run, one.form) for one in results.records] == [
+    assert [(record.size, record.run, record.form) for record in results.records] == [
         (size, run, form)
         for size in (40, 90)
         for run in (FORWARD, BACKWARD)
@@ -69,8 +69,8 @@ def test_a_candidate_that_differs_ends_with_status_1_and_without_a_time(monkeypa
     assert bench.main(["--quick", "--only", "daft_conv", "--out", str(tmp_path)]) == 1
     assert operations.DIRECT in capsys.readouterr().err
     results = records.load(tmp_path / "results.json")
-    assert {one.form for one in results.timed()} == {operations.DAFT}
-    assert [one.status for one in results.records if one.form == operations.DIRECT] == [UNEQUAL]
+    assert {record.form for record in results.timed()} == {operations.DAFT}
+    assert [record.status for record in results.records if record.form == operations.DIRECT] == [UNEQUAL]
     assert UNEQUAL in (tmp_path / "results.md").read_text()
 
 
@@ -92,7 +92,7 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, capsys):
     before = records.load(tmp_path / "results.json")
     assert bench.main([*command, "--resume"]) == 0 and measured == ["daft_conv"] * 4  # the interrupted size, the last
     after = records.load(tmp_path / "results.json")
-    assert [one.size for one in after.records if one.case == "daft_conv"] == [40, 90, 130]
+    assert [record.size for record in after.records if record.case == "daft_conv"] == [40, 90, 130]
     assert after.records[: len(before.timed())] == before.timed() and not after.faults()
     assert after.machine.command == before.machine.command and after.machine.minutes >= before.machine.minutes
 

@@ -1,4 +1,4 @@
-"""The cost of torch.compile: counted of a product alone, and the command with processes that are not started."""
+"""The cost of torch.compile: measured for one product, and the command with stubbed processes."""
 
 import json
 
@@ -12,7 +12,7 @@ from recipes.bench.compile_time.one import Cost, compile_cost
 
 
 class Product(nn.Module):
-    """x @ w, for which inductor makes no C++; under torch.compile once more @ w if it is to be ``wrong``."""
+    """x @ w, for which inductor generates no C++; if ``wrong``, torch.compile multiplies by w once more."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def cost_of(wrong: bool) -> Cost:
 
 
 def test_the_cost_of_a_product_is_counted():
-    """Of both passes, for a first length and once more for any other."""
+    """The cost of both passes is counted for the first length, and once more for all other lengths."""
     cost = cost_of(wrong=False)
     assert cost[:2] == (3.5, 0.25) and cost.kernels == 0 and cost.difference < 1e-6
     assert cost.graphs in (3, 4) and cost.graphs <= cost.operations <= 3 * cost.graphs
@@ -48,7 +48,7 @@ def test_every_causal_mechanism_is_measured_and_no_other():
 
 @pytest.fixture
 def started(monkeypatch) -> list[str]:
-    """The architectures whose processes were to be started; each says what it cost."""
+    """The architectures for which processes would be started; each stub reports a cost."""
     names: list[str] = []
 
     def run(words, log, on_line, threads):

@@ -1,4 +1,4 @@
-"""Comparing, timing and counting memory, on invented work: what is wrong is never timed, and times are right."""
+"""Comparing, timing and measuring memory of synthetic work: wrong results are never timed, times are right."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def scaled_product(q, k):
 
 
 class WrongGradient(torch.autograd.Function):
-    """The identity, with a gradient that is off by one part in fifty."""
+    """The identity with a gradient that is wrong by 2 %."""
 
     @staticmethod
     def forward(ctx, x):
@@ -51,25 +51,25 @@ def wrong_gradient_of_q(q, k):
 )
 def test_the_tensor_that_differs_is_named(function, unequal):
     comparisons = compare.compare_attention(function, scaled_product, inputs(), ("q", "k"))
-    assert [one.tensor for one in comparisons] == ["output", "gradient of q", "gradient of k"]
+    assert [comparison.tensor for comparison in comparisons] == ["output", "gradient of q", "gradient of k"]
     first = compare.first_unequal(comparisons)
     assert (first and first.tensor) == unequal
 
 
 def test_a_reference_of_the_last_heads_sees_these_alone_in_float64():
     factors = torch.tensor([1.1, 1.0, 1.0], dtype=torch.float64).view(3, 1, 1)  # the first head is wrong
-    seen = []
+    calls = []
 
     def reference(q, k):
-        seen.append((q.shape[1], q.dtype))
+        calls.append((q.shape[1], q.dtype))
         return scaled_product(q, k)
 
     for heads, equal in ((2, True), (None, False)):
-        found = compare.compare_attention(
+        comparisons = compare.compare_attention(
             lambda q, k: scaled_product(q, k) * factors, reference, inputs(), ("q", "k"), heads
         )
-        assert (compare.first_unequal(found) is None) == equal
-    assert seen == [(2, torch.float64), (3, torch.float64)]
+        assert (compare.first_unequal(comparisons) is None) == equal
+    assert calls == [(2, torch.float64), (3, torch.float64)]
 
 
 def test_tensors_that_are_not_finite_or_of_another_shape_are_infinitely_far_off():
@@ -103,30 +103,30 @@ def test_what_is_unequal_absent_or_fails_is_recorded_with_the_reason_and_never_t
     candidates = [candidate_of("right", scaled_product, calls), candidate_of("wrong", wrong_gradient_of_q, calls)]
     candidates[0].runs[BACKWARD] = fails
     calls.clear()
-    found = measure(case_of(Absent("peer", 4, "not installed"), *candidates, memory=True), 4, Settings())
+    records = measure(case_of(Absent("peer", 4, "not installed"), *candidates, memory=True), 4, Settings())
     assert set(calls) == {"right"}
-    assert [(one.form, one.run, one.status) for one in found] == [
+    assert [(record.form, record.run, record.status) for record in records] == [
         ("peer", "", NOT_RUN),
         ("wrong", "", UNEQUAL),
-        ("right", FORWARD, TIMED),  # times from before an error are kept
+        ("right", FORWARD, TIMED),  # times measured before an error are kept
         ("all", "", FAILED),
     ]
-    for record, reason in zip(found, ("not installed", "gradient of q", "", "you tried to allocate 1 GiB")):
+    for record, reason in zip(records, ("not installed", "gradient of q", "", "you tried to allocate 1 GiB")):
         assert reason in record.reason
-    timed = found[2]
+    timed = records[2]
     assert timed.units == 8.0 and timed.input_bytes == 100 and len(timed.seconds) >= timing.LEAST_ROUNDS
     assert timed.per_second == pytest.approx(8.0 / timed.median) and timed.extra_bytes is not None
 
 
 class Clock:
-    """A clock that advances in the timed functions alone, and the order of their calls."""
+    """A clock that advances only in timed functions, and records the order of their calls."""
 
     def __init__(self, monkeypatch):
         self.now, self.calls = 0.0, []
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
 
     def function(self, name, *seconds):
-        """One that takes ``seconds`` in turn, and the last of them from then on."""
+        """A function whose calls take ``seconds`` in turn, then always the last value."""
         durations = itertools.chain(seconds, itertools.repeat(seconds[-1]))
 
         def call():
@@ -149,7 +149,7 @@ def test_short_functions_are_repeated_until_the_device_has_finished(monkeypatch)
 
     def synchronize():
         waiting.append(clock.now)
-        clock.now += 4 * timing.LEAST_SECONDS if len(waiting) % 2 == 0 else 0  # the work that calls have queued
+        clock.now += 4 * timing.LEAST_SECONDS if len(waiting) % 2 == 0 else 0  # the work queued by the calls
 
     (times,) = timing.interleave([clock.function("a", timing.LEAST_SECONDS / 8)], lambda: None)
     assert times == pytest.approx([timing.LEAST_SECONDS / 8] * timing.MOST_ROUNDS)
@@ -161,7 +161,7 @@ def test_short_functions_are_repeated_until_the_device_has_finished(monkeypatch)
 def test_quartiles_and_ratio():
     assert timing.quartiles([5.0]) == (5.0, 5.0, 5.0)
     assert timing.quartiles([4.0, 1.0, 2.0, 3.0, 100.0]) == (2.0, 3.0, 4.0)
-    # A machine that is ten times slower in the last two rounds changes no ratio.
+    # A machine that is ten times slower in the last two rounds does not change any ratio.
     assert timing.ratio([1.0, 1.0, 1.0, 10.0, 10.0], [2.0, 2.0, 3.0, 20.0, 20.0]) == 2.0
     with pytest.raises(ValueError, match="rounds"):
         timing.ratio([1.0, 1.0], [1.0])
@@ -180,7 +180,7 @@ STEADY, FIFTH, HALF = (1.0,) * 5, (0.8, 0.9, 1.0, 1.1, 1.2), (0.6, 0.75, 1.0, 1.
     ],
 )
 def test_a_disturbed_measurement_is_repeated_and_the_quietest_is_kept(outcomes, kept, monkeypatch):
-    """Times of five rounds whose quartiles are 0, a fifth and a half of their median apart."""
+    """Times of five rounds with quartiles 0, 1/5 and 1/2 of their median apart."""
     monkeypatch.setattr(noise, "MOST_ATTEMPTS", 4)
     loads, waiting = itertools.count(), iter(outcomes)
     monkeypatch.setattr(noise, "other_load", lambda: next(loads) / 10)
@@ -219,6 +219,6 @@ def test_memory_of_known_allocations(run, least, most):
 
 
 def test_memory_from_before_does_not_count():
-    """An address that was not allocated here is not freed here."""
+    """Freeing memory allocated before the measurement does not count."""
     assert memory.peak_of([(1, 8), (2, -100), (3, 8), (1, -8), (2, 100), (2, -100), (1, 4)]) == 108
     assert memory.peak_of([(2, -100)]) == memory.peak_of([]) == 0

@@ -1,4 +1,4 @@
-"""results.json, tables, pictures, floors and the verdicts on targets, from invented records."""
+"""results.json, tables, pictures, floors and verdicts on targets, from synthetic records."""
 
 import json
 import re
@@ -20,12 +20,12 @@ from recipes.shared.working_folder import working_folder
 MACHINE = Machine(
     "python -m recipes.bench", "2026-11-21", "abc1234", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32"
 )
-#: Times of five rounds with a median of 1, and quartiles as far apart.
+#: Times of five rounds with a median of 1: all equal, and with quartiles 1/2 apart.
 STEADY, HALF = (1.0,) * 5, (0.6, 0.75, 1.0, 1.25, 1.4)
 
 
 def timed(case, size, run, form, median, rounds=STEADY, units=100.0, extra=None, inputs=0, **more):
-    seconds = tuple(median * one for one in rounds)
+    seconds = tuple(median * seconds_of_round for seconds_of_round in rounds)
     return Record(case, size, run, form, TIMED, "", seconds, units, extra, inputs, **more)
 
 
@@ -36,23 +36,23 @@ def pair(size, ratio=2.0, ours=STEADY, theirs=STEADY, run=BACKWARD):
 
 
 def rates(rounds=STEADY):
-    """A machine on which Flow-Attention's products decide: 1e9 operations and 1e12 bytes per second."""
+    """A machine on which Flow-Attention is compute-bound: 1e9 operations and 1e12 bytes per second."""
     return [timed(RATES, 2048, FORWARD, form, 1.0, rounds, n) for form, n in ((PRODUCT, 1e9), (COPY, 1e12))]
 
 
 @pytest.fixture
 def results():
-    found = [*pair(256, 1.5, ours=HALF), *pair(512), *pair(1024, 4.0)]
-    found[0] = found[0]._replace(load=0.62, attempts=5)
-    return Results(MACHINE, [*found, Record("causal_flow", 1024, "", AUTHORS, NOT_RUN, "it needs 3.0 GiB")])
+    timings = [*pair(256, 1.5, ours=HALF), *pair(512), *pair(1024, 4.0)]
+    timings[0] = timings[0]._replace(load=0.62, attempts=5)
+    return Results(MACHINE, [*timings, Record("causal_flow", 1024, "", AUTHORS, NOT_RUN, "it needs 3.0 GiB")])
 
 
 def test_the_format_of_results_json_stays(results, tmp_path):
-    """That of the stored file is of an earlier version, without load and attempts."""
+    """Results without load and attempts, as stored by an earlier version, can still be read."""
     records.save(results, tmp_path / "results.json")
     assert records.load(tmp_path / "results.json") == results
     content = json.loads((tmp_path / "results.json").read_text())
-    assert [one["noisy"] for one in content["records"]] == [True, *[False] * 6]
+    assert [record["noisy"] for record in content["records"]] == [True, *[False] * 6]
     path = ROOT / "recipes" / "bench" / "results" / "results.json"
     stored = json.loads(path.read_text(encoding="utf-8"))
     assert set(stored) == {"machine", "complete", "records"} and set(stored["machine"]) == set(Machine._fields)
@@ -72,7 +72,7 @@ def test_tables(results):
 
 
 def test_pictures(results, monkeypatch, tmp_path):
-    """Of cases with several sizes; times that are noisy are hollow. The first screen's needs both its cases."""
+    """Pictures of cases with several sizes; noisy times have hollow markers. The summary needs both its cases."""
     white = []
 
     def look(figure, path, **options):
@@ -87,8 +87,8 @@ def test_pictures(results, monkeypatch, tmp_path):
         path = tmp_path / "out" / summary.NAME
         assert not summary.draw(results, path)
         model = summary.PANELS[1]
-        more = [timed(model.case, n, model.run, x, 1.0) for n in (256, 512) for x in (model.ours, model.peer)]
-        assert summary.draw(results._replace(records=results.records + more), path) and path.stat().st_size > 0
+        timings = [timed(model.case, n, model.run, x, 1.0) for n in (256, 512) for x in (model.ours, model.peer)]
+        assert summary.draw(results._replace(records=results.records + timings), path) and path.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_pictures(results, monkeypatch, tmp_path):
         ({256: 0.5, 1024: 2.0}, 512),  # half as fast, then twice: the middle of a logarithmic axis
         ({256: 2.0, 1024: 2.0}, 256),  # faster at all lengths
         ({256: 2.0, 1024: 0.9}, None),  # slower at the longest
-        ({256: 2.0, 512: 0.5, 2048: 2.0}, 1024),  # faster, slower and faster again: the last time counts
+        ({256: 2.0, 512: 0.5, 2048: 2.0}, 1024),  # faster, slower and faster again: the last crossing counts
     ],
 )
 def test_the_length_from_which_on_ours_is_faster(peer, length):
-    found = Results(MACHINE, [one for size, ratio in peer.items() for one in pair(size, ratio)])
-    assert summary.crossing(found, summary.PANELS[0]) == length
+    panel_results = Results(MACHINE, [timing for size, ratio in peer.items() for timing in pair(size, ratio)])
+    assert summary.crossing(panel_results, summary.PANELS[0]) == length
 
 
 def verdict(figure, bound, found, size=512, peer=SOFTMAX, peer_size=None, run=BACKWARD):
@@ -113,15 +113,15 @@ def verdict(figure, bound, found, size=512, peer=SOFTMAX, peer_size=None, run=BA
 def test_every_target_has_a_case_a_size_and_candidates_of_it():
     for target in targets.TARGETS:
         case = CASES[target.case]
-        near = (language_models.NEAR,) if target.case == "decoding" else ()
-        assert target.size in (*near, *case.sizes) and targets.device_of(target) in case.devices
+        extra = (language_models.NEAR,) if target.case == "decoding" else ()
+        assert target.size in (*extra, *case.sizes) and targets.device_of(target) in case.devices
         assert targets.judge(Results(MACHINE, []), target).reached == NOT_MEASURED
     assert {targets.device_of(target) for target in targets.TARGETS} == {"cpu", "cuda"}
 
 
 SMALL, LARGE = pair(512, 1.5), pair(1024, 3.0)
 NOISY_SMALL = pair(512, 1.5, theirs=HALF)
-#: A figure, its bound, the records, the verdict, and other arguments of the target.
+#: A metric, its bound, the records, the verdict, and other arguments of the target.
 FIGURES = [
     ("speed", 1.5, SMALL, YES, {}),
     ("speed", 1.6, SMALL, NO, {}),
@@ -139,8 +139,8 @@ FIGURES = [
     ("break-even", 512, SMALL + LARGE, YES, {}),
     ("break-even", 512, pair(512, 0.5) + LARGE, NO, {}),
     ("break-even", 512, SMALL + pair(1024, 0.5), NO, {}),
-    ("break-even", 512, SMALL, NOT_MEASURED, {}),  # the length twice as long is missing
-    ("memory", 3, pair(512, ours=HALF), YES, {}),  # whatever the times are
+    ("break-even", 512, SMALL, NOT_MEASURED, {}),  # twice the length is missing
+    ("memory", 3, pair(512, ours=HALF), YES, {}),  # for any times
     ("memory", 2.9, SMALL, NO, {}),
     ("memory of inputs", 3, SMALL, YES, {}),
     ("floor", 0.01, [*rates(), *SMALL], YES, {}),
@@ -156,15 +156,17 @@ def test_figures(figure, bound, found, answer, more):
 
 def test_floors():
     """At 64 tokens the products of 8 heads take 8 * 4 * 2 * 64³ operations, 0.0168 s at 1e9 per second."""
-    ours, theirs = (timed("causal_flow", 64, FORWARD, form, s) for form, s in ((FLOW, 0.0336), (AUTHORS, 0.336)))
-    (forward,) = floors(Results(MACHINE, [*rates(), ours]), CASES["causal_flow"])
+    flow_record, authors_record = (
+        timed("causal_flow", 64, FORWARD, form, s) for form, s in ((FLOW, 0.0336), (AUTHORS, 0.336))
+    )
+    (forward,) = floors(Results(MACHINE, [*rates(), flow_record]), CASES["causal_flow"])
     assert forward.arithmetic == pytest.approx(8 * 4 * 2 * 64**3 / 1e9)
     assert forward.memory == pytest.approx(4 * 8 * 64 * 64 * 4 / 1e12)
-    assert floors(Results(MACHINE, [ours]), CASES["causal_flow"]) == []
+    assert floors(Results(MACHINE, [flow_record]), CASES["causal_flow"]) == []
     speed = Target("causal_flow", FORWARD, 64, FLOW, AUTHORS, "speed", FLOOR)
-    bounded = targets.judge(Results(MACHINE, [*rates(), ours, theirs]), speed)
+    bounded = targets.judge(Results(MACHINE, [*rates(), flow_record, authors_record]), speed)
     assert bounded[2:] == ("the bound: 20 times", "10 times", "0.50 of the bound")
-    assert targets.judge(Results(MACHINE, [ours, theirs]), speed).reached == NOT_MEASURED
+    assert targets.judge(Results(MACHINE, [flow_record, authors_record]), speed).reached == NOT_MEASURED
     step = timed("flash_lm_512", 64, TRAINING, "flash_lm", 2.0)
     (least,) = floors(Results(MACHINE, [*rates(), step]), CASES["flash_lm_512"])
     assert least.fraction == max(least.arithmetic, least.memory) / 2.0
@@ -172,6 +174,6 @@ def test_floors():
 
 def test_another_candidate_as_the_bound():
     times = ((images.HIERARCHICAL, 2.0), (images.AUTHORS, 2.4), (images.NO_ATTENTION, 1.6))
-    (target,) = [one for one in targets.TARGETS if one.case == "hier"]
-    found = Results(MACHINE, [timed("hier", 224, TRAINING, form, seconds) for form, seconds in times])
-    assert targets.judge(found, target)[2:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")
+    (entry,) = [entry for entry in targets.TARGETS if entry.case == "hier"]
+    verdict_results = Results(MACHINE, [timed("hier", 224, TRAINING, form, seconds) for form, seconds in times])
+    assert targets.judge(verdict_results, entry)[2:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")

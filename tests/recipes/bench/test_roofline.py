@@ -1,4 +1,4 @@
-"""Bytes, operations and launches of kernels, against counts by hand. In processes of their own, which cost seconds:
+"""Bytes, operations and launches of kernels, against counts by hand. In separate processes, which take seconds:
 Triton's interpreter is on or off for a whole process."""
 
 import json
@@ -22,14 +22,14 @@ def test_a_kernel_and_operations_that_are_known_by_hand():
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("restored")
+    counts = json.loads(done.stdout)
+    assert counts.pop("restored")
     # 40 rows of 16 numbers are read and written, and each of the 3 programs of a launch reads the first row again.
     rows, first, dots = 40 * 16, 3 * 16, 3 * 2 * 16**3
     moved = rows * (2 + 4) + rows * (4 + 4)
     again = first * (2 + 4)
     operations = 3840 + 2562 + 1280 + 1280 + 160
-    assert {name: Work(**one) for name, one in found.items()} == {
+    assert {name: Work(**count) for name, count in counts.items()} == {
         "products": Work(2, moved + again, moved, dots, 3 * dots),
         "PyTorch": Work(5, operations, operations),
     }
@@ -42,8 +42,8 @@ def test_the_command_counts_a_call(tmp_path):
     assert roofline.main(["--mechanism", "flow", "--head-size", "32", "--tokens", "64", "--out", str(out)]) == 0
     rows = [line.strip("| ").split(" | ") for line in out.read_text().splitlines() if line.startswith("| ")]
     cells = {(row[0], row[1]): row[2:] for row in rows}
-    # q, k, v and the output, 64 bytes each, two weights, and the sum of 32 x 32 numbers before the tile; the products
-    # are q kᵀ and that times v, with 64 tokens, and q times the sum.
+    # q, k, v and the output, 64 bytes each, two weights, and the 32 x 32 sum before the tile; the products
+    # are q kᵀ, its product with v for 64 tokens, and q times the sum.
     moved, operations = 4 * 64 + 2 * 4 + 32 * 32 * 4 // 64, 2 * (2 * 64 * 32) + 2 * 32 * 32
     nanoseconds = [f"{moved / rate:.3f} memory" for rate in (2039, 3350)]
     assert cells["forward", "outputs"] == ["1", f"{moved}", f"{moved}", f"{operations:,}", *nanoseconds]
@@ -57,9 +57,9 @@ def test_the_command_counts_a_call(tmp_path):
 def test_the_share_of_the_roofline():
     gpu = roofline.Gpu("fast", bytes=10.0, half=100.0, tf32=50.0)
     kernels = {
-        "by memory": Work(bytes=90, bytes_once=30, half=100),  # 3 seconds, 9 without caches
+        "by memory": Work(bytes=90, bytes_once=30, half=100),  # 3 s, or 9 s without caches
         "by products": Work(bytes=10, bytes_once=10, half=100, tf32=150),  # 1 + 3
     }
-    one = roofline.Pass("forward", kernels, Work(bytes=20, bytes_once=20, half=350))  # 3.5
+    forward = roofline.Pass("forward", kernels, Work(bytes=20, bytes_once=20, half=350))  # 3.5
     assert [gpu.bound(work) for work in kernels.values()] == ["memory", "products"]
-    assert one.share(gpu) == 3.5 / 7 and one.share(gpu, caches=False) == 3.5 / 13
+    assert forward.share(gpu) == 3.5 / 7 and forward.share(gpu, caches=False) == 3.5 / 13

@@ -1,4 +1,4 @@
-"""Completion: the upper half stays, the lower is drawn by the model one step at a time, and a picture shows both."""
+"""Completion: the upper half is kept, the lower is sampled step by step; a picture shows both."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Short trainings under the pixel task and under fairseq's own."""
+    """Short trainings with the pixel task and with fairseq's language modelling task."""
     folder = tmp_path_factory.mktemp("runs")
     command = [
         str(data),
@@ -60,26 +60,30 @@ def loaded(checkpoints: dict, data: Path):
 
 
 def test_upper_half_stays_and_lower_half_is_drawn(loaded) -> None:
-    """For each image and each sample; samples differ from each other and follow the seed."""
+    """For each image and each sample; samples differ from each other and depend on the seed only."""
     model, task = loaded
     targets = complete.read_targets(task, "test", 4)
-    drawn = []
+    results = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(complete.complete(model, task, targets, samples=3))
+        results.append(complete.complete(model, task, targets, samples=3))
     originals = toy_images("test", COUNTS["test"])[:4]
-    found = drawn[0]
-    assert found.samples.shape == (4, 3, *SHAPE) and found.samples.dtype == np.uint8 and found.known_rows == 2
-    assert np.array_equal(found.originals, originals)
+    completed = results[0]
+    assert (
+        completed.samples.shape == (4, 3, *SHAPE) and completed.samples.dtype == np.uint8 and completed.known_rows == 2
+    )
+    assert np.array_equal(completed.originals, originals)
     for sample in range(3):
-        assert np.array_equal(found.samples[:, sample, :2], originals[:, :2])
-    lower = found.samples[:, :, 2:].reshape(12, -1)
+        assert np.array_equal(completed.samples[:, sample, :2], originals[:, :2])
+    lower = completed.samples[:, :, 2:].reshape(12, -1)
     assert len(np.unique(lower, axis=0)) == 12
-    assert np.array_equal(drawn[1].samples, found.samples) and not np.array_equal(drawn[2].samples, found.samples)
+    assert np.array_equal(results[1].samples, completed.samples) and not np.array_equal(
+        results[2].samples, completed.samples
+    )
 
 
 def test_decoding_is_incremental(loaded) -> None:
-    """The layers see one new token at each step, for all images and samples at once, and never more."""
+    """The layers get one new token per step, for all images and samples at once."""
     model, task = loaded
     shapes = []
     hook = model.decoder.layers[0].register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
@@ -89,11 +93,11 @@ def test_decoding_is_incremental(loaded) -> None:
 
 
 def test_samples_are_the_models(loaded) -> None:
-    """Drawn almost without chance, each subpixel is the one that the full forward finds likeliest."""
+    """At temperature near 0, each subpixel is the most likely one of the full forward."""
     model, task = loaded
     targets = complete.read_targets(task, "test", 3)
-    found = complete.complete(model, task, targets, samples=1, temperature=1e-4).samples
-    tokens = torch.from_numpy(found.reshape(3, -1).astype(np.int64)) + 4
+    samples = complete.complete(model, task, targets, samples=1, temperature=1e-4).samples
+    tokens = torch.from_numpy(samples.reshape(3, -1).astype(np.int64)) + 4
     with torch.no_grad():
         logits = model(torch.cat([torch.full((3, 1), 2), tokens[:, :-1]], dim=1))[0]
     likeliest = logits[..., 4:].argmax(-1) + 4
@@ -101,7 +105,7 @@ def test_samples_are_the_models(loaded) -> None:
 
 
 def test_command(checkpoints: dict, data: Path, tmp_path: Path, capsys) -> None:
-    """One picture; the same with the same seed."""
+    """The command writes one picture, the same for the same seed."""
     for name in ("a", "b"):
         arguments = ["--checkpoint", str(checkpoints["pixel_modeling"]), "--data", str(data), "--images", "2"]
         assert complete.main([*arguments, "--samples", "2", "--output", str(tmp_path / "new" / f"{name}.png")]) == 0
@@ -140,16 +144,16 @@ def test_picture(tmp_path: Path, channels: int) -> None:
     ],
 )
 def test_bad_arguments(checkpoints: dict, data: Path, capsys, arguments, message: str) -> None:
-    """Each is said in one line."""
+    """Each gives an error of one line."""
     task = "language_modeling" if arguments[0] == "--task" else "pixel_modeling"
-    given = [] if arguments[0] == "--task" else arguments
-    assert complete.main(["--checkpoint", str(checkpoints[task]), "--data", str(data), *given]) == 1
+    task_arguments = [] if arguments[0] == "--task" else arguments
+    assert complete.main(["--checkpoint", str(checkpoints[task]), "--data", str(data), *task_arguments]) == 1
     assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("flag, value", [("--temperature", "0"), ("--temperature", "nan"), ("--samples", "0")])
 def test_values_out_of_range(flag: str, value: str, capsys) -> None:
-    """The parser says what is allowed."""
+    """The parser's error names the allowed values."""
     with pytest.raises(SystemExit):
         complete.main(["--checkpoint", "x", "--data", "x", flag, value])
     assert "allowed: " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""CIFAR-10 and folders of images: from every source to the right subpixels in the right order."""
+"""CIFAR-10 and image folders: every source gives the right subpixels in the right order."""
 
 import re
 from pathlib import Path
@@ -20,21 +20,21 @@ FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bi
 
 
 def records(name: str, label: int = 9) -> np.ndarray:
-    """The bytes of one of the archive's files (N, 1 + 3072)."""
+    """The bytes of one file of the archive (N, 1 + 3072)."""
     content = np.random.default_rng(sum(name.encode())).integers(0, 256, (PER_FILE, 3073)).astype(np.uint8)
     content[:, 0] = label
     return content
 
 
 def archive(names=FILES, label: int = 9, cut: int = 0) -> bytes:
-    """An archive laid out as CIFAR-10's, its files without their last ``cut`` bytes."""
+    """An archive in CIFAR-10's layout; files lack their last ``cut`` bytes."""
     contents = {name: records(name, label).tobytes() for name in ["batches.meta.txt", *names]}
     return tarred({f"cifar-10-batches-bin/{name}": content[: len(content) - cut] for name, content in contents.items()})
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Make files of six images count as CIFAR-10; returns their archive."""
+    """Accept files of six images as CIFAR-10; returns their archive."""
     content = archive()
     monkeypatch.setattr(prepare, "IMAGES_PER_FILE", PER_FILE)
     monkeypatch.setattr(prepare, "HELD_OUT", 4)
@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 
 def count(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Make ``content`` count as the archive."""
+    """Accept ``content`` as the archive."""
     source = SOURCES["cifar10"]._replace(size=len(content), sha256=sha256(content))
     monkeypatch.setitem(SOURCES, "cifar10", source)
 
@@ -56,15 +56,15 @@ def images(data_bin: Path, split: str) -> np.ndarray:
 
 
 def assert_cifar10(data_bin: Path) -> None:
-    """The data set holds the images of ``records``, pixel by pixel; the last of training are held out."""
+    """Assert that the data set equals the images of ``records``; the last training images are held out."""
     train = np.concatenate([records(name) for name in FILES[:5]])[:, 1:]
     expected = {"train": train[:-4], "valid": train[-4:], "test": records("test_batch.bin")[:, 1:]}
     for split, planes in expected.items():
-        found = images(data_bin, split)
-        assert found.shape == (len(planes), 32, 32, 3)
+        stored = images(data_bin, split)
+        assert stored.shape == (len(planes), 32, 32, 3)
         for y, x, c in [(0, 0, 0), (0, 0, 2), (0, 31, 1), (17, 5, 2), (31, 31, 2)]:
-            assert np.array_equal(found[:, y, x, c], planes[:, c * 1024 + y * 32 + x])
-        assert np.array_equal(found.sum((1, 2, 3)), planes.sum(1, dtype=np.int64))
+            assert np.array_equal(stored[:, y, x, c], planes[:, c * 1024 + y * 32 + x])
+        assert np.array_equal(stored.sum((1, 2, 3)), planes.sum(1, dtype=np.int64))
 
 
 def test_the_archive_is_that_of_its_publisher() -> None:
@@ -74,7 +74,7 @@ def test_the_archive_is_that_of_its_publisher() -> None:
 
 
 def test_local_copy(small: bytes, tmp_path: Path, capsys) -> None:
-    """Under any name."""
+    """A local copy may have any name."""
     (tmp_path / "mine").write_bytes(small)
     assert prepare.main(["--file", str(tmp_path / "mine"), "--out", str(tmp_path / "out")]) == 0
     assert_cifar10(tmp_path / "out" / "data-bin")
@@ -92,7 +92,7 @@ def test_local_copy(small: bytes, tmp_path: Path, capsys) -> None:
     ],
 )
 def test_archives_that_are_refused(small: bytes, monkeypatch, tmp_path: Path, capsys, content, message) -> None:
-    """What a right checksum would not let happen is still said."""
+    """Malformed archives are reported even if their checksum is right."""
     count(monkeypatch, content)
     (tmp_path / "mine").write_bytes(content)
     assert prepare.main(["--file", str(tmp_path / "mine"), "--out", str(tmp_path / "out")]) == 1
@@ -101,7 +101,7 @@ def test_archives_that_are_refused(small: bytes, monkeypatch, tmp_path: Path, ca
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """40 images in subfolders: left red, right blue, a white line on top; wider than high. And what is no image."""
+    """40 images in subfolders: left red, right blue, a white line on top; wider than high. Also other files."""
     for index in range(40):
         pixels = np.zeros((20, 44, 3), np.uint8)
         pixels[:, :22, 0], pixels[:, 22:, 2], pixels[0] = 250, 6 * index, 255
@@ -113,16 +113,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_folder_of_images(folder: Path, tmp_path: Path) -> None:
-    """Every image is in one split; resized, cut evenly left and right, in colour or in grey."""
+    """Every image is in one split; resized, centre-cropped, in colour or grey."""
     arguments = ["--images", str(folder), "--size", "10", "--out", str(tmp_path / "out")]
     assert prepare.main([*arguments, "--grey"]) == 0
     assert ImageShape.load(tmp_path / "out" / "data-bin") == (10, 10, 1)
     grey = images(tmp_path / "out" / "data-bin", "train")
     assert grey.shape == (36, 10, 10, 1) and abs(grey[:, 5, 1, 0] - 75).max() <= 3  # Pillow's red: 0.299 of 250
     assert prepare.main(arguments) == 0
-    found = {split: images(tmp_path / "out" / "data-bin", split) for split in ("train", "valid", "test")}
-    assert [len(found[split]) for split in found] == [36, 2, 2]
-    whole = np.concatenate(list(found.values()))
+    splits = {split: images(tmp_path / "out" / "data-bin", split) for split in ("train", "valid", "test")}
+    assert [len(splits[split]) for split in splits] == [36, 2, 2]
+    whole = np.concatenate(list(splits.values()))
     assert whole.shape[1:] == (10, 10, 3)
     assert abs(whole[:, 5, 1] - [250, 0, 0]).max() <= 3
     assert sorted(whole[:, 5, 8, 2].tolist()) == [6 * index for index in range(40)]
@@ -130,23 +130,23 @@ def test_folder_of_images(folder: Path, tmp_path: Path) -> None:
 
 
 def test_split_is_by_name(folder: Path, tmp_path: Path) -> None:
-    """What is in the files, and where the folder lies, decides nothing."""
+    """The split depends neither on the files' content nor on the folder's location."""
     splits = prepare.read_folder(folder, 4, grey=False)
     names = {split: np.stack([*images.images])[:, 2, 3, 2] for split, images in splits.items()}
     moved = folder.rename(tmp_path / "elsewhere")
-    again = prepare.read_folder(moved, 4, grey=False)
-    assert all(np.array_equal(np.stack([*again[split].images])[:, 2, 3, 2], names[split]) for split in names)
+    moved_splits = prepare.read_folder(moved, 4, grey=False)
+    assert all(np.array_equal(np.stack([*moved_splits[split].images])[:, 2, 3, 2], names[split]) for split in names)
 
 
 def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:
-    """As the camera's orientation says."""
+    """Photographs are rotated by their EXIF orientation."""
     pixels = np.zeros((8, 8, 3), np.uint8)
     pixels[:, :4] = 255
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees clockwise
     Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
-    found = prepare.read_image(tmp_path / "a.png", 8, grey=True)
-    assert found.shape == (8, 8, 1) and (found[:4] == 255).all() and (found[4:] == 0).all()
+    image = prepare.read_image(tmp_path / "a.png", 8, grey=True)
+    assert image.shape == (8, 8, 1) and (image[:4] == 255).all() and (image[4:] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_turned_photographs_are_put_upright(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments(folder: Path, tmp_path: Path, capsys, arguments, message: str) -> None:
-    """Said before anything is written."""
+    """Reported before anything is written."""
     assert prepare.main([*(a.format(tmp_path) for a in arguments), "--out", str(tmp_path / "out")]) == 1
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
 def test_broken_image(folder: Path, tmp_path: Path, capsys) -> None:
-    """The file is named, and an earlier data set stays as it was."""
+    """The error names the file, and an earlier data set is unchanged."""
     arguments = ["--images", str(folder), "--size", "4", "--out", str(tmp_path / "out")]
     assert prepare.main(arguments) == 0
     before = images(tmp_path / "out" / "data-bin", "train")

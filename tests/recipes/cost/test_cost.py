@@ -1,4 +1,4 @@
-"""Costs: products by hand at two lengths, memory, every kind of model of both hosts, and the command."""
+"""Costs: products against counts by hand at two lengths, memory, every kind of model, and the command."""
 
 import json
 from pathlib import Path
@@ -24,9 +24,9 @@ def heads(n: int, count: int = 3, d: int = D) -> list[Tensor]:
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_products_by_hand(n: int) -> None:
-    """Of causal softmax attention the whole square is computed. Linear attention has k v and q (k v), and
-    Flow-Attention six products of n vectors with one besides, for its flows. DAFT-conv multiplies a window of keys with
-    values and sums the keys, for each head.
+    """Causal softmax attention computes the whole square. Linear attention has k v and q (k v), and
+    Flow-Attention six more products of n vectors with one vector, for its flows. DAFT-conv multiplies windows of keys
+    by values and sums the keys, for each head.
     """
     for causal in (False, True):
         counted = multiply_adds(lambda c=causal: F.scaled_dot_product_attention(*heads(n), is_causal=c))
@@ -40,7 +40,7 @@ def test_products_by_hand(n: int) -> None:
 
 
 def test_products_that_torchs_counter_may_not_know() -> None:
-    """In place, with a vector, and of an LSTM, whose layers are one operation on a CPU."""
+    """In-place products, products with a vector, and an LSTM, whose layers are one operation on a CPU."""
     x, y = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
     assert multiply_adds(lambda: torch.zeros(3, 4, 6).baddbmm_(x, y)) == 3 * 4 * 5 * 6
     assert multiply_adds(lambda: torch.zeros(4, 6).addmm_(x[0], y[0])) == 4 * 5 * 6
@@ -51,12 +51,12 @@ def test_products_that_torchs_counter_may_not_know() -> None:
 
 
 def test_memory_and_mode() -> None:
-    """A layer's outputs in inference, all of them in training; the model is afterwards as it was before."""
+    """One layer's outputs in inference, all layers' in training; the model is unchanged afterwards."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(8))).train()
-    found = cost(model, torch.randn(512, 64))
+    costs = cost(model, torch.randn(512, 64))
     layer = 512 * 64 * 4
-    assert found.multiply_adds == 8 * 512 * 64 * 64 and found.parameters == 8 * 65 * 64
-    assert layer <= found.inference_bytes <= 3 * layer and found.training_bytes >= 7 * layer
+    assert costs.multiply_adds == 8 * 512 * 64 * 64 and costs.parameters == 8 * 65 * 64
+    assert layer <= costs.inference_bytes <= 3 * layer and costs.training_bytes >= 7 * layer
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
     assert cost(model, torch.randn(512, 64), memory=False)[2:] == (None, None)
     with pytest.raises(ValueError, match="returns NoneType; allowed: a tensor"):
@@ -70,7 +70,7 @@ class Silent(nn.Linear):
         super().__init__(2, 2)
 
     def forward(self, x: Tensor) -> None:
-        """Nothing."""
+        """Return None."""
 
 
 @pytest.mark.parametrize(
@@ -88,30 +88,30 @@ class Silent(nn.Linear):
     ],
 )
 def test_every_kind_of_fairseqs_models(arch: str, arguments: list[str]) -> None:
-    """Without data; twice the length, and about twice the products."""
+    """Models are built without data; twice the length gives about twice the products."""
     sizes = Sizes(vocabulary=60, channels=3, classes=2)
     counted = []
     for tokens in (48, 96):
-        one = fairseq_subject(arch, tokens, arguments, sizes)
-        counted.append(cost(one.model, *one.inputs, memory=tokens == 48, **one.named))
+        subject = fairseq_subject(arch, tokens, arguments, sizes)
+        counted.append(cost(subject.model, *subject.inputs, memory=tokens == 48, **subject.named))
     assert counted[0].training_bytes > 0 and counted[0].inference_bytes > 0
     assert 1.9 * counted[0].multiply_adds <= counted[1].multiply_adds <= 4.0 * counted[0].multiply_adds
 
 
 def test_images() -> None:
-    """A model of ours and one of timm's at a size of their own and at another; a convolutional network too."""
-    own = timm_subject("flowformer_hier_test", None, {})
+    """One of our models and one of timm's at their own and another size, and a convolutional network."""
+    subject = timm_subject("flowformer_hier_test", None, {})
     small = timm_subject("flowformer_hier_test", 96, {"num_classes": 3})
-    assert (own.size, small.size) == ("64 x 64", "96 x 96") and small.model(*small.inputs).shape == (1, 3)
-    found = [
+    assert (subject.size, small.size) == ("64 x 64", "96 x 96") and small.model(*small.inputs).shape == (1, 3)
+    costs = [
         cost(timm_subject("resnet10t", size, {}).model, torch.randn(1, 3, size, size), memory=False)
         for size in (32, 64)
     ]
-    assert 3.5 < found[1].multiply_adds / found[0].multiply_adds < 4.5
+    assert 3.5 < costs[1].multiply_adds / costs[0].multiply_adds < 4.5
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A line for each model and length, what a paper prints beside them, and files."""
+    """The command prints a line per model and length with the paper's values, and writes files."""
     out = tmp_path / "cost"
     arguments = ["--arch", "flowformer_lm", "softmax_lm", "--tokens", "16", "32", "--vocabulary", "60", *TINY]
     arguments += ["--model", "flowformer_hier_test", "--no-memory", "--published", "softmax_lm=1.5", "--out", str(out)]

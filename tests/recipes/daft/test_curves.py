@@ -1,4 +1,4 @@
-"""Curves of DAFT: what is read from folders of timm's train.py, and what is drawn of it."""
+"""Curves of DAFT: reading folders of timm's train.py, and drawing them."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ CONV = {"img_size": 32, "patch_size": 4}
 
 
 def write_run(folder: Path, model: str = "daft_conv_test", top1=(20.0, 60.5, 58.0), **arguments) -> Path:
-    """A folder as train.py leaves it."""
+    """A folder as written by train.py."""
     folder.mkdir(parents=True)
     saved = {"model": model, "num_classes": 10, "model_kwargs": arguments, "lr": 0.001}
     (folder / "args.yaml").write_text(yaml.safe_dump(saved))
@@ -37,7 +37,7 @@ def test_a_run_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_run_stands(tmp_path: Path, model: str, arguments: dict, across: str, expected: tuple) -> None:
-    """By the model that its arguments build: the default window and width are the model's."""
+    """A run's x value comes from the model that its arguments build, with the model's defaults."""
     assert curves.place(curves.read_run(write_run(tmp_path / "run", model, **CONV, **arguments)), across) == expected
 
 
@@ -60,7 +60,7 @@ def test_pictures_are_drawn(tmp_path: Path, across: str, capsys: pytest.CaptureF
     [([], (60.5, 20.0, 58.0), (20.0, 61.0, 58.0)), (["--best"], (58.0, 61.0, 20.0), (61.0, 1.0, 2.0))],
 )
 def test_one_epoch_alone_is_drawn(tmp_path: Path, more: list[str], top1: tuple, same: tuple) -> None:
-    """The last one, or with ``--best`` the best one."""
+    """Only the last epoch is drawn, or the best one with ``--best``."""
     for name, values in (("one", top1), ("other", same)):
         folder = str(write_run(tmp_path / name, top1=values, **CONV))
         picture = ["--across", "width", "--output", str(tmp_path / f"{name}.png")]
@@ -71,7 +71,7 @@ def test_one_epoch_alone_is_drawn(tmp_path: Path, more: list[str], top1: tuple, 
 def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """One line on stderr, and no picture."""
     folder = write_run(tmp_path / "run", **CONV)
-    other = write_run(tmp_path / "deit", "deit_tiny_patch16_224", **CONV)
+    deit_run = write_run(tmp_path / "deit", "deit_tiny_patch16_224", **CONV)
     unknown = write_run(tmp_path / "unknown", "no_model")
     empty, odd = write_run(tmp_path / "empty", top1=()), write_run(tmp_path / "odd")
     short = write_run(tmp_path / "short", top1=(20.0,), **CONV)
@@ -80,7 +80,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
         (["--runs", str(tmp_path / "none")], "none, which has no summary.csv; allowed"),
         (["--runs", str(empty)], "has no epoch; allowed"),
         (["--runs", str(odd)], "odd, whose files are not those of train.py"),
-        (["--runs", str(other), "--across", "kernel_size"], "windows are none; allowed"),
+        (["--runs", str(deit_run), "--across", "kernel_size"], "windows are none; allowed"),
         (["--runs", str(unknown), "--across", "width"], "cannot be built as no_model"),
         (["--runs", str(folder), str(short), "--across", "width"], "(run 3, short 1); allowed"),
         (["--runs", str(folder), "--best"], "--best is passed; allowed"),

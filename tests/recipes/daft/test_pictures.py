@@ -1,4 +1,4 @@
-"""Pictures of DAFT: what is read from checkpoints of both hosts, what is computed of it, and what is drawn."""
+"""Pictures of DAFT: reading checkpoints of both hosts, computing maps, and drawing them."""
 
 import argparse
 from collections import OrderedDict
@@ -27,7 +27,7 @@ FULL = dict(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
 
 
 def awake(model, seed=0):
-    """``model`` with random biases and filters; those of a new one are 0."""
+    """``model`` with random biases and filters, which are 0 in a new model."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, (DaftConvAttention, DaftFullAttention)):
@@ -47,12 +47,12 @@ def same_weights(one, other):
 
 
 def train_arguments(model, **more):
-    """As timm's train.py leaves them in its checkpoints."""
+    """The arguments as timm's train.py stores them in checkpoints."""
     return argparse.Namespace(**{"model": model, "num_classes": None, "in_chans": None, "gp": None, **more})
 
 
 def save_as_train_does(folder, model, arguments, ema=None):
-    """The file that timm's own CheckpointSaver writes."""
+    """Save a file with timm's own CheckpointSaver."""
     optimizer = torch.optim.AdamW(model.parameters())
     saver = CheckpointSaver(
         model, optimizer, args=arguments, model_ema=ema, checkpoint_dir=str(folder), recovery_dir=str(folder)
@@ -95,7 +95,7 @@ def language_checkpoint(path, arch, task="language_modeling", words=256, tokens=
 
 @pytest.fixture
 def image(tmp_path):
-    """A file of an image that is neither square nor grey."""
+    """An image file, neither square nor grey."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "image.png")
@@ -116,7 +116,7 @@ def image(tmp_path):
     ],
 )
 def test_train_py_says_its_model(model, arguments, image, tmp_path):
-    """Averaged weights are preferred; images have the size and the settings of the training."""
+    """Averaged weights are preferred; images use the training's size and settings."""
     model, ema = model(), argparse.Namespace(module=awake(model(), seed=1))
     arguments = train_arguments("daft_conv_test", **{"model_kwargs": {}, **arguments})
     loaded = load_model(save_as_train_does(tmp_path, model, arguments, ema))
@@ -167,9 +167,9 @@ def test_fairseqs_checkpoints_need_no_data(arch, options, tmp_path):
 
 
 def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
-    """Those of a model registered without a dataclass hold omegaconf's classes, which the plugin lets torch read.
+    """Checkpoints of a model without a dataclass hold omegaconf's classes, which the plugin lets torch read.
 
-    In a process of its own, in which nothing has imported the plugin.
+    In a separate process that has not imported the plugin before.
     """
     language_checkpoint(tmp_path / "x.pt", "daft_conv_lm", daft_window=9)
     state = torch.load(tmp_path / "x.pt", weights_only=True)
@@ -209,7 +209,7 @@ def test_files_that_are_no_checkpoint_of_ours_are_refused(tmp_path):
         position_biases(loaded.model)
 
 
-# What is computed
+# Computed maps
 
 
 def test_biases_of_every_layer():
@@ -252,12 +252,12 @@ def test_key_maps_of_vision_models(name, image, tmp_path):
     x = create_transform(**config, is_training=False)(Image.open(image))[None]
     grid = model.patch_embed.grid_size
     assert len(maps.layers) == len(model.blocks)
-    for layer, found in enumerate(maps.layers):
+    for layer, layer_keys in enumerate(maps.layers):
         keys = keys_by_hand(model, x, layer)[0, :, model.num_prefix_tokens :]  # without the class token
         weights = keys.exp()
         expected = (weights / weights.mean(1, keepdim=True)).unflatten(1, grid)
-        assert found.shape == expected.shape and np.allclose(found, expected.numpy(), rtol=1e-3)
-        assert np.allclose(found.mean((1, 2)), 1.0, atol=1e-4)
+        assert layer_keys.shape == expected.shape and np.allclose(layer_keys, expected.numpy(), rtol=1e-3)
+        assert np.allclose(layer_keys.mean((1, 2)), 1.0, atol=1e-4)
     assert maps.heads_are == ("head" if name == "daft_conv_test" else "channel")
     assert maps.layers[0].shape[0] == (4 if name == "daft_conv_test" else 8)
     assert maps.image.shape == (*x.shape[2:], 3) and 0 <= maps.image.min() < maps.image.max() <= 1
@@ -301,36 +301,36 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
             key_maps(argparse.Namespace(model=vision(), reads="images"), tmp_path / wrong)
 
 
-# What is drawn
+# Drawings
 
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Figures that would be closed after they are saved."""
-    kept = []
-    monkeypatch.setattr(drawing.plt, "close", kept.append)
-    yield kept
+    """Figures, kept open after they are saved."""
+    unclosed = []
+    monkeypatch.setattr(drawing.plt, "close", unclosed.append)
+    yield unclosed
     monkeypatch.undo()
-    for figure in kept:
+    for figure in unclosed:
         drawing.plt.close(figure)
 
 
 def panels(figure):
-    """Axes that show an array, without the colour bar's."""
+    """Axes that show an array, except the colour bar."""
     return [axes for axes in figure.axes if axes.images]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_biases_are_drawn_in_one_scale_of_colours(causal, figures, tmp_path):
-    """Lines by the distance of the token; one entry that is far larger does not make the others pale."""
+    """Lines by distance of the token; a single large entry does not make the others pale."""
     values = np.linspace(-0.5, 0.5, 5 * 2 * 701).reshape(5, 2, 701)
     values[0, 0, 0] = 1e6
     drawing.draw_biases([Bias(layer, False, causal) for layer in values], 8, "Model", tmp_path / "x.png")
-    shown = [axes.images[0] for axes in panels(figures[0])]
-    assert len(shown) == 5 and all(np.array_equal(*pair) for pair in zip((x.get_array() for x in shown), values))
-    assert {id(x.norm) for x in shown} == {id(shown[0].norm)} and shown[0].norm.vmax < 1
-    assert shown[0].norm(0.0) == pytest.approx(0.5)
-    assert shown[0].get_extent() == ([-700.5, 0.5, 2.5, 0.5] if causal else [-350.5, 350.5, 2.5, 0.5])
+    images = [axes.images[0] for axes in panels(figures[0])]
+    assert len(images) == 5 and all(np.array_equal(*pair) for pair in zip((x.get_array() for x in images), values))
+    assert {id(x.norm) for x in images} == {id(images[0].norm)} and images[0].norm.vmax < 1
+    assert images[0].norm(0.0) == pytest.approx(0.5)
+    assert images[0].get_extent() == ([-700.5, 0.5, 2.5, 0.5] if causal else [-350.5, 350.5, 2.5, 0.5])
     with Image.open(tmp_path / "x.png") as picture:
         assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**24)) > 50
 
@@ -342,13 +342,13 @@ def test_key_maps_their_image_and_ticks(spread, figures, tmp_path):
     layers[0][:, 3, 4] = np.nan
     picture = generator.random((8, 10, 3))
     drawing.draw_key_maps(KeyMaps(picture, layers, "channel"), 2, "Model", tmp_path / "x.png")
-    image, *shown = panels(figures[0])
-    assert np.array_equal(image.images[0].get_array(), picture) and len(shown) == 3 * 2
-    for axes, expected in zip(shown, (head for layer in layers for head in layer[:2])):
+    image, *key_panels = panels(figures[0])
+    assert np.array_equal(image.images[0].get_array(), picture) and len(key_panels) == 3 * 2
+    for axes, expected in zip(key_panels, (head for layer in layers for head in layer[:2])):
         assert np.array_equal(np.ma.filled(axes.images[0].get_array(), np.nan), expected, equal_nan=True)
-    norm, places = shown[0].images[0].norm, np.log(shown[-1].images[0].colorbar.get_ticks())
+    norm, ticks = key_panels[0].images[0].norm, np.log(key_panels[-1].images[0].colorbar.get_ticks())
     assert norm(1.0) == pytest.approx(0.5) and norm.vmin == pytest.approx(1 / norm.vmax)
-    assert 0.0 in places and (len(places) == 1 or np.diff(places).min() > np.log(norm.vmax) / 7), "ticks have room"
+    assert 0.0 in ticks and (len(ticks) == 1 or np.diff(ticks).min() > np.log(norm.vmax) / 7), "ticks have room"
 
 
 # The command
@@ -387,7 +387,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(tmp_path, capsys):
     ],
 )
 def test_a_file_names_no_place_of_weights(saved, tmp_path):
-    """timm would download from it, or open it; nothing is looked for."""
+    """A location of weights in a file is ignored; timm would download or open it."""
     path = tmp_path / "c.pth"
     torch.save({"args": argparse.Namespace(**saved), "state_dict": {}}, path)
     with pytest.raises(ValueError, match="c.pth names the model .*allowed from a file.*--model"):

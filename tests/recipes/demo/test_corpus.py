@@ -1,4 +1,4 @@
-"""The demo's text: split by file without leakage, and nothing lost on the way to tokens and back."""
+"""The demo's text: split by file without leakage, and lossless conversion to tokens and back."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ ALLOWED = st.text(
 
 @pytest.fixture(scope="module")
 def library():
-    """The first documents of the running interpreter's library."""
+    """The first documents of the standard library of the running interpreter."""
     documents = []
     for document in corpus.read_library():
         documents.append(document)
@@ -87,16 +87,18 @@ def test_to_line_refuses_what_would_not_come_back(text):
 
 
 def test_sentencepiece_round_trip(library, model):
-    for document in library:  # half of them unseen
+    for document in library:  # half of it unseen
         line = corpus.to_line(document.text)
         assert corpus.decode(model.encode(line, out_type=str), model) == document.text
 
 
 def test_written_split_has_no_unknown_piece_and_the_tokens_it_says(library, model, tmp_path):
     write_dictionary(model, tmp_path / "dict.txt")
-    known = {line.rsplit(" ", 1)[0] for line in (tmp_path / "dict.txt").read_text(encoding="utf-8").split("\n") if line}
+    pieces = {
+        line.rsplit(" ", 1)[0] for line in (tmp_path / "dict.txt").read_text(encoding="utf-8").split("\n") if line
+    }
     tokens = corpus.write_split(library[:6], model, tmp_path / "split.txt")
     lines = (tmp_path / "split.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(lines) == 6
-    assert all(piece in known for line in lines for piece in line.split())
-    assert tokens == sum(len(line.split()) + 1 for line in lines)  # as fairseq counts: an end per line
+    assert all(piece in pieces for line in lines for piece in line.split())
+    assert tokens == sum(len(line.split()) + 1 for line in lines)  # as fairseq counts: one eos per line

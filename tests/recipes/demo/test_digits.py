@@ -1,4 +1,4 @@
-"""The digits as an image folder, the loop of timm's parts on them, and what is read back."""
+"""The digits as an image folder, the training loop of timm's parts, and reading its results."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_images_are_the_digits(folder):
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """Folder of a run of two epochs."""
+    """The folder of a run of two epochs."""
     out = tmp_path_factory.mktemp("run")
     arguments = ["--data-dir", str(folder), "--device-modules", "timm_plugin", "--model", images.MODEL]
     arguments += ["--num-classes", "10", "--epochs", "2", "--warmup-epochs", "0", "--lr", "2e-3", "--workers", "0"]
@@ -71,12 +71,12 @@ def test_checkpoint_is_examined_as_the_loop_left_it(trained, folder):
     assert maps.labels == [0, 3, 6, 9]
     assert maps.images.shape == (4, 32, 32)
     assert maps.competition.shape == maps.allocation.shape == (4, 8, 8)
-    assert maps.competition.mean((1, 2)) == pytest.approx(np.ones(4), abs=1e-4)  # shares of an even split
+    assert maps.competition.mean((1, 2)) == pytest.approx(np.ones(4), abs=1e-4)  # fractions of an even share
     assert 0 < maps.allocation.min() < maps.allocation.max() < 1
 
 
 def test_a_training_is_its_seeds(folder, tmp_path):
-    """Of 32 digits."""
+    """Training on 32 digits is determined by the seed."""
     for split in ("train", "validation"):
         for digit in (0, 1):
             (tmp_path / split / str(digit)).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Tokens per second of a training step, by a clock that the test sets."""
+"""Tokens per second of a training step, with a fake clock."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from recipes.demo import lengths
 
 
 def test_speed_is_that_of_the_fastest_step_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 1, 5, 2 and 3 seconds: the first warms up, and the last is there because 4 of them were 3 seconds."""
+    """Steps of 1, 5, 2 and 3 seconds: the first is a warm-up; steps repeat until enough time has passed."""
     (tmp_path / "dict.txt").write_text("word 1\n")
     times = iter([0.0, 0.5, 1.0, 3.0, 3.0, 4.0, 4.0, 7.0])
     monkeypatch.setattr(lengths, "time", SimpleNamespace(perf_counter=times.__next__))

@@ -1,4 +1,4 @@
-"""The table and the picture, from small invented results."""
+"""The table and the picture, from small synthetic results."""
 
 import json
 
@@ -62,11 +62,11 @@ def test_text_table(text, images):
 def test_written_files(text, images, tmp_path):
     plain = results.write(tmp_path, text, SPEEDS, images, RUN)
     assert (tmp_path / "results.txt").read_text() == plain + "\n"
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found["run"]["machine"] == "2 CPU cores"
-    assert found["text"]["models"][0]["test"] == {"tokens": 100, "bits_per_token": 7.0, "perplexity": 128.0}
-    assert found["text"]["models"][0]["curves"]["valid"] == [[30, 9.1, 30.0]]
-    assert found["images"]["epochs"][2]["top1"] == 92.0
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["run"]["machine"] == "2 CPU cores"
+    assert content["text"]["models"][0]["test"] == {"tokens": 100, "bits_per_token": 7.0, "perplexity": 128.0}
+    assert content["text"]["models"][0]["curves"]["valid"] == [[30, 9.1, 30.0]]
+    assert content["images"]["epochs"][2]["top1"] == 92.0
     rows = [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("| flowformer_lm")]
     assert len(rows) == 2
     assert all(row.endswith(" |") for row in rows)

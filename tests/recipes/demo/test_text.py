@@ -1,4 +1,4 @@
-"""The text half through fairseq's real commands, on as little text as will do."""
+"""The text part of the demo with fairseq's real commands, on minimal text."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BUDGET = Budget(updates=8, train_bytes=60_000, lengths=[64], epochs=1)
 
 @pytest.fixture(scope="module")
 def small():
-    """Make the splits, the vocabulary and the model small."""
+    """Use small splits, vocabulary and model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "SPLIT_BYTES", {"test": 5_000, "valid": 2_000, "train": 0})
         patch.setattr(corpus, "MAX_FILE_BYTES", 10_000)
@@ -37,7 +37,7 @@ def test_train_evaluate_and_write_text(small, tmp_path, imported_already, monkey
 
 
 def test_a_checkpoint_of_somebody_else_is_refused(tmp_path):
-    """Training neither goes on from it nor replaces it."""
+    """Training neither continues from it nor replaces it."""
     foreign = tmp_path / "flowformer_lm" / "checkpoint_last.pt"
     foreign.parent.mkdir()
     foreign.write_text("a user's")

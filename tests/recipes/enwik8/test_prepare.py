@@ -1,4 +1,4 @@
-"""enwik8: from every source to checked bytes, to as many tokens, to bits per character."""
+"""enwik8: checked bytes from every source, one token per byte, and bits per character."""
 
 import hashlib
 import random
@@ -27,14 +27,14 @@ SPLITS = {"train": 3000, "valid": 500, "test": 495}
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Make the bytes above count as enwik8; returns their archive."""
+    """Accept the bytes above as enwik8; returns their archive."""
     monkeypatch.setattr(prepare, "ENWIK8", Source("enwik8", len(TEXT), md5=hashlib.md5(TEXT).hexdigest()))
     monkeypatch.setattr(prepare, "SPLIT_BYTES", SPLITS)
     return zipped({"enwik8": TEXT})
 
 
 def decoded(data_bin: Path, split: str) -> bytes:
-    """The bytes of a split, from its tokens by the dictionary's names; each sequence must be a line or the rest."""
+    """The bytes of a split, from its tokens and the dictionary; each sequence must be a line or the remainder."""
     dictionary = Dictionary.load(str(data_bin / "dict.txt"))
     dataset = indexed_dataset.make_dataset(str(data_bin / split), "mmap")
     lines = [
@@ -46,7 +46,7 @@ def decoded(data_bin: Path, split: str) -> bytes:
 
 
 def assert_whole(data_bin: Path, content: bytes, splits: dict) -> None:
-    """The data set holds ``content``, byte for byte, cut as ``splits`` says, and nothing half written is left."""
+    """Assert that the data set equals ``content``, cut as in ``splits``, and no partial files are left."""
     start = 0
     for split, size in splits.items():
         assert decoded(data_bin, split) == content[start : start + size], split
@@ -62,7 +62,7 @@ def test_the_standard_split() -> None:
 
 
 def test_every_byte_is_a_token() -> None:
-    """256 different tokens, none of them a special symbol but the newline's, which is ``</s>``."""
+    """256 different tokens, none of them a special symbol except the newline, which is ``</s>``."""
     dictionary = prepare.byte_dictionary()
     table = prepare.token_table(dictionary)
     assert len(dictionary) == 4 + 255 and len(set(table.tolist())) == 256
@@ -70,7 +70,7 @@ def test_every_byte_is_a_token() -> None:
 
 
 def test_download(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
-    """The archive is fetched, unpacked, checked and cut; a second run downloads nothing."""
+    """The archive is downloaded, unpacked, checked and cut; a second run downloads nothing."""
     with serve({"/enwik8.zip": Page(small)}) as served:
         source = Source(f"{served.address}/enwik8.zip", len(small), sha256(small), SOURCES["enwik8"].members)
         monkeypatch.setitem(SOURCES, "enwik8", source)
@@ -85,7 +85,7 @@ def test_download(small: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     "name, content", [("mine.zip", zipped({"some/enwik8": TEXT})), ("enwik8", TEXT), ("mine.txt", TEXT)]
 )
 def test_local_copy(small: bytes, tmp_path: Path, name: str, content: bytes) -> None:
-    """The archive, or the file under any name, known by its size, with the standard split."""
+    """The archive, or the file under any name, recognised by its size, gives the standard split."""
     (tmp_path / name).write_bytes(content)
     assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 0
     assert_whole(tmp_path / "out" / "data-bin", TEXT, SPLITS)
@@ -102,7 +102,7 @@ def test_local_copy(small: bytes, tmp_path: Path, name: str, content: bytes) -> 
     ],
 )
 def test_files_that_are_refused(small: bytes, tmp_path: Path, capsys, name: str, content: bytes, message: str) -> None:
-    """Truncated, damaged, or something else."""
+    """Truncated, damaged and unrelated files are refused."""
     (tmp_path / name).write_bytes(content)
     assert prepare.main(["--file", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
     assert re.search(message, capsys.readouterr().err)
@@ -111,7 +111,7 @@ def test_files_that_are_refused(small: bytes, tmp_path: Path, capsys, name: str,
 
 @pytest.mark.parametrize("limit", [None, 1999])
 def test_any_file_is_cut_by_bytes(tmp_path: Path, limit) -> None:
-    """90, 5 and 5 per cent, wherever the lines end; a second run replaces the first."""
+    """90, 5 and 5 per cent of the bytes, regardless of lines; a second run replaces the first."""
     (tmp_path / "any.txt").write_bytes(TEXT)
     arguments = ["--file", str(tmp_path / "any.txt"), "--out", str(tmp_path / "out")]
     assert prepare.main([*arguments, "--limit", "100"]) == 0
@@ -123,7 +123,7 @@ def test_any_file_is_cut_by_bytes(tmp_path: Path, limit) -> None:
 
 
 def test_very_long_lines(tmp_path: Path) -> None:
-    """They are several sequences, so that memory does not grow with them, and no token more."""
+    """They become several sequences, so that memory stays bounded, without additional tokens."""
     content = b"x" * 150_000 + b"\n" + b"y" * 50_000
     (tmp_path / "long").write_bytes(content)
     prepare.binarise(tmp_path / "long", {"train": 150_001, "test": 49_999}, tmp_path / "bin")
@@ -133,7 +133,7 @@ def test_very_long_lines(tmp_path: Path) -> None:
 
 
 def test_file_that_ends_too_soon(tmp_path: Path) -> None:
-    """Fewer tokens than bytes are an error, and leave no data set."""
+    """Fewer tokens than bytes raise an error, and no data set is written."""
     (tmp_path / "short").write_bytes(b"abc")
     with pytest.raises(ValueError, match="train .*3 tokens; allowed: 4"):
         prepare.binarise(tmp_path / "short", {"train": 4}, tmp_path / "bin")
@@ -141,7 +141,7 @@ def test_file_that_ends_too_soon(tmp_path: Path) -> None:
 
 
 def test_evaluation_prints_bits_per_character(tmp_path: Path) -> None:
-    """fairseq-eval-lm scores each byte of the test split once; its loss is their mean under the model's logits."""
+    """fairseq-eval-lm scores each test byte once; its loss is the mean under the model's logits."""
     (tmp_path / "any.txt").write_bytes(TEXT)
     data = tmp_path / "out" / "data-bin"
     lengths = "--cpu --tokens-per-sample 64 --max-tokens 512 --sample-break-mode none --required-batch-size-multiple 1"

@@ -1,4 +1,4 @@
-"""Corpora from their sources, and the files a user has, against a local server."""
+"""Corpora from their sources, served locally, and from a user's files."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ HUB = HubFolder("some/data", "r" * 40, "en")
 
 
 def checksums(files):
-    """The list of checksums as Hugging Face's library kept it."""
+    """The list of checksums in the format of Hugging Face's library."""
     entries = {
         f"gs://deepmind-gutenberg/{name}": {"num_bytes": len(body), "checksum": sha256(body)}
         for name, body in files.items()
@@ -30,7 +30,7 @@ def checksums(files):
 
 @pytest.fixture
 def pages(monkeypatch):
-    """A server with the books above, their list, and a hub; its pages and its requests."""
+    """A server with the books above, their list, and a hub: its pages and requests."""
     body = checksums({**BOOKS, "metadata.csv": b"1,2"})
     served_pages = {"/list.json": Page(body)} | {f"/bucket/{name}": Page(content) for name, content in BOOKS.items()}
     with serve(served_pages) as served:
@@ -41,7 +41,7 @@ def pages(monkeypatch):
 
 
 def contents(files):
-    """What the files of each split hold."""
+    """The content of the files of each split."""
     return {split: [path.read_bytes() for path in paths] for split, paths in files.items()}
 
 
@@ -54,10 +54,10 @@ def test_books_with_recorded_checksums(pages, tmp_path):
 
 
 def test_a_book_is_continued_and_checked(pages, tmp_path):
-    """Where the bucket fails, the hub is tried, which has nothing here."""
+    """If the bucket fails, the hub is tried, which is empty here."""
     pages[0]["/bucket/test/4.txt"], pages[0]["/bucket/train/2.txt"] = Page(b"fourth", cut=2), Page(b"anothex")
-    for said in ("ended after 2 of 6 bytes|train/2.txt.*sha256", "emozilla/pg19", "--file"):
-        with pytest.raises(DownloadFailed, match=f"(?s)PG-19.*({said})"):
+    for message in ("ended after 2 of 6 bytes|train/2.txt.*sha256", "emozilla/pg19", "--file"):
+        with pytest.raises(DownloadFailed, match=f"(?s)PG-19.*({message})"):
             fetch_corpus(CORPORA["pg19"], tmp_path, 1)
     assert not (tmp_path / "train" / "2.txt").exists()
     pages[0]["/bucket/test/4.txt"], pages[0]["/bucket/train/2.txt"] = Page(b"fourth"), Page(b"another")
@@ -105,15 +105,15 @@ def test_so_many_shards_of_c4(pages, tmp_path):
     files |= {f"en/c4-validation.{i:05d}-of-00008.json.gz": shard(f"v{i}") for i in range(2)}
     pages[0].update(hub_pages(HUB.dataset, HUB.revision, files))
     corpus = CORPORA["c4"]._replace(hub=HUB)
-    found = fetch_corpus(corpus, tmp_path, 3)
-    assert [path.name[:14] for path in found["train"]] == ["c4-train.00000", "c4-train.00001", "c4-train.00002"]
-    assert len(found["valid"]) == 2 and set(found) == {"train", "valid"}, "there is no test split"
+    corpus_files = fetch_corpus(corpus, tmp_path, 3)
+    assert [path.name[:14] for path in corpus_files["train"]] == ["c4-train.00000", "c4-train.00001", "c4-train.00002"]
+    assert len(corpus_files["valid"]) == 2 and set(corpus_files) == {"train", "valid"}, "there is no test split"
     small = corpus._replace(documents={"train": 9, "valid": 2})
-    check(small, found)  # a part of the training split is not counted
+    check(small, corpus_files)  # documents are not counted for part of the training split
     with pytest.raises(ValueError, match="valid .*2 documents; allowed: 3"):
-        check(small._replace(documents={"train": 9, "valid": 3}), found)
+        check(small._replace(documents={"train": 9, "valid": 3}), corpus_files)
     with pytest.raises(ValueError, match="train .*3 documents; allowed: 9"):
-        check(small._replace(train_files=3), found)
+        check(small._replace(train_files=3), corpus_files)
 
 
 def test_a_failed_file_ends_the_others(pages, tmp_path):
@@ -145,10 +145,10 @@ def test_local_folder_and_files(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(BOOKS[name])
     (tmp_path / "metadata.csv").write_text("x")
-    found = find_corpus(CORPORA["pg19"], [tmp_path], 1)
-    assert [len(paths) for paths in found.values()] == [2, 1, 1]
+    corpus_files = find_corpus(CORPORA["pg19"], [tmp_path], 1)
+    assert [len(paths) for paths in corpus_files.values()] == [2, 1, 1]
     assert find_corpus(CORPORA["pg19"], [tmp_path / name for name in sorted(BOOKS)], 1) == {
-        split: sorted(paths) for split, paths in found.items()
+        split: sorted(paths) for split, paths in corpus_files.items()
     }
 
 

@@ -21,7 +21,7 @@ def parquet(path, texts, column="text"):
 
 
 def write(folder, suffix, texts):
-    """A file of that kind holding ``texts``."""
+    """Write ``texts`` to a file of the given kind."""
     path = folder / f"x{suffix}"
     if suffix == ".parquet":
         parquet(path, texts)
@@ -69,11 +69,11 @@ def test_files_are_opened_when_their_turn_comes(tmp_path):
 
 def test_a_row_is_read_before_the_next_batch_is(tmp_path, monkeypatch):
     path = write(tmp_path, ".json.gz", ["x" * 1000] * 1000)
-    read = []
+    rows_read = []
     loads = json.loads
-    monkeypatch.setattr(documents.json, "loads", lambda line: read.append(1) or loads(line))
+    monkeypatch.setattr(documents.json, "loads", lambda line: rows_read.append(1) or loads(line))
     next(read_all([path]))
-    assert len(read) == 1
+    assert len(rows_read) == 1
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json.gz"])

@@ -1,4 +1,4 @@
-"""From documents to subwords to a data-bin: sizes, ids, counts, what is done again and what is not."""
+"""From documents to subwords to a data-bin: sizes, ids, counts, and which steps are repeated."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LINES = [" ".join(WORDS[(i * k + k) % len(WORDS)] for k in range(1, 9)) for i in
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of the lines above with 300 rows, and the folder with its dictionary."""
+    """A sentencepiece model of the lines above with 300 pieces, and the folder with its dictionary."""
     folder = tmp_path_factory.mktemp("model")
     train_sentencepiece(LINES, folder / "m.model", 300, masked=False, threads=1)
     loaded = sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
@@ -55,7 +55,7 @@ def test_sampling_draws_from_everything(tmp_path, monkeypatch):
     lines = ["aaa bbb"] * 2000 + ["ccc ddd"] * 2000
     train_sentencepiece(lines, tmp_path / "m.model", 268, masked=False, threads=1)
     loaded = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
-    assert not any(loaded.is_byte(i) for i in loaded.encode("abcd"))  # every character was seen
+    assert not any(loaded.is_byte(i) for i in loaded.encode("abcd"))  # every character occurred in training
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
@@ -96,24 +96,24 @@ def test_counts(model, tmp_path, monkeypatch):
 
 def test_documents_are_encoded_as_they_come(model, tmp_path, monkeypatch):
     monkeypatch.setattr(subword_text, "BATCH_CHARACTERS", 100)
-    asked = []
+    requests = []
 
     def documents():
         for number in range(50):
-            asked.append(number)
+            requests.append(number)
             yield ["the model attends over rows"]
 
     real = model[0].encode
-    held = []
+    batches = []
 
     class Watched:
         def encode(self, lines, **options):
-            held.append(len(lines))
+            batches.append(len(lines))
             return real(lines, **options)
 
     encode(documents(), Watched(), tmp_path / "x.txt", threads=1)
-    assert len(asked) == 50
-    assert max(held) <= 4
+    assert len(requests) == 50
+    assert max(batches) <= 4
 
 
 def test_a_stopped_encoding_leaves_no_file(model, tmp_path):
@@ -155,7 +155,7 @@ def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A trial through the real command; the command and its folder."""
+    """The command of a small run, the folder that it wrote, and its output."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "any.txt").write_text("".join(line + "\n" for line in LINES))
     command = [sys.executable, "-m", "recipes.flash.prepare", "c4", "--file", str(folder / "any.txt")]
@@ -174,17 +174,19 @@ def test_command_makes_a_data_bin(prepared):
     for split, first in (("train", LINES[0]), ("valid", LINES[360]), ("test", LINES[380])):
         data = data_utils.load_indexed_dataset(str(out / "data-bin" / split), dictionary)
         assert model.decode(dictionary.string(data[0]).split()) == first
-        found = json.loads((out / "manifest.json").read_text())["splits"][split]
-        assert sum(data.sizes) == found["tokens"]
-        assert found["tokens_per_word"] == pytest.approx(found["tokens"] / found["words"], abs=1e-6)
+        split_manifest = json.loads((out / "manifest.json").read_text())["splits"][split]
+        assert sum(data.sizes) == split_manifest["tokens"]
+        assert split_manifest["tokens_per_word"] == pytest.approx(
+            split_manifest["tokens"] / split_manifest["words"], abs=1e-6
+        )
     assert not list(out.rglob("*.part"))
 
 
 def test_manifest_has_what_another_machine_compares(prepared):
-    found = json.loads((prepared[1] / "manifest.json").read_text())
-    assert found["genuine"] is False
-    assert [len(file["sha256"]) for files in found["files"].values() for file in files] == [64, 64, 64]
-    assert len(found["sentencepiece_sha256"]) == 64
+    manifest = json.loads((prepared[1] / "manifest.json").read_text())
+    assert manifest["genuine"] is False
+    assert [len(file["sha256"]) for files in manifest["files"].values() for file in files] == [64, 64, 64]
+    assert len(manifest["sentencepiece_sha256"]) == 64
 
 
 def test_what_is_done_is_not_done_again(prepared, capsys):
@@ -192,17 +194,17 @@ def test_what_is_done_is_not_done_again(prepared, capsys):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.suffix == ".txt"}
     assert prepare.main(command[3:]) == 0
     assert capsys.readouterr().out.count("up to date") == 6
-    again = [path.name for path, time in before.items() if path.stat().st_mtime_ns != time]
-    assert again == ["dict.txt"]  # written each time, from the model
+    rewritten = [path.name for path, time in before.items() if path.stat().st_mtime_ns != time]
+    assert rewritten == ["dict.txt"]  # written in every run, from the model
 
 
 def test_once_looks_at_the_key(tmp_path):
-    made = []
+    calls = []
 
     def make():
-        made.append(1)
+        calls.append(1)
         (tmp_path / "x").write_text("x")
-        return len(made)
+        return len(calls)
 
     with working_folder(tmp_path, prepare.COMMAND):
         assert [prepare.once(tmp_path / "x", {"a": key}, make) for key in (1, 1, 2, 2)] == [1, 1, 2, 2]

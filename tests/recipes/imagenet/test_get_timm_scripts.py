@@ -1,4 +1,4 @@
-"""get_timm_scripts.py from a repository made here."""
+"""get_timm_scripts.py with a repository made by the test."""
 
 import subprocess
 
@@ -14,7 +14,7 @@ TAGS = ("v1.2.2", "v1.2.3")
 
 
 def source_tree(folder, version):
-    """Write what of timm's source tree matters."""
+    """Write the relevant files of timm's source tree."""
     (folder / "timm").mkdir(parents=True, exist_ok=True)
     (folder / "timm" / "version.py").write_text(f"__version__ = '{version}'\n")
     for name in ("train.py", "validate.py"):
@@ -59,7 +59,7 @@ def test_from_source_tree(tmp_path):
     assert get(tmp_path / "out", "v1.2.3", tree) == "1.2.3"
     with pytest.raises(NotFound, match=r"1.2.3.*v9.9.9"):
         get(tmp_path / "out", "v9.9.9", tree)
-    assert (tmp_path / "out" / "train.py").is_file()  # the earlier ones stay
+    assert (tmp_path / "out" / "train.py").is_file()  # the earlier ones are kept
 
 
 def test_source_that_is_not_timm(tmp_path):

@@ -1,4 +1,4 @@
-"""Pictures of what image models weigh patches by, from checkpoints as timm's train.py leaves them."""
+"""Pictures of image models' weights of patches, from checkpoints of timm's train.py."""
 
 import argparse
 from pathlib import Path
@@ -25,7 +25,7 @@ def save(
     size: tuple[int, int] = (32, 32),
     **arguments,
 ) -> Path:
-    """A file of timm's own CheckpointSaver, of a training on images (H, W); ``attention`` None is timm's."""
+    """Save with timm's CheckpointSaver, for training images (H, W); ``attention`` None is timm's own."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     if attention is None:
@@ -42,7 +42,7 @@ def save(
 
 @pytest.fixture
 def images(tmp_path: Path) -> list[Path]:
-    """Two files of images, one of them not square."""
+    """Two image files, one of them not square."""
     generator = np.random.default_rng(0)
     for number, size in enumerate([(40, 40), (30, 50)]):
         Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
@@ -50,7 +50,7 @@ def images(tmp_path: Path) -> list[Path]:
 
 
 def test_models_side_by_side(tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture) -> None:
-    """Ours by their names, timm's own softmax attention, and a mechanism that must know the number of tokens."""
+    """Our models, timm's softmax attention, and a mechanism that depends on the number of tokens."""
     files = [save(tmp_path / str(name), name, **SMALL) for name in ("flow", "linear", "cosformer", None)]
     target = tmp_path / "pictures"
     command = ["--image", *map(str, images), "--output", str(target), "--checkpoint", *map(str, files)]
@@ -60,30 +60,30 @@ def test_models_side_by_side(tmp_path: Path, images: list[Path], capsys: pytest.
         with Image.open(target / name) as image:
             colours = np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)
             assert image.width > 300 and len(colours) > 50
-    # A folder of the command is written again; without Flow-Attention there is one picture.
+    # The command overwrites its own folder; without Flow-Attention there is one picture.
     assert pictures.main([*command[:-4], str(files[1]), "--layer", "1", "--names", "linear"]) == 0
     assert "allocation.png" not in capsys.readouterr().out
 
 
 def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Path]) -> None:
-    """Of patches alone, without the class token; 1 is an even share; as many rows as the grid has."""
+    """Weights of patches without the class token, in the shape of the grid; 1 is an even share."""
     loaded = load_image_model(save(tmp_path / "linear", "linear", **SMALL))
     modules = pictures.attentions(loaded)
     assert len(modules) == 2
-    shown, seen = pictures.look(loaded, modules[-1], pictures.read_image(images[0]))
-    assert shown.shape == (32, 32, 3) and seen.weights.shape == (4, 4) and seen.allocation is None
-    assert not seen.competition
+    image, weights = pictures.look(loaded, modules[-1], pictures.read_image(images[0]))
+    assert image.shape == (32, 32, 3) and weights.weights.shape == (4, 4) and weights.allocation is None
+    assert not weights.competition
     from timm.data import create_transform
 
     pixels = create_transform(**loaded.data, is_training=False)(pictures.read_image(images[0]))
     with torch.no_grad(), record_attention(loaded.model, maps=True) as records:
         loaded.model(pixels[None])
     expected = records[-1].map[0].sum((0, 1))[1:].view(4, 4).numpy()
-    assert np.allclose(seen.weights, expected / expected.mean(), atol=1e-5)
+    assert np.allclose(weights.weights, expected / expected.mean(), atol=1e-5)
 
 
 def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:
-    """Its first stage has the most tokens; competition and allocation, which is a gate."""
+    """Competition and allocation (a gate) of a hierarchical Flowformer; the first stage has most tokens."""
     model = "flowformer_hier_test"
     folder = tmp_path / "hier"
     folder.mkdir()

@@ -14,7 +14,7 @@ from recipes.shared.commands import ROOT
 
 FOLDER = ROOT / "recipes" / "imagenet"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-#: What may differ between DeiT's settings and those of DAFT, which the paper trains by them.
+#: Settings that may differ between DeiT's and DAFT's files; the paper trains DAFT with DeiT's.
 OF_DAFT = {"model", "batch_size", "amp", "amp_dtype"}
 
 
@@ -28,21 +28,21 @@ def test_the_files():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings(name):
-    found = settings(name)
-    assert found["model"] == name
+    values = settings(name)
+    assert values["model"] == name
     assert timm.is_model(name)
-    assert all("-" not in key for key in found)  # names of attributes, as --config needs them
-    assert set(found) <= set(settings("flowformer_deit_s")) | {"clip_grad", "clip_mode"}
+    assert all("-" not in key for key in values)  # attribute names, as --config requires
+    assert set(values) <= set(settings("flowformer_deit_s")) | {"clip_grad", "clip_mode"}
     numbers = ("lr_base", "weight_decay", "warmup_lr", "min_lr", "opt_eps")
-    assert all(isinstance(found[key], float) for key in numbers)  # YAML reads 1e-8 as text
+    assert all(isinstance(values[key], float) for key in numbers)  # YAML reads 1e-8 as text
 
 
 @pytest.mark.parametrize(("name", "gpus", "images"), [("flowformer_hier_s", 6, 768), ("daft_conv_b_384", 8, 64)])
 def test_learning_rate(name, gpus, images):
-    found = settings(name)
-    assert gpus * found["batch_size"] == images
-    assert found["lr_base_scale"] == "linear"
-    assert found["lr_base"] * images / found["lr_base_size"] == pytest.approx(5e-4 * images / 512)
+    values = settings(name)
+    assert gpus * values["batch_size"] == images
+    assert values["lr_base_scale"] == "linear"
+    assert values["lr_base"] * images / values["lr_base_size"] == pytest.approx(5e-4 * images / 512)
 
 
 def test_daft_is_trained_as_deit():
@@ -53,7 +53,7 @@ def test_daft_is_trained_as_deit():
 
 
 def commands():
-    """Every train.py, validate.py and "..." line of the README that names a model or its arguments, by its words."""
+    """The words of each train.py, validate.py and "..." line of the README with a model or its arguments."""
     blocks = re.findall(r"```shell\n(.*?)```", (FOLDER / "README.md").read_text(), flags=re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
@@ -61,10 +61,10 @@ def commands():
 
 
 def test_models_of_the_readme_are_built():
-    """Each with the arguments that stand there, read as train.py reads them."""
-    found = commands()
-    assert len(found) > 30
-    for words in found:
+    """Each model is built with the README's arguments, parsed as in train.py."""
+    readme_commands = commands()
+    assert len(readme_commands) > 30
+    for words in readme_commands:
         assert "--model" in words or "--config" in words, words
         name = words[words.index("--model") + 1] if "--model" in words else None
         name = name or settings((ROOT / words[words.index("--config") + 1]).stem)["model"]

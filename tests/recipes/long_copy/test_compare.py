@@ -1,4 +1,4 @@
-"""The comparison from a text to the table, once; its commands, and what counts as right."""
+"""The whole comparison from text to table; its commands, and scoring."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ OPTIONS = LongCopy(source_tokens=2048, spans=2, span_tokens=3, width=64, heads=2
 
 
 def test_every_model_has_the_same_budget():
-    """But for the architecture and its attentions commands are equal; fairseq's own parser takes them all."""
+    """Commands differ only in architecture and attentions; fairseq's parser accepts them all."""
     names = [STOCK, *(f"{name}/{cross}" for name in attentions() for cross in ("softmax", "linear"))]
     names += [f"flow/{cross}" for cross in CROSS_ATTENTIONS] + [
         "flow+short_conv/linear",
@@ -45,7 +45,7 @@ def test_every_model_has_the_same_budget():
 
 
 def test_a_target_is_generated_whole():
-    """Two passages of three characters: six, whatever is the length of one."""
+    """Two passages of three characters: six tokens, not the length of one."""
     command = OPTIONS.generate_command(Path("data-bin"), Path("best.pt"))
     assert command[command.index("--max-len-b") + 1] == "6"
 
@@ -81,7 +81,7 @@ H-3\t-1.5\t
 
 
 def test_what_counts_as_right():
-    """Whole targets, with nothing after them; passages and tokens in their places; the best hypothesis alone."""
+    """Whole targets without additions; passages and tokens by position; only the best hypothesis counts."""
     counted = generated.count(LOG.splitlines(), 3)
     assert counted == Counted(25.0, 100 * (2 + 0 + 2 + 0) / 8, 100 * (6 + 2 + 6 + 0) / 24, 500.0)
     with pytest.raises(ValueError, match="no end"):
@@ -92,7 +92,7 @@ def test_what_counts_as_right():
 def compared(tmp_path_factory, imported_already):
     """A whole comparison of one tiny model: training and generation.
 
-    With sources of more than 1,024 tokens, which fairseq-generate refuses unless it is told.
+    Sources have more than 1,024 tokens, which fairseq-generate refuses by default.
     """
     out = tmp_path_factory.mktemp("compare")
     (out / "text.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(1500)))
@@ -104,14 +104,14 @@ def compared(tmp_path_factory, imported_already):
 
 
 def test_from_the_text_to_the_table(compared, capsys, monkeypatch):
-    """The second time nothing runs; another learning rate is refused in the same folder."""
+    """A second call runs nothing; another learning rate in the same folder is refused."""
     out, arguments = compared
-    (one,) = json.loads((out / "results.json").read_text())["results"]
-    assert one["model"] == "flow/flow_source" and [update for update, _ in one["curve"]] == [1, 2]
-    # fairseq-generate tells tenths of a second, of which so few sources may take none.
-    assert 0 <= one["tokens"] < 100 and 0 <= one["milliseconds"] < 60_000
+    (result,) = json.loads((out / "results.json").read_text())["results"]
+    assert result["model"] == "flow/flow_source" and [update for update, _ in result["curve"]] == [1, 2]
+    # fairseq-generate prints tenths of a second; so few sources may take 0.0.
+    assert 0 <= result["tokens"] < 100 and 0 <= result["milliseconds"] < 60_000
     log = (out / "runs" / "flow-flow_source.1" / "generate.log").read_text()
-    assert sum(line.startswith("T-") for line in log.splitlines()) == 5  # given, so not that of --quick
+    assert sum(line.startswith("T-") for line in log.splitlines()) == 5  # as given, not as in --quick
     monkeypatch.setattr(compare, "run", None)
     assert compare.main(arguments) == 0
     assert compare.main([*arguments, "--lr", "0.5"]) == 1

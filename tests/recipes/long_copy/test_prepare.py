@@ -1,4 +1,4 @@
-"""The generator: targets are what the marks say, splits are apart, the same seed makes the same bytes."""
+"""The generator: targets follow the marks, splits are disjoint, equal seeds give equal bytes."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from recipes.long_copy import prepare
 from recipes.long_copy.passages import MARK, Layout, Symbols, draw
 from recipes.long_copy.prepare import SPLITS
 
-#: 4,000 characters with spaces, ends of lines, tabs and letters of two bytes; every stretch of 16, a line, occurs once.
+#: 4,000 characters with spaces, newlines, tabs and two-byte letters; each sequence of 16, a line, occurs once.
 TEXT = "".join(f"{i:04d} é\t{i * i:08d}\n" for i in range(250))
 SIZES = ["--source-tokens", "80", "--spans", "3", "--span-tokens", "7", "--train", "20", "--valid", "5", "--test", "6"]
 
 
 def made(tmp_path, name="out", more=(), text=TEXT):
-    """The folder of data of a text."""
+    """The data folder of a text."""
     file = tmp_path / "text.txt"
     file.write_text(text, encoding="utf-8")
     assert prepare.main(["--file", str(file), "--out", str(tmp_path / name), *SIZES, *more]) == 0
@@ -25,19 +25,19 @@ def made(tmp_path, name="out", more=(), text=TEXT):
 def lines(folder, split, language):
     """The lines of one side of a split as symbols, as fairseq reads them."""
     dictionary = Dictionary.load(str(folder / f"dict.{language}.txt"))
-    found = make_dataset(str(folder / f"{split}.source-target.{language}"), "mmap")
-    return [[dictionary[number] for number in found[i].tolist()] for i in range(len(found))]
+    dataset = make_dataset(str(folder / f"{split}.source-target.{language}"), "mmap")
+    return [[dictionary[number] for number in dataset[i].tolist()] for i in range(len(dataset))]
 
 
 def characters(symbols):
-    """Symbols as the text they stand for."""
+    """The text that symbols represent."""
     spaces = {"▁": " "}
     plain = (symbol.removeprefix(MARK) for symbol in symbols)
     return "".join(chr(int(x[2:], 16)) if x.startswith("U+") else spaces.get(x, x) for x in plain)
 
 
 def test_every_target_is_what_the_marks_say(tmp_path):
-    """Read symbol by symbol; a source without its marks is a stretch of the text."""
+    """Checked symbol by symbol; a source without its marks is a passage of the text."""
     folder = made(tmp_path)
     for split, count in zip(SPLITS, (20, 5, 6)):
         sources, targets = lines(folder, split, "source"), lines(folder, split, "target")
@@ -54,7 +54,7 @@ def test_every_target_is_what_the_marks_say(tmp_path):
 
 
 def test_no_passage_is_in_two_splits(tmp_path):
-    """Each split is of its own part of the text, in which no stretch of a line occurs twice."""
+    """Each split uses its own part of the text, in which each line-long passage occurs once."""
     folder = made(tmp_path)
     stretches = {}
     for split in SPLITS:
@@ -65,42 +65,44 @@ def test_no_passage_is_in_two_splits(tmp_path):
 
 
 def test_same_bytes_for_the_same_seed(tmp_path):
-    first, again, other = (
+    first, repeated, other_seed = (
         made(tmp_path, name, ["--seed", seed]) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
     )
     names = sorted(path.name for path in first.iterdir())
     assert "train.source-target.source.bin" in names and "dict.target.txt" in names
-    assert all((first / name).read_bytes() == (again / name).read_bytes() for name in names)
+    assert all((first / name).read_bytes() == (repeated / name).read_bytes() for name in names)
     assert (first / "train.source-target.source.bin").read_bytes() != (
-        other / "train.source-target.source.bin"
+        other_seed / "train.source-target.source.bin"
     ).read_bytes()
 
 
 def test_passages_are_anywhere_in_their_parts():
-    """At the first place of a part, at the last, and side by side; the text itself stays as it is."""
+    """At the first and last position of a part, and side by side; the text is not modified."""
     symbols, layout = Symbols("abcdefgh"), Layout(14, 2, 3)
-    text, seen = symbols.numbers("abcdefgh" * 3), set()
-    kept = text.copy()
+    text, positions = symbols.numbers("abcdefgh" * 3), set()
+    original = text.copy()
     for seed in range(300):
         example = draw(text, layout, symbols, np.random.default_rng(seed))
         marked = example.source >= symbols.marked_from
         assert len(example.source) == 14 and (symbols.marked(example.target) == example.source[marked]).all()
-        seen.add(tuple(np.flatnonzero(marked)[::3]))
-    assert seen == {(one, 7 + other) for one in range(5) for other in range(5)} and (text == kept).all()
+        positions.add(tuple(np.flatnonzero(marked)[::3]))
+    assert (
+        positions == {(source, 7 + target) for source in range(5) for target in range(5)} and (text == original).all()
+    )
 
 
 def test_made_once(tmp_path, capsys):
-    """The second time nothing is written; other sizes are refused in the same folder."""
+    """A second call writes nothing; other sizes in the same folder are refused."""
     folder = made(tmp_path)
-    written = (folder / "dict.source.txt").stat().st_mtime_ns
-    assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == written
-    again = ["--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *SIZES]
-    assert prepare.main([*again, "--spans", "2"]) == 1
+    modified = (folder / "dict.source.txt").stat().st_mtime_ns
+    assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == modified
+    arguments = ["--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *SIZES]
+    assert prepare.main([*arguments, "--spans", "2"]) == 1
     assert "spans is 2; allowed in" in capsys.readouterr().err
 
 
 def test_interrupted(tmp_path, monkeypatch):
-    """What is not complete is not there, and is made by the next call."""
+    """Incomplete data is not kept; the next call makes it."""
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The comparison from the generator to the tables, once; its commands, its numbers, and the picture of a model."""
+"""The whole comparison from generator to tables; its commands, its numbers, and the picture of a model."""
 
 import dataclasses
 import json
@@ -20,45 +20,45 @@ def option(arguments, name):
 
 
 def test_every_model_has_the_same_budget():
-    """But for the architecture, FLASH's widths and the seed, commands are equal, in the order of the seeds."""
+    """Commands, ordered by seed, differ only in architecture, FLASH's widths and seed."""
     trainings = compare.EXPERIMENT.planned(dataclasses.replace(OPTIONS, models=list(MODELS)), Data(Path("x"), {}))
-    assert [one.training.name for one in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
+    assert [run.training.name for run in trainings[: len(MODELS)]] == [f"{name}.1" for name in MODELS]
     differing = {"--arch", "--encoder-layers", "--encoder-attention-heads", "--encoder-ffn-embed-dim"}
     common = []
-    for one in trainings:
-        words = [str(word) for word in one.training.arguments]
+    for run in trainings:
+        words = [str(word) for word in run.training.arguments]
         pairs = {(word, words[i + 1]) for i, word in enumerate(words[:-1]) if word.startswith("--")}
         common.append({pair for pair in pairs if pair[0] not in differing | {"--seed", "--encoder-attention-dim"}})
     flash = {("--flash-query-dim", "32")}
     reach = {option for name in MODELS for option in reach_arguments(name, 256)[::2]}
     reach |= {option for model in ABLATIONS.values() for option in model.options[::2]}
-    assert all({pair for pair in one - flash if pair[0] not in reach} == common[0] for one in common)
+    assert all({pair for pair in options - flash if pair[0] not in reach} == common[0] for options in common)
     assert option(trainings[0].training.arguments, "--valid-subset") == "valid,test"  # the first selects
 
 
 def test_ablations_are_options_of_flow_attention():
-    """Of each table the paper's number of rows; each row is Flowformer with its own options, and one is without."""
+    """Each table has the paper's number of rows; each row is Flowformer with distinct options, one with none."""
     assert [len(TABLES[table]) for table in ("2", "10", "11")] == [15, 3, 4]
     assert {name for rows in TABLES.values() for name in rows} <= set(MODELS)
     for table in ("10", "11"):
         built = [speed.build(OPTIONS, name, 32).encoder.sentence_encoder.layers[0] for name in TABLES[table]]
         inner = [layer.self_attn.inner.options for layer in built]
-        assert len({(one.phi, one.competition, one.allocation) for one in inner}) == len(inner)
-    made = {name: speed.build(OPTIONS, name, 32) for name in ("flow+no_competition", "flow+sigmoid_softmax")}
-    first, second = (x.encoder.sentence_encoder.layers[0].self_attn.inner.options for x in made.values())
+        assert len({(attention.phi, attention.competition, attention.allocation) for attention in inner}) == len(inner)
+    models = {name: speed.build(OPTIONS, name, 32) for name in ("flow+no_competition", "flow+sigmoid_softmax")}
+    first, second = (x.encoder.sentence_encoder.layers[0].self_attn.inner.options for x in models.values())
     assert (first.competition, first.allocation, first.phi) == ("none", "sigmoid", "sigmoid")
     assert (second.competition, second.allocation) == ("sigmoid", "softmax")
 
 
 def test_a_table_chooses_the_models(capsys):
     assert compare.EXPERIMENT.parse(["--table", "11"]).models == TABLES["11"]
-    for given, said in (
+    for options, message in (
         (["--table", "3"], "'2', '10', '11'"),
         (["--table", "2", "--models", "flow"], "not allowed with"),
     ):
         with pytest.raises(SystemExit):
-            compare.main(given)
-        assert said in capsys.readouterr().err
+            compare.main(options)
+        assert message in capsys.readouterr().err
 
 
 def test_published_rows_belong_to_models():
@@ -97,12 +97,12 @@ def compared(tmp_path_factory, imported_already):
 
 
 def test_from_the_generator_to_the_table(compared, capsys, monkeypatch):
-    """The second time nothing runs; another learning rate is refused in the same folder."""
+    """A second call runs nothing; another learning rate in the same folder is refused."""
     out, arguments = compared
-    (one,) = json.loads((out / "results.json").read_text())["results"]
+    (result,) = json.loads((out / "results.json").read_text())["results"]
     log = (out / "runs" / "flow.1" / "train.log").read_text()
-    assert f'"test_accuracy": "{one["test"]:g}"' in log  # read again, from the selected checkpoint
-    assert one["best_test"] >= one["test"] and one["update"] in (1, 2)
+    assert f'"test_accuracy": "{result["test"]:g}"' in log  # read again, from the selected checkpoint
+    assert result["best_test"] >= result["test"] and result["update"] in (1, 2)
     monkeypatch.setattr(compare, "run", None)
     assert compare.main(arguments) == 0
     assert compare.main([*arguments, "--lr", "0.5"]) == 1
@@ -121,14 +121,14 @@ def test_picture_of_an_expression(compared, tmp_path, capsys):
     assert weights.competition[0].mean(1) == pytest.approx([1.0, 1.0], abs=1e-5)
     assert pictures.main([*common, "--expression", "[MAX 2 9 [MIN 4 7 ] 0 ]"]) == 0
     assert 500 < plt.imread(tmp_path / "weights.png").shape[1] < 1000  # as wide as ten symbols
-    for further, said in (
+    for further, message in (
         (["--expression", "[MAX 2 x ]"], "'x'"),
         (["--expression", "[MAX " + "1 " * 50 + "]"], "allowed: 40"),
         (["--example", "99"], "--example is 99"),
     ):
         (tmp_path / "weights.png").unlink(missing_ok=True)
         assert pictures.main([*common, *further]) == 1
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert pictures.main(["--checkpoint", str(tmp_path / "none.pt"), "--data", str(out / "data")]) == 1
     assert pictures.main([*common[:2], "--data", str(tmp_path)]) == 1
 

@@ -1,4 +1,4 @@
-"""Image and Pathfinder: pixels as tokens, black ones too, the splits, and damaged files."""
+"""Image and Pathfinder: pixels as tokens, including black ones, the splits, and damaged files."""
 
 import numpy as np
 import pytest
@@ -25,14 +25,14 @@ def dataset_classes(data_bin):
 
 
 def test_grey_is_rounded_down():
-    """0.2989 R + 0.587 G + 0.114 B: white is 254 in float32, since the shares sum to 0.9999."""
+    """0.2989 R + 0.587 G + 0.114 B: white is 254 in float32, since the weights sum to 0.9999."""
     pixels = np.array([[[255, 255, 255], [0, 0, 0], [255, 0, 0], [10, 20, 30]]], np.uint8)
     assert image.to_grey(pixels).tolist() == [[254, 0, 76, 18]]
 
 
 @pytest.fixture
 def small_cifar(tmp_path, monkeypatch):
-    """An archive in CIFAR-10's form, with 20 images in a file in place of 10,000."""
+    """An archive in CIFAR-10's format with 20 images per file instead of 10,000."""
     monkeypatch.setattr(prepare, "IMAGES_PER_FILE", 20)
     monkeypatch.setattr(image, "HELD_OUT", 10)
     files = {}
@@ -51,17 +51,17 @@ def small_cifar(tmp_path, monkeypatch):
 def test_cifar(small_cifar, tmp_path):
     assert image.main(["--file", str(small_cifar), "--out", str(tmp_path / "out")]) == 0
     data_bin = tmp_path / "out" / "data-bin"
-    found = {split: read(data_bin, "input0", split) for split in ("train", "valid", "test")}
-    assert [len(found[split]) for split in found] == [90, 10, 20]
-    assert all(sequence.shape == (1024,) for sequence in found["train"])
-    assert found["train"][0].tolist() == [0] * 1024  # black pixels are tokens
-    assert set(found["valid"][0]) == {39} and set(found["test"][0]) == {49}  # 40 and 50, times 0.9999
+    splits = {split: read(data_bin, "input0", split) for split in ("train", "valid", "test")}
+    assert [len(splits[split]) for split in splits] == [90, 10, 20]
+    assert all(sequence.shape == (1024,) for sequence in splits["train"])
+    assert splits["train"][0].tolist() == [0] * 1024  # black pixels are tokens
+    assert set(splits["valid"][0]) == {39} and set(splits["test"][0]) == {49}  # 40 and 50, times 0.9999
     assert [int(label[0]) for label in read(data_bin, "label", "valid")] == [*range(10)]
 
 
 @pytest.fixture
 def release(tmp_path):
-    """20 images in Pathfinder's form, in two folders with two files of metadata, of which one image is empty."""
+    """20 images in Pathfinder's format, in two folders with two metadata files; one image is empty."""
     folder = tmp_path / "lra_release" / "pathfinder32" / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
     for part in (10, 9):
@@ -79,9 +79,9 @@ def release(tmp_path):
 def test_pathfinder(release, tmp_path):
     assert pathfinder.main(["--file", str(release.parents[1]), "--out", str(tmp_path / "out")]) == 0
     data_bin = tmp_path / "out" / "data-bin"
-    found = [sequence for split in ("train", "valid", "test") for sequence in read(data_bin, "input0", split)]
-    # In the order of the numbers 9 and 10, not of the letters.
-    assert [int(sequence[0]) for sequence in found] == [20 * i + part for part in (9, 10) for i in range(10)]
+    sequences = [sequence for split in ("train", "valid", "test") for sequence in read(data_bin, "input0", split)]
+    # In numerical order of 9 and 10, not alphabetical.
+    assert [int(sequence[0]) for sequence in sequences] == [20 * i + part for part in (9, 10) for i in range(10)]
     assert [len(read(data_bin, "label", split)) for split in ("train", "valid", "test")] == [16, 2, 2]
     assert [int(label[0]) for label in read(data_bin, "label", "test")] == [0, 1]
 

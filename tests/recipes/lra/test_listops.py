@@ -1,4 +1,4 @@
-"""ListOps: its rules, the same bytes whatever the processes, resumption, the released tables, and damaged ones."""
+"""ListOps: rules, equal bytes for any number of processes, resumption, released and damaged tables."""
 
 import itertools
 import random
@@ -42,12 +42,12 @@ def test_what_is_no_expression(text):
 
 
 def test_drawn_expressions_follow_the_rules():
-    """Values, lengths, depth, numbers of arguments, and the shares of operators and of the root's digits."""
+    """Values, lengths, depth, numbers of arguments, and frequencies of operators and of digits at the root."""
     rng = random.Random(3)
-    drawn = [draw(rng, 0, 2000) for _ in range(4000)]
-    assert statistics.fmean(len(symbols) == 1 for symbols, _ in drawn) == pytest.approx(0.75, abs=0.03)
+    expressions = [draw(rng, 0, 2000) for _ in range(4000)]
+    assert statistics.fmean(len(symbols) == 1 for symbols, _ in expressions) == pytest.approx(0.75, abs=0.03)
     arguments, operators = [], []
-    for symbols, value in drawn[:1000]:
+    for symbols, value in expressions[:1000]:
         assert evaluate(symbols) == value
         counts: list[int] = [0]
         for symbol in symbols:
@@ -70,7 +70,7 @@ def test_lengths_are_strict_limits():
 
 
 def contents(folder):
-    """The bytes of each file but the list of what was made, whose order is that in which processes come to it."""
+    """The bytes of each file except the list of made files, whose order depends on the processes."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MARK]
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
@@ -83,12 +83,12 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert contents(tmp_path / "one").keys() == contents(tmp_path / "other").keys()
     assert (tmp_path / "one" / "train.tsv").read_bytes() != (tmp_path / "other" / "train.tsv").read_bytes()
     lines = [(tmp_path / "one" / f"{split}.tsv").read_text().splitlines() for split in ("train", "valid", "test")]
-    assert [len(found) for found in lines] == [601, 31, 21]
-    assert all(found[0] == "Source\tTarget" for found in lines)
-    rows = [line.split("\t") for found in lines for line in found[1:]]
+    assert [len(split_lines) for split_lines in lines] == [601, 31, 21]
+    assert all(split_lines[0] == "Source\tTarget" for split_lines in lines)
+    rows = [line.split("\t") for split_lines in lines for line in split_lines[1:]]
     assert len({source for source, _ in rows}) == 650
     assert all(evaluate(source.split()) == int(target) for source, target in rows)
-    # fairseq reads what the table says.
+    # fairseq reads the table's content.
     data_bin = tmp_path / "one" / "data-bin"
     symbols = Dictionary.load(str(data_bin / "input0" / "dict.txt"))
     labels = Dictionary.load(str(data_bin / "label" / "dict.txt"))
@@ -100,9 +100,9 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
 
 
 def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
-    """The second block fails once; the first is not drawn again, and the result is that of one go."""
+    """The second block fails once; the first is not drawn again, and the result equals an uninterrupted run."""
     listops.generate(SMALL, tmp_path / "whole", processes=1)
-    blocks, drawn = tmp_path / "out" / "blocks", []
+    blocks, modified = tmp_path / "out" / "blocks", []
     draw, calls = listops_blocks.draw, itertools.count()
 
     def fail(*arguments):
@@ -117,10 +117,10 @@ def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
     before = (blocks / "000000.tsv").stat().st_mtime_ns
     original = listops_blocks.read_lines
     monkeypatch.setattr(
-        listops_blocks, "read_lines", lambda path: drawn.append(path.stat().st_mtime_ns) or original(path)
+        listops_blocks, "read_lines", lambda path: modified.append(path.stat().st_mtime_ns) or original(path)
     )
     listops.generate(SMALL, tmp_path / "out", processes=1)
-    assert drawn[0] == before
+    assert modified[0] == before
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -138,7 +138,7 @@ def test_lengths_without_an_expression_are_refused(tmp_path, least, most, capsys
 
 
 def test_more_expressions_than_there_are(tmp_path):
-    """Ten digits are all the expressions of one symbol."""
+    """There are only ten expressions of one symbol: the digits."""
     with pytest.raises(ValueError, match=r"ask for 30 .*allowed: about 10,"):
         listops.generate(Plan(1, 10, 10, 10, 0, 2), tmp_path, processes=1)
     assert not (tmp_path / "train.tsv").exists()

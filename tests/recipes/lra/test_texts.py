@@ -16,7 +16,7 @@ def read(data_bin, kind, split):
 
 
 def reviews(**replaced):
-    """An archive as IMDb's, ten reviews of each class and part, whose text says which they are."""
+    """An archive in IMDb's format, ten reviews per class and part, whose text names both."""
     files = {"aclImdb/README": b"no review", "aclImdb/train/unsup/0_0.txt": b"without a label"}
     for part in ("train", "test"):
         for label in ("neg", "pos"):
@@ -29,12 +29,12 @@ def test_reviews(tmp_path):
     path = tmp_path / "imdb.tar.gz"
     path.write_bytes(tarred(dict(reversed(reviews().items()))))
     text.write(path, tmp_path / "out", 12)
-    found = {split: read(tmp_path / "out" / "data-bin", "input0", split) for split in ("train", "valid", "test")}
-    assert [len(found[split]) for split in found] == [18, 2, 20]
-    assert bytes(found["train"][0]) == b"train neg 0\xc3"  # cut inside of a letter, as bytes are
-    assert [bytes(sequence)[:11] for sequence in found["valid"]] == [b"train neg 9", b"train pos 9"]
+    splits = {split: read(tmp_path / "out" / "data-bin", "input0", split) for split in ("train", "valid", "test")}
+    assert [len(splits[split]) for split in splits] == [18, 2, 20]
+    assert bytes(splits["train"][0]) == b"train neg 0\xc3"  # cut inside a character, since tokens are bytes
+    assert [bytes(sequence)[:11] for sequence in splits["valid"]] == [b"train neg 9", b"train pos 9"]
     assert read(tmp_path / "out" / "data-bin", "label", "valid") == [[0], [1]]
-    assert all(bytes(sequence).startswith(b"test") for sequence in found["test"])
+    assert all(bytes(sequence).startswith(b"test") for sequence in splits["test"])
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_pairs(tmp_path):
     write_pairs(tmp_path / "lra_release" / "tsv_data")
     out = tmp_path / "out"
     assert retrieval.main(["--file", str(tmp_path / "lra_release"), "--out", str(out), "--max-length", "8"]) == 0
-    assert [bytes(found) for found in read(out / "data-bin", "input0", "valid")] == [b"a title", b"third"]
-    assert [bytes(found) for found in read(out / "data-bin", "input1", "valid")] == [b"another ", b"fourth \xc3"]
+    assert [bytes(sequence) for sequence in read(out / "data-bin", "input0", "valid")] == [b"a title", b"third"]
+    assert [bytes(sequence) for sequence in read(out / "data-bin", "input1", "valid")] == [b"another ", b"fourth \xc3"]
     assert read(out / "data-bin", "label", "test") == [[1], [0]]
 
 
 def test_pairs_of_the_archive(tmp_path):
-    """Only what is wanted is extracted; the second call takes the folder."""
+    """Only the needed files are extracted; the second call reads the folder."""
     files = {f"lra_release/tsv_data/{name}": PAIRS.encode() for name in retrieval.RELEASED.values()}
     (tmp_path / "lra_release.gz").write_bytes(tarred({**files, "lra_release/pathfinder32/0.png": b"x"}))
     out = tmp_path / "out"

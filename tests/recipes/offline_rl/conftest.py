@@ -1,4 +1,4 @@
-"""Data of Pendulum-v1, and tiny models that were trained on it by the comparison's own commands."""
+"""Data of Pendulum-v1, and tiny models trained on it by the comparison's commands."""
 
 import contextlib
 import io
@@ -15,13 +15,13 @@ from tests.fairseq_plugin.helpers.commands import run_in_turn
 from tests.processes import CHECKOUT
 
 NAMES, UPDATES = ("flowformer", "linear"), 10
-#: Of a search that takes a tenth of a second.
+#: Settings of a search that takes 0.1 seconds.
 TINY = Settings(directions=2, best=2)
 
 
 @pytest.fixture(scope="session")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a comparison whose data is collected and whose trainings are complete."""
+    """The folder of a comparison with collected data and complete trainings."""
     pytest.importorskip("gymnasium")
     out = tmp_path_factory.mktemp("comparison")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):

@@ -9,13 +9,13 @@ from recipes.offline_rl import averages
 
 
 def description(name: str) -> dict:
-    """Of data whose returns are 0 to 200."""
+    """A description of data with returns from 0 to 200."""
     sizes = {"mean": [0.0], "std": [1.0], "low": [-1.0], "high": [1.0], "longest": 10}
     return {"name": name, "environment": "", **sizes, "lowest": 0.0, "average": 50.0, "highest": 200.0}
 
 
 def episodes(*totals: float) -> list[dict]:
-    """Episodes for a target, and one for a lower target, which does not count."""
+    """Episodes for a target, and one for a lower target, which is ignored."""
     high = [{"target": 9.0, "seed": i, "total": total, "steps": 5} for i, total in enumerate(totals)]
     return [*high, {"target": 1.0, "seed": 0, "total": 1e6, "steps": 5}]
 
@@ -32,9 +32,9 @@ def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "b.json").write_text(json.dumps({"data": description("two"), "episodes": played, "models": models}))
     files, out = [str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path / "averages.md"
     assert averages.main([*files, "--out", str(out)]) == 0
-    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "data bc_decision awac_decision" in shown
-    assert "one 20.0 ± 7.1 50.0" in shown and "two 60.0 ± 14.1 -" in shown and "average 40.0 ± 10.6 -" in shown
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "data bc_decision awac_decision" in lines
+    assert "one 20.0 ± 7.1 50.0" in lines and "two 60.0 ± 14.1 -" in lines and "average 40.0 ± 10.6 -" in lines
     assert "| average | 40.0 ± 10.6 | - |" in out.read_text()
     (tmp_path / "c.json").write_text('{"data": {}}')
     assert averages.main([str(tmp_path / "c.json")]) == 1

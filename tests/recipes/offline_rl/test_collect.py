@@ -1,4 +1,4 @@
-"""Own data: the search goes on where it was, policies of graded return play, and no discrete actions."""
+"""Own data: the search resumes, policies of graded returns play, and discrete actions are refused."""
 
 import sys
 from pathlib import Path
@@ -18,13 +18,13 @@ TINY = Settings(directions=2, best=2)
 
 
 def search(path: Path, iterations: int, seed: int = 1) -> Search:
-    """A search in Pendulum-v1 of so many iterations in all."""
+    """A search in Pendulum-v1 with the given total of iterations."""
     with working_folder(path.parent, "recipes.some"):
         return iterate(Search(make("Pendulum-v1"), TINY, seed, path), iterations)
 
 
 def iterate(found: Search, iterations: int) -> Search:
-    """``found`` after so many iterations in all: it sees its time as over then, and not before."""
+    """Run ``found`` up to the given total of iterations, by setting its time limit."""
 
     def tell_time(running: Search) -> None:
         running.seconds = 1.0 if len(running.policies) > iterations else 0.0
@@ -35,13 +35,13 @@ def iterate(found: Search, iterations: int) -> Search:
 
 
 def test_a_search_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    """The same policies and statistics; another seed gives others."""
+    """A resumed search gives the same policies and statistics; another seed gives different ones."""
     whole = search(tmp_path / "whole.npz", 3)
     search(tmp_path / "parts.npz", 1)
     parts = search(tmp_path / "parts.npz", 3)
     assert len(whole.policies) == len(parts.policies) == 4
-    for one, other in zip(whole.policies, parts.policies):
-        assert all(np.array_equal(x, y) for x, y in zip(one, other))
+    for policy, other in zip(whole.policies, parts.policies):
+        assert all(np.array_equal(x, y) for x, y in zip(policy, other))
     other = search(tmp_path / "other.npz", 1, seed=2)
     assert not np.array_equal(whole.policies[1].weights, other.policies[1].weights)
 
@@ -64,21 +64,22 @@ def test_a_damaged_search_is_named(damage: str, tmp_path: Path) -> None:
 
 
 def test_the_statistics_of_states_are_those_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    played = []
 
     def recorded(environment, policy, seed):
-        seen.append(play(environment, policy, seed))
-        return seen[-1]
+        played.append(play(environment, policy, seed))
+        return played[-1]
 
     monkeypatch.setattr(random_search, "play", recorded)
-    found = search(tmp_path / "search.npz", 2)
-    tried = [one for i, one in enumerate(seen) if i not in (0, 5, 10)]  # the policies themselves are played too
-    states = np.concatenate([one.states for one in tried]).astype(np.float64)
-    assert np.allclose(found.mean, states.mean(0)) and np.allclose(found.squares / found.seen, states.var(0))
+    result = search(tmp_path / "search.npz", 2)
+    # The policies themselves are played too.
+    tried = [episode for i, episode in enumerate(played) if i not in (0, 5, 10)]
+    states = np.concatenate([episode.states for episode in tried]).astype(np.float64)
+    assert np.allclose(result.mean, states.mean(0)) and np.allclose(result.squares / result.seen, states.var(0))
 
 
 class Line:
-    """An environment in which the return is how near the actions are to the states."""
+    """An environment whose return measures how close the actions are to the states."""
 
     observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
 
@@ -95,17 +96,17 @@ class Line:
 
 
 def test_it_improves_and_grades_are_spread(tmp_path: Path) -> None:
-    """The best policy is near what is asked for; the graded ones go from the first to the best."""
+    """The best policy is close to the target; graded policies range from the first to the best."""
     with working_folder(tmp_path, "recipes.some"):
-        found = iterate(Search(Line(), Settings(8, 4, 0.1, 0.1), 1, tmp_path / "search.npz"), 25)
-    totals = [policy.total for policy in found.policies]
+        result = iterate(Search(Line(), Settings(8, 4, 0.1, 0.1), 1, tmp_path / "search.npz"), 25)
+    totals = [policy.total for policy in result.policies]
     assert max(totals) > 0.3 * totals[0]  # both below 0
-    graded = [policy.total for policy in found.graded(4)]
+    graded = [policy.total for policy in result.graded(4)]
     assert graded[0] == totals[0] and graded[-1] == max(totals) and graded == sorted(graded)
 
 
 def test_actions_stay_in_their_range() -> None:
-    """Those of -1 to 1 are scaled to the environment's, noise and all."""
+    """Actions in [-1, 1], including noise, are scaled to the environment's range."""
     environment = make("Pendulum-v1")
     policy = Policy(np.full((1, 3), 100.0), np.zeros(3), np.ones(3), 0.0)
     episode = play(environment, policy, 1, noise=0.5, rng=np.random.default_rng(0))
@@ -113,9 +114,9 @@ def test_actions_stay_in_their_range() -> None:
 
 
 def test_the_folder(comparison: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Graded episodes with the range of actions; run again for another environment or seed, it is refused."""
+    """Graded episodes with the range of actions; a run for another environment or seed is refused."""
     episodes = read_split(comparison / "behaviour" / "data", "train")
-    assert len(episodes) == 6 and all(len(one.rewards) == 200 for one in episodes)
+    assert len(episodes) == 6 and all(len(episode.rewards) == 200 for episode in episodes)
     monkeypatch.setitem(random_search.SETTINGS, "Pendulum", TINY)
     arguments = ["--env", "Pendulum-v1", "--minutes", "1e-6", "--grades", "2", "--episodes", "1"]
     assert collect.main([*arguments, "--out", str(tmp_path / "own")]) == 0
@@ -157,7 +158,7 @@ def test_without_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_out_of_range(option: str, bad: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     try:
         assert collect.main(["--env", "Pendulum-v1", "--out", str(tmp_path / "own"), f"{option}={bad}"]) == 1
-    except SystemExit as error:  # argparse's
+    except SystemExit as error:  # argparse's error
         assert error.code == 2
     message = capsys.readouterr().err
     assert option in message and bad in message and "allowed" in message and not (tmp_path / "own").exists()

@@ -1,4 +1,4 @@
-"""The comparison: complete trainings become tables and a picture, commands are fairseq's, time becomes updates."""
+"""The comparison: complete trainings give tables and a picture, commands are fairseq's, time sets updates."""
 
 import dataclasses
 import json
@@ -27,36 +27,36 @@ FACTS = {"data": DATA.as_dict(), "updates": 10, "targets": TARGETS}
 
 
 def result(seed: int, totals: list[float]) -> Record:
-    """A training whose model reached ``totals`` for ``TARGETS``."""
+    """The result of a training with returns ``totals`` for ``TARGETS``."""
     episodes = [{"target": target, "seed": 0, "total": total, "steps": 200} for target, total in zip(TARGETS, totals)]
-    known = {"model": "flowformer", "seed": seed, "parameters": 166_000, "seconds": 60.0}
-    return {**known, "updates": [5, 10], "losses": [0.5, 0.1 * seed], "action_mse": 0.1 * seed, "episodes": episodes}
+    fields = {"model": "flowformer", "seed": seed, "parameters": 166_000, "seconds": 60.0}
+    return {**fields, "updates": [5, 10], "losses": [0.5, 0.1 * seed], "action_mse": 0.1 * seed, "episodes": episodes}
 
 
 def test_complete_trainings_become_tables_and_a_picture(comparison: Path, tmp_path: Path, capsys) -> None:
-    """Nothing is trained again; models act once, and what they did is kept."""
+    """Nothing is trained again; models act once, and their returns are stored."""
     out = tmp_path / "out"
     made_by(compare.EXPERIMENT.command, shutil.copytree(comparison, out))
     arguments = ["--env", "Pendulum-v1", "--archs", "flowformer,linear_decision", "--seeds", "1", "--episodes", "1"]
     arguments += ["--updates", str(UPDATES), "--out", str(out)]
     assert compare.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "flowformer_decision" in shown and "linear_decision" in shown and "This is not D4RL" in shown
+    output = capsys.readouterr().out
+    assert "flowformer_decision" in output and "linear_decision" in output and "This is not D4RL" in output
     content = json.loads((out / "results.json").read_text())
-    assert [one["model"] for one in content["results"]] == ["flowformer", "linear"]
+    assert [row["model"] for row in content["results"]] == ["flowformer", "linear"]
     assert len(content["targets"]) == 5 == len(content["results"][0]["episodes"])
     assert content["results"][0]["updates"] == list(range(1, UPDATES + 1))
     with Image.open(out / "returns.png") as image:
         assert image.width > 600
-    kept = (out / "linear.1" / "returns.json").stat().st_mtime_ns
+    modified = (out / "linear.1" / "returns.json").stat().st_mtime_ns
     assert compare.main(arguments) == 0
-    assert (out / "linear.1" / "returns.json").stat().st_mtime_ns == kept
+    assert (out / "linear.1" / "returns.json").stat().st_mtime_ns == modified
     assert compare.main([*arguments, "--context", "20"]) == 1
     assert "--context is 20; allowed in" in capsys.readouterr().err
 
 
 def test_tables() -> None:
-    """Means and deviations over seeds; whether returns follow their targets; what is missing is a dash."""
+    """Means and deviations over seeds; whether returns follow their targets; missing values are dashes."""
     options = Acting(env="Toy-v0", models=["flowformer", "softmax"], seeds=2, episodes=1)
     records = [result(1, [10.0, 60.0, 110.0]), result(2, [90.0, 90.0, 90.0])]
     models, returns = compare.EXPERIMENT.report(
@@ -71,16 +71,16 @@ def test_tables() -> None:
 
 @pytest.mark.parametrize("context, batch", [("20", 64), ("full", 4)])
 def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch: int) -> None:
-    """The authors' optimiser; fairseq's own parser takes every option of every architecture."""
-    found = {}
+    """The authors' optimiser; fairseq's parser accepts every option of every architecture."""
+    own_options = {}
     for name in set(known_names(compare.SUFFIX)) - set(compare.FURTHER_UPDATES):
         command = [str(x) for x in compare.train_arguments(Path("data"), name, context, 600, 1)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
         assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("adam", [0.001], 0.25, batch)
         assert (parsed.warmup_updates, parsed.windows_per_epoch, parsed.max_update) == (60, 60 * batch, 600)
-        found[name] = [x for x in command if x != f"{name}_decision"]
-    assert {"flowformer", "softmax", "linear", "favor", "cosformer", "rfa_gate"} <= found.keys()
-    assert all(command == found["flowformer"] for command in found.values())
+        own_options[name] = [x for x in command if x != f"{name}_decision"]
+    assert {"flowformer", "softmax", "linear", "favor", "cosformer", "rfa_gate"} <= own_options.keys()
+    assert all(command == own_options["flowformer"] for command in own_options.values())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone(context: str, batch
     ],
 )
 def test_additions_are_options_of_the_mechanism(name: str, attention: str, wanted: dict[str, object]) -> None:
-    """A name with additions is the architecture of its mechanism, with their options of fairseq."""
+    """A name with additions is the mechanism's architecture with the additions' fairseq options."""
     assert compare.architectures(name) == [name]
     command = [str(x) for x in compare.train_arguments(Path("data"), name, "10", 600, 1)]
     parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
@@ -101,7 +101,7 @@ def test_additions_are_options_of_the_mechanism(name: str, attention: str, wante
 
 
 def test_time_becomes_updates_once(comparison: Path, tmp_path: Path) -> None:
-    """More time, more updates; the number is kept, whatever the machine does later."""
+    """More time gives more updates; the number is stored and not measured again."""
     options = Acting(models=["linear"], seeds=1, minutes=1.0, out=tmp_path)
     data = comparison / "behaviour" / "data"
     first = compare.plan_updates(options, data)
@@ -125,7 +125,7 @@ def test_unknown_architectures_are_refused(capsys: pytest.CaptureFixture) -> Non
 
 
 def test_models_without_attention_have_commands_of_their_own() -> None:
-    """Ten times the updates in as many epochs; AWAC by its criterion, at its rate, without clipping."""
+    """Ten times the updates in as many epochs; AWAC has its own criterion and rate, without clipping."""
     for name, criterion, rate, clip in (("bc", "action_mse", 0.001, 0.25), ("awac", "awac", 0.0003, 0.0)):
         command = [str(x) for x in compare.train_arguments(Path("data"), name, "10", 600, 1)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
@@ -135,7 +135,7 @@ def test_models_without_attention_have_commands_of_their_own() -> None:
 
 
 def test_names_may_stand_apart_or_between_commas() -> None:
-    """``--archs`` is another name of ``--models``; none is trained twice."""
+    """``--archs`` is another name of ``--models``; no model is trained twice."""
     assert compare.EXPERIMENT.parse(["--models", "bc", "awac,linear"]).models == ["bc", "awac", "linear"]
     assert compare.EXPERIMENT.parse(["--archs", "bc,bc_decision"]).models == ["bc"]
     assert compare.EXPERIMENT.parse(["--models", "linear_decision+forget", "linear+forget"]).models == ["linear+forget"]

@@ -1,4 +1,4 @@
-"""Trained models in an environment: both ways of acting, returns by target, and environments that do not fit."""
+"""Trained models in an environment: both ways of acting, returns by target, and mismatched environments."""
 
 import json
 from dataclasses import replace
@@ -29,34 +29,34 @@ def hub(checkpoint: Path) -> DecisionHubInterface:
 
 
 def test_both_ways_of_acting_give_the_same_episodes(hub: DecisionHubInterface) -> None:
-    """All 200 steps anew for each action, and one at a time from the state; a shorter window gives others."""
+    """Recomputing all 200 steps per action equals decoding with a state; a shorter window differs."""
     anew = played(hub, "Pendulum-v1", TARGETS, 1, context=200).episodes
     state = played(hub, "Pendulum-v1", TARGETS, 1, context="full").episodes
     window = played(hub, "Pendulum-v1", TARGETS, 1).episodes
-    assert [one.steps for one in state] == [200, 200]
-    assert [one.total for one in state] == pytest.approx([one.total for one in anew], rel=1e-3)
-    assert [one.total for one in window] != [one.total for one in state]
+    assert [episode.steps for episode in state] == [200, 200]
+    assert [episode.total for episode in state] == pytest.approx([episode.total for episode in anew], rel=1e-3)
+    assert [episode.total for episode in window] != [episode.total for episode in state]
 
 
 def test_episodes_repeat_and_do_not_depend_on_their_neighbours(hub: DecisionHubInterface) -> None:
-    """An episode follows from its target and its seed."""
-    both = played(hub, "Pendulum-v1", TARGETS, 2, seed=5).episodes
+    """An episode is determined by its target and its seed."""
+    episodes = played(hub, "Pendulum-v1", TARGETS, 2, seed=5).episodes
     (alone,) = played(hub, "Pendulum-v1", TARGETS[1:], 1, seed=6).episodes
-    assert [(one.target, one.seed) for one in both] == [(t, s) for t in TARGETS for s in (5, 6)]
-    assert alone.total == pytest.approx(both[3].total, rel=1e-4) and both[0].total != both[1].total
+    assert [(episode.target, episode.seed) for episode in episodes] == [(t, s) for t in TARGETS for s in (5, 6)]
+    assert alone.total == pytest.approx(episodes[3].total, rel=1e-4) and episodes[0].total != episodes[1].total
 
 
 def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A row for each target, over checkpoints too; every episode as JSON; the environment is the data's."""
+    """A row per target, also over checkpoints; all episodes as JSON; the data's environment is used."""
     files = [str(checkpoint), str(checkpoint)]
     output = tmp_path / "returns.json"
     assert evaluate.main([*files, "--targets", "-1500,-300", "--episodes", "2", "--output", str(output)]) == 0
-    shown = capsys.readouterr().out
-    rows = [line.split() for line in shown.splitlines() if line.strip().startswith(("-1,500", "-300"))]
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if line.strip().startswith(("-1,500", "-300"))]
     assert len(rows) == 2 and rows[0][-1] == "4" and "±" in rows[0]
-    assert "the data's own lowest and highest" in shown and "trained on Pendulum-v1, own data" in shown
+    assert "the data's own lowest and highest" in printed and "trained on Pendulum-v1, own data" in printed
     content = json.loads(output.read_text())
-    assert [one["target"] for one in content["episodes"][files[0]]] == [-1500.0, -1500.0, -300.0, -300.0]
+    assert [episode["target"] for episode in content["episodes"][files[0]]] == [-1500.0, -1500.0, -300.0, -300.0]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_does_not_fit(checkpoint: Path, arguments: list[str], message: str,
 def test_a_module_that_a_file_names_is_not_imported(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """gymnasium imports what stands before a colon: from the file's word it is refused, typed it is taken."""
+    """gymnasium imports the part before a colon: refused if it comes from a file, accepted if typed."""
     (tmp_path / "foreign_module.py").write_text("open('imported', 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -92,7 +92,7 @@ def test_a_module_that_a_file_names_is_not_imported(
 
 @pytest.mark.parametrize("value", [3, None, [1.0, -1.0], {"a": 1}])
 def test_a_description_that_is_none(checkpoint: Path, value, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """What a checkpoint says of the data is read as carefully as a folder is."""
+    """A checkpoint's description of the data is validated like a folder's."""
     state = torch.load(checkpoint)
     state["task_state"]["description"]["std"] = value
     torch.save(state, tmp_path / "foreign.pt")
@@ -101,9 +101,9 @@ def test_a_description_that_is_none(checkpoint: Path, value, tmp_path: Path, cap
 
 
 def test_models_of_other_data_are_not_averaged(checkpoint: Path, hub, monkeypatch, capsys) -> None:
-    """Data of one name whose numbers differ are other data: returns were scored by other bounds."""
-    other = SimpleNamespace(described=replace(hub.described, highest=hub.described.highest + 1.0))
-    hubs = iter([hub, other])
+    """Data with equal names but different numbers are different data: scores use other bounds."""
+    other_hub = SimpleNamespace(described=replace(hub.described, highest=hub.described.highest + 1.0))
+    hubs = iter([hub, other_hub])
     monkeypatch.setattr(evaluate, "load", lambda _: next(hubs))
     assert evaluate.main([str(checkpoint), "other.pt", "--episodes", "1"]) == 1
     assert "other.pt was trained on other data than" in capsys.readouterr().err
@@ -117,15 +117,15 @@ def test_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 def test_other_actions_and_longer_episodes(hub: DecisionHubInterface) -> None:
     with pytest.raises(ValueError, match="up to 200 steps; allowed: at most 100, as --max-episode-length"):
         make_for("Pendulum-v1", hub.described, 100)
-    other = type(hub.described)(**{**hub.described.as_dict(), "high": [1.0]})
+    description = type(hub.described)(**{**hub.described.as_dict(), "high": [1.0]})
     with pytest.raises(ValueError, match=r"actions are \[-2.0\] to \[2.0\]; allowed for this checkpoint: .*\[1.0\]"):
-        make_for("Pendulum-v1", other, 200)
+        make_for("Pendulum-v1", description, 200)
 
 
 def test_cost(capsys: pytest.CaptureFixture) -> None:
-    """A row for each model and way of acting, a number for each step."""
+    """A row per model and way of acting, a number per step."""
     assert cost.main(["--archs", "linear", "--steps", "3,2", "--context", "2"]) == 0
-    shown = capsys.readouterr().out
-    rows = [line for line in shown.splitlines() if line.strip().startswith("linear_decision")]
+    output = capsys.readouterr().out
+    rows = [line for line in output.splitlines() if line.strip().startswith("linear_decision")]
     assert [row.split("   ")[1].strip() for row in rows] == ["all steps anew", "from the state", "last 2 anew"]
-    assert "step 2   step 3" in shown
+    assert "step 2   step 3" in output

@@ -1,4 +1,4 @@
-"""HDF5 files of D4RL and of Minari: what is read of them, and what is refused; the nine sets of D4RL."""
+"""HDF5 files of D4RL and Minari: reading, and errors; the nine data sets of D4RL."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from recipes.shared.sources import D4RL
 
 h5py = pytest.importorskip("h5py")
 STATE, ACTION, STEPS = 11, 3, 30
-#: Steps after which an episode ends, in the first two ways that there are; what follows has no end.
+#: Last steps of the first two episodes, one by each signal; the steps after them have no end.
 TERMINAL, TIMEOUT = 9, 24
 
 
@@ -35,7 +35,7 @@ def arrays(steps: int = STEPS) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, **changes) -> Path:
-    """A file in D4RL's layout; ``changes`` replace arrays, and None leaves one out."""
+    """Write a file in D4RL's layout; ``changes`` replace arrays, None omits one."""
     with h5py.File(path, "w") as file:
         for name, values in {**arrays(), **changes}.items():
             if values is not None:
@@ -45,7 +45,7 @@ def write(path: Path, **changes) -> Path:
 
 
 def write_minari(path: Path, lengths=(4, 7), **changes) -> Path:
-    """A file in Minari's layout, with episodes of so many steps; ``changes`` as for ``write``, in the last episode."""
+    """Write a file in Minari's layout with episodes of given lengths; ``changes`` as in ``write``, for the last."""
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         for i, steps in enumerate(lengths):
@@ -64,39 +64,39 @@ def write_minari(path: Path, lengths=(4, 7), **changes) -> Path:
 
 
 def write_huge(path: Path) -> None:
-    """A file whose states are declared with a terabyte, of which nothing is stored."""
+    """Write a file that declares a terabyte of states and stores none."""
     with h5py.File(write(path, observations=None), "a") as file:
         file.create_dataset("observations", shape=(2**37, 2), dtype="f4", chunks=(2**10, 2))
 
 
 def write_minari_with(path: Path, name: str) -> None:
-    """A file in Minari's layout with a further group."""
+    """Write a file in Minari's layout with an additional group."""
     with h5py.File(write_minari(path), "a") as file:
         file.create_group(name)
 
 
 def write_linked(path: Path) -> None:
-    """A file whose states lie in another one."""
+    """Write a file whose states are a link to another file."""
     write(path.with_name("other.hdf5"))
     with h5py.File(write(path, observations=None), "a") as file:
         file["observations"] = h5py.ExternalLink("other.hdf5", "/observations")
 
 
 def test_d4rl(tmp_path: Path) -> None:
-    """Episodes end where terminals or timeouts say so; what follows the last end is left out."""
-    episodes, given = read_hdf5(write(tmp_path / "a.hdf5")), arrays()
-    assert [len(one.rewards) for one in episodes] == [TERMINAL + 1, TIMEOUT - TERMINAL]
+    """Episodes end at terminals or timeouts; steps after the last end are dropped."""
+    episodes, expected = read_hdf5(write(tmp_path / "a.hdf5")), arrays()
+    assert [len(episode.rewards) for episode in episodes] == [TERMINAL + 1, TIMEOUT - TERMINAL]
     for name, key in (("observations", "states"), ("actions", "actions"), ("rewards", "rewards")):
-        joined = np.concatenate([getattr(one, key) for one in episodes])
-        assert np.array_equal(joined, given[name][: TIMEOUT + 1])
+        joined = np.concatenate([getattr(episode, key) for episode in episodes])
+        assert np.array_equal(joined, expected[name][: TIMEOUT + 1])
 
 
 def test_minari(tmp_path: Path) -> None:
-    """Episodes in the order of their numbers, without the observation after the last action."""
+    """Episodes in numerical order, without the observation after the last action."""
     lengths = (3, 4, 2, 2, 2, 2, 2, 2, 2, 2, 6, 5)
     episodes = read_hdf5(write_minari(tmp_path / "main_data.hdf5", lengths))
-    assert tuple(len(one.rewards) for one in episodes) == lengths
-    assert [one.states[0, 0] for one in episodes] == list(range(12)) and episodes[1].states.shape == (4, STATE)
+    assert tuple(len(episode.rewards) for episode in episodes) == lengths
+    assert [episode.states[0, 0] for episode in episodes] == list(range(12)) and episodes[1].states.shape == (4, STATE)
 
 
 REFUSED = [
@@ -132,7 +132,7 @@ def test_broken_files_are_refused_and_nothing_written(tmp_path: Path, make, mess
 
 
 def test_prepare(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Any data set by a file; a name of D4RL stands for the sizes and the environment."""
+    """Any data set from a file; a name of D4RL determines sizes and environment."""
     file = write(tmp_path / "a.hdf5")
     arguments = ["--dataset", "hopper-medium-v2", "--file", str(file), "--out", str(tmp_path / "out")]
     assert prepare.main(arguments) == 0
@@ -154,20 +154,20 @@ def test_prepare(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_the_nine_sets() -> None:
-    """Each has a row in the paper's table, whose averages are the paper's."""
+    """Each has a row in the paper's table, and the averages match the paper's."""
     assert set(D4RL) == set(TABLE) and len(D4RL) == 9
     averages = [np.mean([row[i][0] for row in TABLE.values()]) for i in range(len(MODELS))]
     assert np.round(averages, 1).tolist() == [72.2, 64.4, 63.9, 63.8, 67.8, 73.5]
 
 
 def test_scores() -> None:
-    """By D4RL's constants for its own sets, by the data's returns for any other."""
+    """Scores use D4RL's constants for its own data sets, and the data's returns for others."""
     sizes = ([0.0], [1.0], [-1.0], [1.0])
     described = EpisodeDescription("walker2d-medium-v2", "", *sizes, 1000, 10.0, 20.0, 30.0)
     assert score(described, ROBOTS["walker2d"].random_return) == 0.0
     assert score(described, 4592.3) == pytest.approx(100.0)
-    own = EpisodeDescription("mine", "", *sizes, 1000, 10.0, 20.0, 30.0)
-    assert score(own, 15.0) == 25.0
+    description = EpisodeDescription("mine", "", *sizes, 1000, 10.0, 20.0, 30.0)
+    assert score(description, 15.0) == 25.0
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

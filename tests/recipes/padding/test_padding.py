@@ -1,4 +1,4 @@
-"""Leaks: ours are 0, those of public packages and of a toy are found, and the README has the measured numbers."""
+"""Leaks: ours are 0, those of public packages and of a toy are detected, and the README has the numbers."""
 
 import re
 from pathlib import Path
@@ -32,8 +32,8 @@ def test_each_leak_of_a_toy_is_found():
         return x + (0.0 if padding is None else x[:, :64].mean((0, 1)))
 
     def counted(x, padding, causal):
-        places = torch.arange(x.shape[1])[:, None] / 100.0
-        return x + places
+        positions = torch.arange(x.shape[1])[:, None] / 100.0
+        return x + positions
 
     assert zeros(measure(padded_mean, True)) == [False, False, False, False, True]
     assert zeros(measure(batch_mean, False)) == [True, False, False, False]
@@ -61,17 +61,17 @@ def test_a_package_that_is_not_there_or_fails_is_a_row_that_says_so(tmp_path, mo
     monkeypatch.setattr(command, "OPTIONS", ["local"])
     assert command.main(["--out", str(tmp_path / "out")]) == 0
     lines = (tmp_path / "out" / "results.md").read_text().splitlines()
-    found = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
-    assert [(row[1], row[2], row[-1]) for row in found[2:]] == [
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+    assert [(row[1], row[2], row[-1]) for row in rows[2:]] == [
         ("none", "-", "not installed"),
         ("bad", "-", "import fails: needs another torch"),
     ]
-    assert [row[2:5] for row in found[:2]] == [["no", "0", "0"], ["yes", "0", "0"]]
+    assert [row[2:5] for row in rows[:2]] == [["no", "0", "0"], ["yes", "0", "0"]]
     assert "lineartime" in capsys.readouterr().out
 
 
 def test_the_reference_says_how_much_padding_changes_in_packages():
-    """The largest number of all packages, and of how many mechanisms it changes anything."""
+    """MECHANISMS.md has the largest leak over all packages, and the number of affected mechanisms."""
     table = (ROOT / "recipes" / "padding" / "README.md").read_text().splitlines()
     largest: dict[tuple[str, str], float] = {}
     for cells in (line.strip("| ").split("|") for line in table if line.startswith("| `")):
@@ -81,6 +81,6 @@ def test_the_reference_says_how_much_padding_changes_in_packages():
     measured = {key: value for key, value in largest.items() if key[1] != "lineartime"}
     assert len(measured) == len({(peer.mechanism, peer.package) for peer in PEERS})
     text = (ROOT / "common" / "MECHANISMS.md").read_text()
-    (said,) = re.findall(r"public packages of (\w+) of these mechanisms it does, by\s+up to ([\d.]+) of", text)
-    assert said == ("eight", f"{max(measured.values())}")
+    (count,) = re.findall(r"public packages of (\w+) of these mechanisms it does, by\s+up to ([\d.]+) of", text)
+    assert count == ("eight", f"{max(measured.values())}")
     assert len({mechanism for (mechanism, _), value in measured.items() if value}) == 8

@@ -1,4 +1,4 @@
-"""``python -m recipes.papers`` lists, prints tables, rows and figures, and makes the tables of the READMEs."""
+"""``python -m recipes.papers``: lists, tables, rows, figures, and the tables of the READMEs."""
 
 import pytest
 
@@ -12,8 +12,8 @@ def test_a_list_has_every_table_and_figure(capsys):
     lines = capsys.readouterr().out.splitlines()
     begun = [line.split()[0] for line in lines if line.startswith("  ")]
     for paper in PAPERS:
-        read = read_paper(paper)
-        assert set(read.tables) | {f"figure-{number}" for number in read.figures} <= set(begun)
+        content = read_paper(paper)
+        assert set(content.tables) | {f"figure-{number}" for number in content.figures} <= set(begun)
         assert any(line.startswith(f"{paper}: ") for line in lines)
 
 
@@ -29,7 +29,7 @@ def test_a_list_has_every_table_and_figure(capsys):
     ],
 )
 def test_a_table_a_row_and_a_figure(arguments, shown, capsys):
-    """With what was measured, and why nothing was, or nothing trains or draws it."""
+    """Output includes measurements, or the reason why there are none or why nothing trains or draws it."""
     assert main(arguments.split()) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in shown)
@@ -79,7 +79,7 @@ def test_what_is_not_there_is_an_error_with_what_is(arguments, said, capsys):
 
 @pytest.mark.parametrize("path", readmes.readmes(), ids=lambda path: path.parent.name)
 def test_the_tables_of_a_readme_are_those_of_the_papers(path):
-    """Otherwise: python -m recipes.papers --write-readmes"""
+    """If this fails, run python -m recipes.papers --write-readmes."""
     text = path.read_text()
     assert readmes.rewritten(text) == text
 
@@ -92,32 +92,34 @@ def test_every_recipe_of_the_papers_prints_published_numbers():
 
 def test_a_readme_is_made_anew_and_nothing_else_in_it_changes():
     text = "before\n<!-- published: daft 6 -->\nold\n<!-- end of published -->\nbehind\n"
-    made = readmes.rewritten(text)
-    assert made.startswith("before\n<!--") and made.endswith("-->\nbehind\n") and "old" not in made
-    assert "| Non Factorized | 3.17 | 78.2 | `daft_full_s --model-kwargs bias_dim=0` |" in made
-    assert readmes.rewritten(made) == made
+    rewritten = readmes.rewritten(text)
+    assert rewritten.startswith("before\n<!--") and rewritten.endswith("-->\nbehind\n") and "old" not in rewritten
+    assert "| Non Factorized | 3.17 | 78.2 | `daft_full_s --model-kwargs bias_dim=0` |" in rewritten
+    assert readmes.rewritten(rewritten) == rewritten
     with pytest.raises(ValueError, match="Table 99 of daft"):
         readmes.rewritten(text.replace("daft 6", "daft 99"))
 
 
 def test_a_readme_has_what_was_measured_and_what_was_not_run():
-    """A column for each comparison; a row that another one has is left empty."""
-    made = readmes.document("flowformer", read_paper("flowformer").tables["2"])
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in made.splitlines() if line.startswith("| ")}
+    """A column per comparison; cells of rows that a comparison lacks are empty."""
+    document = readmes.document("flowformer", read_paper("flowformer").tables["2"])
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in document.splitlines() if line.startswith("| ")}
     assert rows["MODEL"].endswith("| in small (1) | in small (2) |")
     assert rows["LOCAL ATTENTION (TAY ET AL., 2021)"].endswith("|  | 35.9 ± 1.3 |")
     assert rows["FLOWFORMER W/O COMPETITION"].endswith("| not run | not run |")
-    assert made.count("Kendall's tau between the orders: 0.33.") == 2 and "four other tasks" in made
+    assert document.count("Kendall's tau between the orders: 0.33.") == 2 and "four other tasks" in document
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_what_was_measured_belongs_to_rows(paper):
     for number, table in read_paper(paper).tables.items():
-        for one in measured.measured(paper, number):
+        for record in measured.measured(paper, number):
             rows = [row.name for row in table.rows]
-            assert set(one.cells) <= set(rows) or (set(one.cells) <= set(table.header) and one.column in rows)
-            assert one.command.startswith("python -m recipes.") and one.date.startswith("2026-") and one.limits
-            assert list(measured.published_cells(table, one.column, list(one.cells), one.part)) == list(one.cells)
+            assert set(record.cells) <= set(rows) or (set(record.cells) <= set(table.header) and record.column in rows)
+            assert record.command.startswith("python -m recipes.") and record.date.startswith("2026-") and record.limits
+            assert list(measured.published_cells(table, record.column, list(record.cells), record.part)) == list(
+                record.cells
+            )
 
 
 def test_kendalls_tau_is_of_the_order():

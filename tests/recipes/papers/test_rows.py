@@ -1,4 +1,4 @@
-"""Every row builds, without memory, with the published number of parameters; and all of its commands are known."""
+"""Every row builds on the meta device with the published number of parameters; its commands are valid."""
 
 import importlib
 import re
@@ -23,7 +23,7 @@ PARSERS = {
     "fairseq-eval-lm": options.get_eval_lm_parser,
     "fairseq-validate": options.get_validation_parser,
 }
-#: Of timm's train.py and validate.py, which its wheel has not, as of v1.0.28.
+#: Options of timm's train.py and validate.py of v1.0.28, which are not in its wheel.
 TIMM = {
     *("--device-modules", "--config", "--data-dir", "--model", "--model-kwargs", "--output", "--experiment"),
     *("--split", "--checkpoint", "--pretrained", "--crop-pct", "--interpolation", "--epochs", "--initial-checkpoint"),
@@ -32,9 +32,9 @@ TIMM = {
 
 
 def trainings(paper: str, number: str) -> list:
-    """All trainings of a table, each with its name."""
+    """All trainings of a table, with names."""
     entries = entries_of(paper)[number]
-    return [(name, one) for name, entry in entries.items() for one in trainings_of(entry)]
+    return [(name, training) for name, entry in entries.items() for training in trainings_of(entry)]
 
 
 built: dict[tuple, int | None] = {}
@@ -42,21 +42,21 @@ built: dict[tuple, int | None] = {}
 
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_every_row_builds_with_the_published_number_of_parameters(paper, number):
-    """A second or two for a table; 30 in all."""
-    for name, one in trainings(paper, number):
-        first = next((" ".join(words) for words in one.commands() if words[0] == "fairseq-train"), "")
-        key = (one.host, one.model, re.sub(r"(work|checkpoints)/\S+", "", first), one.symbols)
-        if key not in built:  # other rows train the same one
-            built[key] = count_parameters(one)
+    """Takes a second or two per table; 30 in total."""
+    for name, training in trainings(paper, number):
+        first = next((" ".join(words) for words in training.commands() if words[0] == "fairseq-train"), "")
+        key = (training.host, training.model, re.sub(r"(work|checkpoints)/\S+", "", first), training.symbols)
+        if key not in built:  # other rows train the same model
+            built[key] = count_parameters(training)
         count = built[key]
-        assert (count is None) == (one.host == ""), name
-        if one.published:
-            near = abs(count / 1e6 / one.published - 1) <= 0.01
-            assert near or one.difference, f"{name}: {count / 1e6:.2f} M, published {one.published} M"
+        assert (count is None) == (training.host == ""), name
+        if training.published:
+            matches = abs(count / 1e6 / training.published - 1) <= 0.01
+            assert matches or training.difference, f"{name}: {count / 1e6:.2f} M, published {training.published} M"
 
 
 def known_module(words: list[str]) -> None:
-    """Assert that the parser of ``python -m recipes.NAME ARGUMENTS`` takes these arguments."""
+    """Assert that the parser of ``python -m recipes.NAME ARGUMENTS`` accepts these arguments."""
     module = importlib.import_module(words[2])
     if hasattr(module, "EXPERIMENT"):
         module.EXPERIMENT.parser().parse_args(words[3:])
@@ -68,7 +68,7 @@ def known_module(words: list[str]) -> None:
 
 
 def known(words: list[str]) -> None:
-    """Raise an error or SystemExit for a command that its program would refuse before it reads data."""
+    """Raise an error or SystemExit for a command that its program would refuse before reading data."""
     words = words[1:] if words[0] == "PYTHONPATH=." else words
     if words[0] in PARSERS:
         options.parse_args_and_arch(PARSERS[words[0]](), input_args=words[1:])
@@ -84,15 +84,15 @@ def known(words: list[str]) -> None:
 
 
 def test_every_model_has_a_folder_of_its_own():
-    """Where two trainings shared one, fairseq would go on with the other's checkpoint and say that nothing is left."""
+    """In a shared folder, fairseq would load the other training's checkpoint and consider it finished."""
     owners: dict[str, list[str]] = {}
     for paper, number in TABLES:
-        for name, one in trainings(paper, number):
-            for words in one.commands():
+        for name, training in trainings(paper, number):
+            for words in training.commands():
                 for option in {"--save-dir", "--experiment"}.intersection(words):
-                    place = words[words.index(option) + 1]
-                    assert owners.setdefault(place, words) == words, f"Table {number} of {paper}, {name}: {place}"
-                    assert max(map(len, place.split("/"))) <= 255  # a file system's longest name
+                    folder = words[words.index(option) + 1]
+                    assert owners.setdefault(folder, words) == words, f"Table {number} of {paper}, {name}: {folder}"
+                    assert max(map(len, folder.split("/"))) <= 255  # the longest name in a file system
 
 
 seen = set()
@@ -100,9 +100,9 @@ seen = set()
 
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_every_command_is_taken_by_its_program(paper, number):
-    """Half a minute in all: fairseq reads its options slowly."""
-    for _, one in trainings(paper, number):
-        for words in one.commands():
+    """Takes half a minute: fairseq parses options slowly."""
+    for _, training in trainings(paper, number):
+        for words in training.commands():
             if tuple(words) not in seen:
                 seen.add(tuple(words))
                 known(words)
@@ -117,7 +117,7 @@ def test_every_command_of_a_figure_is_taken_by_its_program(paper):
 
 
 def test_a_picture_across_runs_takes_no_run_that_belongs_elsewhere():
-    """Runs of the tables differ in epochs and in more than the window, and the command refuses, or mixes, them."""
+    """Runs of tables differ in epochs and in more than the window; the command would refuse or mix them."""
     across = [command for number in ("2", "7") if "--across" in (command := command_of("daft", number))]
     assert len(across) == 2 and not any("output/train" in command for command in across)
 
@@ -151,12 +151,12 @@ def test_what_trainings_share_is_typed_once():
 def test_a_model_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="daft_huge"):
         count_parameters(replace(entries_of("daft")["2"]["DAFT-full"], model="daft_huge"))
-    other = entries_of("flowformer")["4"]["FLOWFORMER"]
-    blocks = tuple(replace_model(block) for block in other.blocks)
+    entry = entries_of("flowformer")["4"]["FLOWFORMER"]
+    blocks = tuple(replace_model(block) for block in entry.blocks)
     with pytest.raises(ValueError, match="flowformer_lm_wiki999"):
-        count_parameters(replace(other, blocks=blocks))
+        count_parameters(replace(entry, blocks=blocks))
 
 
 def replace_model(block: Block) -> Block:
-    """The block with another architecture."""
+    """A copy of the block with another architecture."""
     return block._replace(commands=tuple(command.replace("wiki103 ", "wiki999 ") for command in block.commands))

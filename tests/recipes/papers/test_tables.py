@@ -1,4 +1,4 @@
-"""Every table and figure of the papers is there, with its rows as printed, and belongs to entries."""
+"""Every table and figure of the papers exists, with its rows as printed, and has entries."""
 
 import pytest
 
@@ -28,10 +28,10 @@ TABLES = [(paper, number) for paper in PAPERS for number in read_paper(paper).ta
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_table_and_figure_is_there(paper):
-    read = read_paper(paper)
-    assert {n: (len(table.rows), len(table.header)) for n, table in read.tables.items()} == SIZES[paper]
-    assert list(read.figures) == [str(i + 1) for i in range(FIGURES[paper])]
-    assert all(command_of(paper, number) for number in read.figures)
+    content = read_paper(paper)
+    assert {n: (len(table.rows), len(table.header)) for n, table in content.tables.items()} == SIZES[paper]
+    assert list(content.figures) == [str(i + 1) for i in range(FIGURES[paper])]
+    assert all(command_of(paper, number) for number in content.figures)
 
 
 @pytest.mark.parametrize("paper, number", TABLES)
@@ -50,14 +50,14 @@ def test_rows_are_whole_and_have_names_of_their_own(paper, number):
 
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_all_rows_or_all_columns_have_an_entry(paper, number):
-    table, known = read_paper(paper).tables[number], entries_of(paper)[number]
+    table, row_entries = read_paper(paper).tables[number], entries_of(paper)[number]
     rows, columns = {row.name for row in table.rows}, set(table.header[1:])
-    assert rows <= set(known) or columns <= set(known)
-    assert all(entry.reason if isinstance(entry, NotTrained) else trainings_of(entry) for entry in known.values())
+    assert rows <= set(row_entries) or columns <= set(row_entries)
+    assert all(entry.reason if isinstance(entry, NotTrained) else trainings_of(entry) for entry in row_entries.values())
 
 
 def test_a_name_that_is_not_printed_is_refused(monkeypatch):
-    """A row of the YAML file with a name misspelt would be lost."""
+    """A misspelt row name in the YAML file would be lost."""
     paper = read_paper("daft")
     cut = {number: table._replace(rows=table.rows[:-1]) for number, table in paper.tables.items()}
     monkeypatch.setattr(entries, "read_paper", lambda name: paper._replace(tables=cut))

@@ -1,4 +1,4 @@
-"""Files out of zip archives: from any folder in them, whole, and of damaged archives none."""
+"""Extracting files from zip archives: from any folder, completely, and nothing from damaged archives."""
 
 import random
 
@@ -7,13 +7,13 @@ import pytest
 from recipes.shared.archives import extract
 from tests.recipes.archive_files import zipped
 
-#: What compression leaves as long as it is, so that a byte in the middle is one of the first file.
+#: Incompressible, so that the middle byte of the archive belongs to the first file.
 CONTENT = {"a.txt": random.Random(0).randbytes(4_000), "b.txt": b"second"}
 
 
 @pytest.fixture
 def archive(tmp_path):
-    """An archive with both files in a folder."""
+    """An archive with both files in one folder."""
     path = tmp_path / "mine.zip"
     path.write_bytes(zipped({"folder/": b"", **{f"folder/{name}": content for name, content in CONTENT.items()}}))
     return path

@@ -1,4 +1,4 @@
-"""Running commands: shown, logged, watched, measured; a failure says what and where."""
+"""Running commands: printed, logged, watched, measured; failures name the command and the log."""
 
 import sys
 import time
@@ -19,10 +19,10 @@ def test_output_is_logged_and_watched(tmp_path, capsys):
 
 
 def test_peak_memory_is_the_childs_own(tmp_path):
-    held = bytearray(300 * 2**20)  # of this process: must not be counted
+    memory = bytearray(300 * 2**20)  # of this process: must not be counted
     code = "import time; held = bytearray(100 * 2**20); held[::4096] = b'x' * len(held[::4096]); time.sleep(1)"
     peak = run([sys.executable, "-c", code], tmp_path / "x.log").peak_bytes
-    assert len(held) > peak > 100 * 2**20
+    assert len(memory) > peak > 100 * 2**20
 
 
 def test_failure_shows_the_end_of_the_log(tmp_path):

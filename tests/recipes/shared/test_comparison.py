@@ -1,4 +1,4 @@
-"""Outcomes of a comparison whose trainings are complete: what failed or was interrupted takes nothing else away."""
+"""Outcomes of a comparison with complete trainings: failures and interruptions do not affect other outcomes."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Complete trainings of two models with two seeds."""
+    """Complete trainings of two models with two seeds each."""
     for name in ("a-x.1", "b.1", "a-x.2", "b.2"):
         folder = tmp_path / name
         folder.mkdir()
@@ -34,14 +34,14 @@ def runs(tmp_path: Path) -> Path:
 
 
 def evaluate(folder: Path) -> None:
-    """A command that fails for one of them."""
+    """The command of an evaluation, which fails for one training."""
     if folder.name == "b.1":
         raise CommandFailed("fairseq-generate\nended with exit status 1:\nout of memory\n")
     (folder / "score").write_text(folder.name)
 
 
 def read(model: str, seed: int, folder: Path, trained: Trained) -> Result | None:
-    """The score that the command left."""
+    """The score that the command wrote."""
     score = folder / "score"
     return Result(model, seed, score.read_text()) if score.exists() else None
 
@@ -79,7 +79,7 @@ def test_cells_without_outcomes() -> None:
 
 
 def test_a_row_has_the_records_of_its_model_alone() -> None:
-    """One name is the beginning of the other."""
+    """Also if one model's name is a prefix of the other's."""
     records = [{"model": "flow"}, {"model": "flow+elu"}, {"model": "flow+elu"}]
     assert rows([MODEL, SEEDS], ["flow", "flow+elu", "elu"], records) == [
         ("flow", "1"),

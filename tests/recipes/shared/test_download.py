@@ -1,4 +1,4 @@
-"""Downloads end whole or not at all: hosts that do less than others; ``test_sources.py`` has the usual ones."""
+"""Downloads are complete or absent: hosts with limited features; ``test_sources.py`` has the usual ones."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 def begin(path, content):
-    """A download that failed after ``content``."""
+    """A download that was interrupted after ``content``."""
     with serve({"/x": Page(content + b"more", cut=len(content))}) as served, pytest.raises(DownloadFailed):
         download(Source(f"{served.address}/x", len(BODY) + 1), path)
 
@@ -32,10 +32,10 @@ def test_a_whole_part_needs_no_host(tmp_path):
 
 
 def test_files_of_the_user_stay(tmp_path):
-    """Neither a file of the name, nor one of the name of unfinished work, is continued or replaced."""
-    for name, said in (("x", "x, a file"), ("y.part", "y.part, which is a file")):
+    """Neither a file of the same name nor one with the name of a partial download is continued or replaced."""
+    for name, message in (("x", "x, a file"), ("y.part", "y.part, which is a file")):
         (tmp_path / name).write_bytes(b"the user's")
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             download(Source("http://127.0.0.1:9/x", len(BODY)), tmp_path / name.removesuffix(".part"))
         assert (tmp_path / name).read_bytes() == b"the user's"
 

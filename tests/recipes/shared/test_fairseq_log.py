@@ -65,9 +65,9 @@ def test_parse_samples():
 
 
 def test_bits_per_byte_is_all_bits_over_all_bytes():
-    # A model that gives each of 256 equally likely tokens, one byte each, its share needs 8 bits per byte.
+    # A uniform model of 256 one-byte tokens needs 8 bits per byte.
     assert fairseq_log.bits_per_byte(Evaluation(1000, math.log2(256), 256.0), 1000) == pytest.approx(8.0)
-    # Tokens of four bytes: a quarter. The ends of 8 documents add their bits and no bytes.
+    # Tokens of four bytes need a quarter. The ends of 8 documents add bits but no bytes.
     assert fairseq_log.bits_per_byte(Evaluation(250 + 8, 8.0, 256.0), 1000) == pytest.approx(258 * 8 / 1000)
 
 

@@ -14,7 +14,7 @@ FILES = {"en/train-0.parquet": b"train" * 100, "en/train-1.parquet": b"more", "e
 
 @pytest.fixture
 def pages(monkeypatch):
-    """A hub with the files above; its pages and its requests."""
+    """A hub with the files above: its pages and requests."""
     served_pages = hub_pages(FOLDER.dataset, FOLDER.revision, FILES)
     with serve(served_pages) as served:
         use_hub(monkeypatch, served.address)
@@ -22,10 +22,10 @@ def pages(monkeypatch):
 
 
 def test_chosen_files_are_downloaded_once(pages, tmp_path):
-    shown = []
+    messages = []
 
     def choose(names):
-        shown.append(names)
+        messages.append(names)
         return names[::2]
 
     for _ in range(2):
@@ -33,7 +33,7 @@ def test_chosen_files_are_downloaded_once(pages, tmp_path):
         assert {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in paths} == {
             name: FILES[name] for name in sorted(FILES)[::2]
         }
-    assert shown == [sorted(FILES)] * 2, "neither folders nor small files"
+    assert messages == [sorted(FILES)] * 2, "neither folders nor small files"
     assert not (tmp_path / "en" / "train-0.parquet").exists()
     assert sum("/resolve/" in path and "test-0" in path for path, _, _ in pages[1]) == 2, "HEAD and GET"
 

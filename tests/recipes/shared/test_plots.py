@@ -1,4 +1,4 @@
-"""Pictures of comparisons: what their curves show."""
+"""Pictures of comparisons: the content of their curves."""
 
 from matplotlib import pyplot as plt
 
@@ -6,7 +6,7 @@ from recipes.shared.plots import STYLE, Drawn, curves_and_dots
 
 
 def test_curves_are_means_where_every_seed_was_evaluated() -> None:
-    """A training that was interrupted at its end is evaluated once more, at one update more than the others."""
+    """An interrupted training may have one more evaluation, at a later update than the others."""
     seeds = [[(1, 4.0), (2, 2.0), (3, 9.0)], [(1, 6.0), (2, 3.0)]]
     models = [Drawn("linear", seeds, 1.0, [2.0, 3.0], True), Drawn("flow", seeds[::-1], 2.0, [3.0], False)]
     with plt.rc_context(STYLE):

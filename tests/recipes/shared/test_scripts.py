@@ -1,4 +1,4 @@
-"""The frame of every recipe's command line: one line and a status instead of a traceback."""
+"""The entry point of every recipe: one line and an exit status instead of a traceback."""
 
 import pytest
 
@@ -24,15 +24,15 @@ def test_errors_are_one_line_and_status_1(error, capsys):
 
 
 def test_faults_of_the_machine_are_one_line(capsys):
-    """They name the file; that of memory says so."""
-    for error, said in (
+    """Errors of files name the file; lack of memory is reported as such."""
+    for error, message in (
         (OSError(28, "No space left on device", "x/y"), "No space left on device: 'x/y'"),
         (PermissionError(13, "Permission denied", "x/y"), "Permission denied: 'x/y'"),
         (MemoryError("Unable to allocate 1.00 TiB"), "memory: Unable to allocate 1.00 TiB"),
     ):
         assert run(error) == 1
         printed = capsys.readouterr().err
-        assert printed.startswith("name: ") and printed.endswith(f"{said}\n") and printed.count("\n") == 1
+        assert printed.startswith("name: ") and printed.endswith(f"{message}\n") and printed.count("\n") == 1
 
 
 def test_ctrl_c_is_status_130_and_other_errors_keep_their_traceback(capsys):

@@ -1,4 +1,4 @@
-"""Downloads of every preparer: continued, checked, kept, and nothing that is not theirs replaced."""
+"""Downloads of every preparer: continued, checked, kept, and files of others are not replaced."""
 
 import hashlib
 import random
@@ -31,7 +31,7 @@ class Preparer(NamedTuple):
     main: Callable[[list[str]], int]
     source: str  # its name in the table
     arguments: tuple[str, ...] = ()
-    folder: str = "out"  # of the download, beside or in the folder that it prepares, "out"
+    folder: str = "out"  # of the download, next to or in the folder that it prepares, "out"
 
 
 PREPARERS = {
@@ -45,7 +45,7 @@ PREPARERS = {
     "time_series": Preparer(time_series.main, "Heartbeat", ("--dataset", "Heartbeat"), "downloads"),
     "offline_rl": Preparer(offline_rl.main, "hopper-medium-v2", ("--dataset", "hopper-medium-v2"), "downloads"),
 }
-#: Those whose files are not in the table, or not downloaded.
+#: Preparers whose files are not in the table or not downloaded.
 WITHOUT_SOURCE = [
     Preparer(flash.main, "", ("wiki40b",)),
     Preparer(long_copy.main, ""),
@@ -54,13 +54,13 @@ WITHOUT_SOURCE = [
 
 @pytest.mark.parametrize("name", PREPARERS)
 def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, capsys):
-    """The file holds no data, so every run ends with an error; the last ones are about what is in it."""
+    """The file holds no data, so every run ends with an error; the last errors concern its content."""
     preparer, published = PREPARERS[name], SOURCES[PREPARERS[name].source]
     checked = published.sha256 is not None or published.md5 is not None
     path = tmp_path / preparer.folder / published.name
     pages = {f"/{published.name}": Page(BODY, cut=100)}
     with serve(pages) as served:
-        use_hub(monkeypatch, served.address)  # WikiText-103 is there as well
+        use_hub(monkeypatch, served.address)  # WikiText-103 is on the hub as well
         small = Source(
             f"{served.address}/{published.name}",
             published.size and len(BODY),
@@ -72,8 +72,8 @@ def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, c
 
         def fails(*words: str) -> None:
             assert preparer.main([*preparer.arguments, "--out", str(tmp_path / "out")]) == 1
-            said = capsys.readouterr().err
-            assert all(word in said for word in (published.name, *words)), said
+            message = capsys.readouterr().err
+            assert all(word in message for word in (published.name, *words)), message
             assert not (tmp_path / "out" / "data-bin").exists()
 
         fails("ended after 100 of 5000 bytes", "--file")
@@ -86,17 +86,17 @@ def test_a_download_is_continued_checked_and_kept(name, tmp_path, monkeypatch, c
         fails("allowed")
         assert path.read_bytes() == BODY
         fails("allowed")
-        asked = [request[1:] for request in served.requests if request[0] == f"/{published.name}"]
-        assert [part for part, _ in asked] == [None, "bytes=100-", *[None] * checked]
-        assert all("Mozilla" in agent for _, agent in asked)  # a host refuses urllib's own name
+        requests = [request[1:] for request in served.requests if request[0] == f"/{published.name}"]
+        assert [part for part, _ in requests] == [None, "bytes=100-", *[None] * checked]
+        assert all("Mozilla" in agent for _, agent in requests)  # one host refuses urllib's default agent
     if checked:
-        path.write_bytes(OTHER)  # somebody else's
+        path.write_bytes(OTHER)  # not written by the preparer
         fails("sha256" if published.sha256 else "md5", "allowed", str(path))
         assert path.read_bytes() == OTHER
 
 
 def test_every_source_is_whole():
-    """Addresses of files, and checksums as long as they must be; what is known without a checksum is known."""
+    """Addresses are of files and checksums have the right length; files without checksums are listed here."""
     for source in SOURCES.values():
         assert urlsplit(source.url).scheme in ("http", "https") and source.name in source.url
         assert source.sha256 is None or (len(source.sha256) == 64 and int(source.sha256, 16) and source.size)
@@ -108,7 +108,7 @@ def test_every_source_is_whole():
 
 @pytest.mark.parametrize("preparer", [*PREPARERS.values(), *WITHOUT_SOURCE], ids=lambda one: one.main.__module__)
 def test_a_file_that_is_not_there(preparer, tmp_path, capsys):
-    """Said before anything is written."""
+    """Reported before anything is written."""
     arguments = [*preparer.arguments, "--file", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
     assert preparer.main(arguments) == 1
     assert re.search(r"--file is .*none.*; allowed", capsys.readouterr().err)
@@ -118,7 +118,7 @@ def test_a_file_that_is_not_there(preparer, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["cifar10_pixels", "lra.text", "lra.image"])
 @pytest.mark.parametrize("content", [BODY[:-1], OTHER])
 def test_another_file_of_the_user(name, content, tmp_path, monkeypatch, capsys):
-    """Too short, or damaged; what may be another text or data set is checked elsewhere, by what is in it."""
+    """Too short or damaged; other texts or data sets are checked elsewhere, by their content."""
     preparer, published = PREPARERS[name], SOURCES[PREPARERS[name].source]
     digest = published.sha256 and hashlib.sha256(BODY).hexdigest()
     small = published._replace(size=len(BODY), sha256=digest, md5=published.md5 and hashlib.md5(BODY).hexdigest())
@@ -126,7 +126,7 @@ def test_another_file_of_the_user(name, content, tmp_path, monkeypatch, capsys):
     path = tmp_path / "mine"
     path.write_bytes(content)
     assert preparer.main(["--file", str(path), "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert str(path) in said and "allowed" in said and published.name in said
-    assert ("4,999 bytes" in said) == (content != OTHER)
-    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+    message = capsys.readouterr().err
+    assert str(path) in message and "allowed" in message and published.name in message
+    assert ("4,999 bytes" in message) == (content != OTHER)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,4 +1,4 @@
-"""Sets of trainings: what is done is skipped, what was interrupted goes on, and other settings are refused."""
+"""Sets of trainings: completed ones are skipped, interrupted ones resume, other settings are refused."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from recipes.shared.fairseq_log import Point
 from recipes.shared.trainings import Training, read_points, read_trained, train_all
 from tests.processes import CHECKOUT
 
-# In place of fairseq-train: four updates, the number of the last one in its checkpoint, a zip file as torch's are, and
+# Replaces fairseq-train: four updates, the last one's number in a checkpoint (a zip file as torch writes), and
 # --fail-at.
 PROGRAM = """
 import argparse, json, os, pathlib, zipfile
@@ -57,8 +57,8 @@ def test_results_are_kept_and_not_made_again(tmp_path, program):
     assert [point.update for point in read_points(out / "a")] == [1, 2, 3, 4]
     assert "threads 1\n" in (out / "a" / "train.log").read_text()
     (out / "a" / "checkpoints" / "checkpoint_last.pt").unlink()
-    again = train_all([training("b", seed=2), training("a", seed=1), training("c")], out, 1, program)
-    assert again.trained["a"] == outcome.trained["a"] and list(again.trained) == ["b", "a", "c"]
+    results = train_all([training("b", seed=2), training("a", seed=1), training("c")], out, 1, program)
+    assert results.trained["a"] == outcome.trained["a"] and list(results.trained) == ["b", "a", "c"]
     assert not (out / "a" / "checkpoints" / "checkpoint_last.pt").exists()
 
 
@@ -78,13 +78,13 @@ def test_a_training_goes_on_where_the_last_checkpoint_was_cut_short(tmp_path, pr
     planned = [training("a", fail_at=4)]
     train_all(planned, tmp_path, 1, program)
     (tmp_path / "a" / "checkpoints" / "checkpoint_last.pt").write_bytes(b"PK")
-    # From the beginning, since no other checkpoint is there; the program fails again, in its first part alone.
+    # From the beginning, since there is no other checkpoint; the program fails again, only in its first part.
     assert "out of luck" in train_all(planned, tmp_path, 1, program).failed["a"]
     assert list(train_all(planned, tmp_path, 1, program).trained) == ["a"]
 
 
 def test_a_folder_is_trained_in_by_one_run_at_a_time(tmp_path, program):
-    """The second of two ends at once, and says where; the first goes on."""
+    """The second of two runs ends at once and names the folder; the first continues."""
     slow = tmp_path / "slow.py"
     slow.write_text("import time\n" + PROGRAM.replace("    values =", "    time.sleep(1.5)\n    values ="))
     out = tmp_path / "out"
@@ -150,7 +150,7 @@ def test_points_of_a_continued_log_are_those_of_one_run():
     def evaluated(update, loss):
         return [line(split, update, loss) for split in ("train_inner", "valid", "test")]
 
-    # Two updates, the first of them saved, and then on from there.
+    # Two updates, the first one saved; then resumed from it.
     lines = [*evaluated(1, 3.0), *evaluated(2, 2.0), "$ again", *evaluated(2, 1.5), *evaluated(3, 1.0)]
     points = fairseq_log.parse_points(lines)
     assert points[1] == Point("valid", 1, 1, {"loss": 3.0})

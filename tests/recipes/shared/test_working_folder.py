@@ -1,4 +1,4 @@
-"""The folder of a command that goes on where it was: its own files are replaced, and no other ones."""
+"""The folder of a resumable command: its own files are replaced, and no others."""
 
 import os
 
@@ -70,8 +70,8 @@ def test_an_error_leaves_neither_half_a_file_nor_a_changed_one(tmp_path):
             with pytest.raises(OSError, match=f"No space left.*{tmp_path}/a.txt"), own_file(tmp_path / "a.txt") as part:
                 part.write_text("half")
                 raise OSError(28, "No space left on device")
-            found = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != MARK}
-            assert found == ({"a.txt": before} if before else {})
+            contents = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != MARK}
+            assert contents == ({"a.txt": before} if before else {})
 
 
 def test_only_own_files_are_removed(tmp_path):
@@ -82,7 +82,7 @@ def test_only_own_files_are_removed(tmp_path):
         (tmp_path / "blocks" / "notes").write_text("the user's")
         remove_own(tmp_path / "blocks")
         assert os.listdir(tmp_path / "blocks") == ["notes"]
-        (tmp_path / "blocks" / "1").write_text("the user's")  # a name that is free again
+        (tmp_path / "blocks" / "1").write_text("the user's")  # the name is free again
         with pytest.raises(ValueError, match="blocks/1"):
             write_text(tmp_path / "blocks" / "1", "ours")
         (tmp_path / "blocks" / "1").unlink()
@@ -101,7 +101,7 @@ def test_a_damaged_file_of_ours_is_named(tmp_path, text):
 
 
 def test_nothing_outside_of_the_folder_is_removed(tmp_path):
-    """Neither by ".." in the list of a folder that came from elsewhere, nor through a link that replaced a folder."""
+    """Neither by ".." in the list of a copied folder, nor through a link that replaced a folder."""
     folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("1", "2"):

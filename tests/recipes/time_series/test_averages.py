@@ -1,4 +1,4 @@
-"""The table over data sets: averages of what has all of them, beside the paper's."""
+"""The table over data sets: averages of methods with all data sets, next to the paper's."""
 
 import json
 from pathlib import Path
@@ -13,27 +13,27 @@ RUN = {"command": "x", "machine": "x", "versions": "x", "date": "2026-11-22", "m
 
 
 def record(model: str, seed: int, *accuracies: float) -> dict[str, Any]:
-    """A training with these accuracies."""
-    known = {"model": model, "seed": seed, "parameters": 1, "seconds": 1.0, "peak_bytes": 1, "command": ""}
-    return {**known, "accuracies": list(accuracies), **ends(accuracies)}
+    """The record of a training with these accuracies."""
+    fields = {"model": model, "seed": seed, "parameters": 1, "seconds": 1.0, "peak_bytes": 1, "command": ""}
+    return {**fields, "accuracies": list(accuracies), **ends(accuracies)}
 
 
 def write(path: Path, dataset: str, results: list[dict[str, Any]]) -> str:
-    """A file as a comparison leaves it."""
+    """Write a file as a comparison does."""
     plan = {"models": ["flowformer", "dtw"], "seeds": 2, "dataset": dataset, "epochs": 100}
     path.write_text(json.dumps({"plan": plan, "run": RUN, "earlier": [], "results": results}))
     return str(path)
 
 
 def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Means over seeds, then over data sets; the best epoch beside the last; a lacking data set is a dash."""
+    """Means over seeds, then over data sets; best and last epoch; a missing data set is a dash."""
     first = [record("flowformer", seed, 90.0, last) for seed, last in ((1, 80.0), (2, 86.0))]
     vowels = write(tmp_path / "a.json", "JapaneseVowels", [*first, record("dtw", 1, 94.0)])
     beats = write(tmp_path / "b.json", "Heartbeat", [record("flowformer", 1, 70.0, 75.0)])
     out = tmp_path / "averages.md"
     assert averages.main([vowels, beats, "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
-    rows = [line.split() for line in shown.splitlines() if line.strip().startswith(("flowformer", "dtw"))]
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines() if line.strip().startswith(("flowformer", "dtw"))]
     assert rows[0] == ["flowformer_time_series", "83.0", "75.0", "79.0", "88.2"]
     assert rows[1] == ["dtw", "94.0", "-", "-", "83.3"]
     assert rows[2][1:4] == ["90.0", "75.0", "82.5"]

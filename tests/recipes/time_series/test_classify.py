@@ -1,4 +1,4 @@
-"""The methods that are no networks: distances and features by hand, what they learn, and their command."""
+"""Methods other than networks: distances and features by hand, accuracy, and their command."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def literal_dtw(one: np.ndarray, other: np.ndarray) -> float:
-    """The least sum along any path, by the recursion of the paper."""
+    """The minimal sum over all paths, by the paper's recursion."""
     table = np.full((len(one) + 1, len(other) + 1), np.inf)
     table[0, 0] = 0.0
     for i in range(1, len(one) + 1):
@@ -35,76 +35,76 @@ def literal_dtw(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_warped_distances_are_those_of_the_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of series of any lengths, one step too; whatever stands in padding, and however many are held at once."""
+    """For series of any lengths, also one step; independent of padding values and of the block size."""
     rng = np.random.default_rng(0)
-    others = [rng.normal(size=(steps, 3)) for steps in (1, 7, 4, 9)]
-    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in others], True, padding_value=-5.0)
-    lengths = torch.tensor([len(x) for x in others])
+    train_series = [rng.normal(size=(steps, 3)) for steps in (1, 7, 4, 9)]
+    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(x) for x in train_series], True, padding_value=-5.0)
+    lengths = torch.tensor([len(x) for x in train_series])
     series = [rng.normal(size=(steps, 3)) for steps in (1, 5, 12)]
-    for one in series:
-        found = dtw.warped_distances(torch.from_numpy(one), padded, lengths)
-        assert found.tolist() == pytest.approx([literal_dtw(one, other) for other in others], rel=1e-9)
-    near = [int(np.argmin([literal_dtw(one, other) for other in others])) for one in series]
-    assert dtw.nearest(others, series) == near
+    for query in series:
+        distances = dtw.warped_distances(torch.from_numpy(query), padded, lengths)
+        assert distances.tolist() == pytest.approx([literal_dtw(query, train) for train in train_series], rel=1e-9)
+    nearest = [int(np.argmin([literal_dtw(query, train) for train in train_series])) for query in series]
+    assert dtw.nearest(train_series, series) == nearest
     monkeypatch.setattr(dtw, "AT_ONCE", 1)
-    assert dtw.nearest(others, series) == near
+    assert dtw.nearest(train_series, series) == nearest
 
 
 def test_kernels_are_drawn_as_the_paper_says() -> None:
     """Lengths, channels, dilations that fit, weights of mean 0, half of them with padding; a seed gives the same."""
-    drawn = rocket.draw_kernels(5, 40, 400, np.random.default_rng(3))
-    assert {kernel.weight.shape[2] for kernel in drawn} == {7, 9, 11}
-    assert {len(kernel.channels) for kernel in drawn} == {1, 2, 3, 4, 5}
-    for kernel in drawn:
+    kernels = rocket.draw_kernels(5, 40, 400, np.random.default_rng(3))
+    assert {kernel.weight.shape[2] for kernel in kernels} == {7, 9, 11}
+    assert {len(kernel.channels) for kernel in kernels} == {1, 2, 3, 4, 5}
+    for kernel in kernels:
         reach = (kernel.weight.shape[2] - 1) * kernel.dilation
         assert reach < 40 and kernel.padding in (0, reach // 2)
         assert kernel.weight.mean(-1).abs().max() < 1e-6 and len(set(kernel.channels.tolist())) == len(kernel.channels)
-    assert 0.4 < np.mean([kernel.padding > 0 for kernel in drawn]) < 0.6
-    again = rocket.draw_kernels(5, 40, 400, np.random.default_rng(3))
-    assert all(torch.equal(one.weight, other.weight) for one, other in zip(drawn, again))
+    assert 0.4 < np.mean([kernel.padding > 0 for kernel in kernels]) < 0.6
+    repeated = rocket.draw_kernels(5, 40, 400, np.random.default_rng(3))
+    assert all(torch.equal(expected.weight, actual.weight) for expected, actual in zip(kernels, repeated))
     with pytest.raises(ValueError, match="6 steps; allowed for rocket: at least 7"):
         rocket.draw_kernels(5, 6, 1, np.random.default_rng(3))
 
 
 def test_features_by_hand() -> None:
-    """The share of outputs above 0 and the largest, of series that were filled up or cut."""
+    """The fraction of outputs above 0 and the maximum, for padded or cut series."""
     series = [np.random.default_rng(i).normal(3.0, 2.0, size=(steps, 2)) for i, steps in enumerate((9, 14, 30))]
-    made = rocket.together(series, 14)
-    assert made.shape == (3, 2, 14) and made[0, :, 9:].abs().max() == 0.0
-    assert made[2].T.numpy() == pytest.approx(series[2][:14], rel=1e-5)
+    batch = rocket.together(series, 14)
+    assert batch.shape == (3, 2, 14) and batch[0, :, 9:].abs().max() == 0.0
+    assert batch[2].T.numpy() == pytest.approx(series[2][:14], rel=1e-5)
     for kernel in rocket.draw_kernels(2, 14, 20, np.random.default_rng(1)):
-        found = rocket.features(made, [kernel])
+        values = rocket.features(batch, [kernel])
         length, reach = kernel.weight.shape[2], (kernel.weight.shape[2] - 1) * kernel.dilation
         for i in range(3):
-            x = np.pad(made[i].numpy()[kernel.channels.numpy()], ((0, 0), (kernel.padding, kernel.padding)))
+            x = np.pad(batch[i].numpy()[kernel.channels.numpy()], ((0, 0), (kernel.padding, kernel.padding)))
             taps = [x[:, j * kernel.dilation :][:, : x.shape[1] - reach] for j in range(length)]
             out = sum((kernel.weight[0, :, j].numpy() @ tap) for j, tap in enumerate(taps)) + kernel.bias.item()
-            assert found[i] == pytest.approx([np.mean(out > 0), out.max()], abs=1e-5)
+            assert values[i] == pytest.approx([np.mean(out > 0), out.max()], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", classify.CLASSIFIERS)
 def test_each_learns_the_waves(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frequencies of series of unequal lengths, of which some test series are cut; chance is 33 %."""
+    """Frequencies of series of unequal lengths; some test series are cut; chance is 33 %."""
     monkeypatch.setattr(rocket, "KERNELS", 200)
-    found = classify.accuracy(name, data, 1)
-    assert found >= (60.0 if name == "hist_gradient_boosting" else 80.0)
-    assert classify.accuracy(name, data, 1) == found
+    accuracy = classify.accuracy(name, data, 1)
+    assert accuracy >= (60.0 if name == "hist_gradient_boosting" else 80.0)
+    assert classify.accuracy(name, data, 1) == accuracy
 
 
 def test_labels_are_those_of_the_data() -> None:
-    """Integers too."""
+    """Labels may be integers."""
     series, labels = waves(12, 1)
-    train = Split([one.astype(np.float32) for one in series], [len(label) for label in labels])
+    train = Split([steps.astype(np.float32) for steps in series], [len(label) for label in labels])
     assert set(classify.CLASSIFIERS["dtw"](train, train.series, 1)) == set(train.labels)
     assert classify.CLASSIFIERS["dtw"](train, train.series, 1) == train.labels
 
 
 def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """In processes of their own, two seeds only where something is drawn; a result is not made again."""
+    """In separate processes, two seeds only for random methods; existing results are not repeated."""
     options = compare.Series(models=["dtw", "rocket"], seeds=2)
     planned = compare.EXPERIMENT.planned(options, Data(data, {}))
-    assert [(one.model, one.seed) for one in planned] == [("dtw", 1), ("rocket", 1), ("rocket", 2)]
-    (first,) = (one.training for one in planned if one.model == "dtw")
+    assert [(run.model, run.seed) for run in planned] == [("dtw", 1), ("rocket", 1), ("rocket", 2)]
+    (first,) = (run.training for run in planned if run.model == "dtw")
     ended = train_all([first], tmp_path)
     assert not ended.failed and "--model dtw" in ended.trained["dtw.1"].command
     (point,) = read_points(tmp_path / "dtw.1")
@@ -117,7 +117,7 @@ def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, cap
 def test_what_is_missing_is_named(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A folder without data, series too short for any kernel, and scikit-learn."""
+    """Errors name a folder without data, series too short for any kernel, and missing scikit-learn."""
     assert classify.main([str(tmp_path), "--model", "dtw"]) == 1
     assert "lacks series.json; allowed" in capsys.readouterr().err
     short = [np.zeros((4, CHANNELS)), np.ones((4, CHANNELS))], ["a", "b"]

@@ -1,4 +1,4 @@
-"""The comparison of attentions on time series: commands, table, and that complete trainings are not repeated."""
+"""The comparison of attentions on time series: commands, table, and skipping of complete trainings."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ POINT = '2026-11-22 06:00:0%d | INFO | test | {"epoch": %d, "test_accuracy": "%s
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    """Of a comparison of two models, two seeds and six epochs on two series."""
+    """Arguments of a comparison of two models, two seeds and six epochs on two series."""
     for part in ("TRAIN", "TEST"):
         (tmp_path / f"Toy_{part}.ts").write_text("\n".join([*HEADER, *CASES]) + "\n")
     names = ["--dataset", "Toy", "--file", str(tmp_path / "Toy_TRAIN.ts"), "--out", str(tmp_path / "out")]
@@ -31,19 +31,19 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def record(model: str, accuracies: list[float], parameters: int = 0, seconds: float = 60.0) -> Record:
-    """A training with these accuracies."""
-    known = {"model": model, "seed": 1, "parameters": parameters, "seconds": seconds}
-    return {**known, "accuracies": accuracies, **compare.ends(accuracies)}
+    """The record of a training with these accuracies."""
+    fields = {"model": model, "seed": 1, "parameters": parameters, "seconds": seconds}
+    return {**fields, "accuracies": accuracies, **compare.ends(accuracies)}
 
 
 def train_arguments(name: str, longest: int, dataset: str = "JapaneseVowels", epochs: int = 100) -> list[object]:
-    """The arguments of fairseq-train for a model of series of at most so many steps."""
+    """The arguments of fairseq-train for a model of series with a given maximum length."""
     options = Series(dataset=dataset, models=[name], epochs=epochs)
     return compare.train_arguments(options, Data(Path("data"), {"longest": longest}), name, 1)
 
 
 def complete(out: Path, name: str, accuracies: list[float]) -> None:
-    """A folder as a complete training leaves it."""
+    """Write a folder as a complete training does."""
     folder = out / name
     folder.mkdir(parents=True)
     trained = Trained(name, "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
@@ -66,11 +66,11 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
         complete(tmp_path / "out", name, accuracies)
     made_by(compare.EXPERIMENT.command, tmp_path / "out")
     assert compare.main(arguments) == 0
-    shown = capsys.readouterr().out
-    (row,) = [line.split() for line in shown.splitlines() if line.strip().startswith("flowformer_time_series")]
+    output = capsys.readouterr().out
+    (row,) = [line.split() for line in output.splitlines() if line.strip().startswith("flowformer_time_series")]
     assert row[1:9] == ["6.45", "M", "82.00", "±", "2.83", "87.00", "±", "4.24"]
     content = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [one["model"] for one in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
+    assert [row["model"] for row in content["results"]] == ["flowformer", "flowformer", "linear", "linear"]
     assert content["results"][0]["accuracies"] == [50.0, 90.0, 80.0] and content["plan"]["epochs"] == 6
     assert "| flowformer_time_series | 6.45 M | 82.00 ± 2.83 |" in (tmp_path / "out" / "results.md").read_text()
     with Image.open(tmp_path / "out" / "accuracy.png") as image:
@@ -83,7 +83,7 @@ def test_complete_trainings_become_a_table(arguments: list[str], tmp_path: Path,
 def test_trainings_of_another_part_are_added(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """They are not made again, their run stands in the table, and what was asked for decides which are shown."""
+    """They are not repeated, the table names their run, and the options determine which rows are shown."""
     for name in ("flowformer.1", "flowformer.2"):
         complete(tmp_path / "first", name, [50.0, 90.0, 80.0])
     made_by(compare.EXPERIMENT.command, tmp_path / "first")
@@ -95,7 +95,7 @@ def test_trainings_of_another_part_are_added(
     made_by(compare.EXPERIMENT.command, tmp_path / "out")
     assert compare.main([*arguments, "--add", str(part)]) == 0
     whole = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [one["model"] for one in whole["results"]] == ["flowformer", "flowformer", "linear", "linear"]
+    assert [row["model"] for row in whole["results"]] == ["flowformer", "flowformer", "linear", "linear"]
     assert len(whole["earlier"]) == 1 and "with trainings of" in (tmp_path / "out" / "results.txt").read_text()
     assert compare.main([*arguments, "--epochs", "4", "--add", str(part)]) == 1
     assert "of Toy, 6 epochs; allowed: Toy, 4 epochs" in capsys.readouterr().err
@@ -104,8 +104,8 @@ def test_trainings_of_another_part_are_added(
 
 
 def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
-    """The authors' training; fairseq's own parser takes every option of every architecture."""
-    found = {}
+    """The authors' training; fairseq's parser accepts every option of every architecture."""
+    own_options = {}
     for name in known_names(compare.SUFFIX):
         command = [str(x) for x in train_arguments(name, 26)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
@@ -114,12 +114,14 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
         begin = command.index(reach[0]) if reach else 0
         assert command[begin : begin + len(reach)] == reach
         del command[begin : begin + len(reach)]
-        found[name] = [x for x in command if x != f"{name}_time_series"]
+        own_options[name] = [x for x in command if x != f"{name}_time_series"]
     assert {"flowformer", "softmax", "linear", "flash", "daft_full", "daft_conv", "mixed_chunk"} <= {
         *compare.default_names()
     }
     assert "flow" not in compare.default_names()
-    assert all(command == found["flowformer"] for name, command in found.items() if "chunk" not in str(command))
+    assert all(
+        command == own_options["flowformer"] for name, command in own_options.items() if "chunk" not in str(command)
+    )
 
 
 @pytest.mark.parametrize("longest, chunk", [(7, 16), (26, 16), (100, 64), (1751, 256)])
@@ -136,46 +138,46 @@ def test_epochs_and_optimizer_are_the_authors() -> None:
 
 @pytest.mark.parametrize("epochs, validate, save", [(100, 2, 10), (14, 2, 2), (15, 1, 5), (1, 1, 1)])
 def test_the_last_epoch_is_evaluated_and_saved(epochs: int, validate: int, save: int) -> None:
-    """fairseq does neither by itself where --max-epoch ends a training."""
+    """fairseq does neither by default when --max-epoch ends a training."""
     command = train_arguments("linear", 100, "BasicMotions", epochs)
-    found = [command[command.index(option) + 1] for option in ("--validate-interval", "--save-interval")]
-    assert found == [validate, save] and Series(epochs=epochs).evaluated[-1] == epochs
+    intervals = [command[command.index(option) + 1] for option in ("--validate-interval", "--save-interval")]
+    assert intervals == [validate, save] and Series(epochs=epochs).evaluated[-1] == epochs
 
 
 def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of one point would not be seen."""
-    drawn = []
-    monkeypatch.setattr(compare.plt.Axes, "plot", lambda self, *points, **look: drawn.append((points, look)))
+    """A line of one point would be invisible."""
+    drawn_curves = []
+    monkeypatch.setattr(compare.plt.Axes, "plot", lambda self, *points, **look: drawn_curves.append((points, look)))
     monkeypatch.setattr(compare, "legend_beside", lambda axes: None)
     for epochs in (1, 3):
         options = Series(dataset="BasicMotions", models=["linear"], epochs=epochs)
         records = [record("linear", [90.0] * len(options.evaluated))]
         compare.draw(options, {}, records, tmp_path / f"{epochs}.png")
-    curves = [look["marker"] for points, look in drawn if "label" in look]
+    curves = [look["marker"] for points, look in drawn_curves if "label" in look]
     assert curves[0] and not curves[1]
 
 
 def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_path: Path) -> None:
-    """Without parameters, with the paper's column beside them; names may stand apart or between commas."""
+    """Rows without parameters but with the paper's column; names are separated by spaces or commas."""
     parse = compare.EXPERIMENT.parse
     assert parse(["--models", "dtw", "rocket,lstm_time_series"]).models == ["dtw", "rocket", "lstm"]
     assert parse([]).models == compare.default_names()
     options = Series(models=["dtw", "hist_gradient_boosting", "lstm", "tcn", "linear"], seeds=2, epochs=6)
     records = [record("dtw", [94.9]), record("tcn", [90.0, 92.0, 91.0], 400_000)]
-    made = compare.EXPERIMENT.report(options, {"earlier": []}, Compared(records, {}))
-    (found,) = made.tables
-    assert found.rows[0] == ("dtw", "-", "94.90", "94.90", "94.9", "1", "1.0")
-    assert [row[0] for row in found.rows] == [
+    report = compare.EXPERIMENT.report(options, {"earlier": []}, Compared(records, {}))
+    (table,) = report.tables
+    assert table.rows[0] == ("dtw", "-", "94.90", "94.90", "94.9", "1", "1.0")
+    assert [row[0] for row in table.rows] == [
         "dtw", "hist_gradient_boosting", "lstm_time_series", "tcn_time_series", "linear_time_series"
     ]  # fmt: skip
-    assert [row[4] for row in found.rows] == ["94.9", "86.5", "79.7", "98.9", "99.2"]
-    assert any("XGBoost" in note and "support vector" in note for note in found.notes)
-    made.draw(tmp_path / "accuracy.png")
+    assert [row[4] for row in table.rows] == ["94.9", "86.5", "79.7", "98.9", "99.2"]
+    assert any("XGBoost" in note and "support vector" in note for note in table.notes)
+    report.draw(tmp_path / "accuracy.png")
     with Image.open(tmp_path / "accuracy.png") as image:
         assert image.width > 600
 
 
 def test_a_fit_is_read_as_a_training_is(tmp_path: Path) -> None:
     complete(tmp_path, "rocket.2", [77.0])
-    found = compare.read(Series(epochs=6), tmp_path / "rocket.2", {"model": "rocket"})
-    assert found == {"accuracies": [77.0], "last": 77.0, "best": 77.0}
+    outcome = compare.read(Series(epochs=6), tmp_path / "rocket.2", {"model": "rocket"})
+    assert outcome == {"accuracies": [77.0], "last": 77.0, "best": 77.0}

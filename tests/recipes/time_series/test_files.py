@@ -1,4 +1,4 @@
-"""Data sets of time series: what is read of ``.ts`` files and zips, and the line that is named where one is broken."""
+"""Data sets of time series: reading ``.ts`` files and zips; errors name the malformed line."""
 
 from pathlib import Path
 
@@ -39,11 +39,11 @@ def write_zip(path: Path, names=("Toy_TRAIN.ts", "Toy_TEST.ts"), text=None) -> P
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    """Labels keep their capitals; ? is interpolated; series are (steps, channels)."""
+    """Labels keep their case; ? is interpolated; series are (steps, channels)."""
     series, labels = read_ts(write(tmp_path / "a.ts"))
     assert labels == ["Up", "Down", "Up"]
     expected = ([[1, 4], [2, 5], [3.5, 6]], [[0.1, -0.5], [0.1, 2]], [[3, 1], [4, 1], [5, 1], [6, 1]])
-    assert all(np.allclose(one, other) for one, other in zip(series, expected, strict=True))
+    assert all(np.allclose(actual, expected_series) for actual, expected_series in zip(series, expected, strict=True))
 
 
 BROKEN = [
@@ -100,7 +100,7 @@ def test_no_text_and_no_file(tmp_path: Path) -> None:
 
 
 def test_prepare_from_a_zip_and_from_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Both give the same folder; any data set may be given by a file."""
+    """Both give the same folder; files of any data set are accepted."""
     write(tmp_path / "Toy_TRAIN.ts"), write(tmp_path / "Toy_TEST.ts", CASES[:2])
     files = {name: (tmp_path / name).read_bytes() for name in ("Toy_TRAIN.ts", "Toy_TEST.ts")}
     (tmp_path / "Toy.zip").write_bytes(zipped(files))
@@ -132,7 +132,7 @@ def test_a_bad_file_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_known_data_set_must_be_whole(tmp_path: Path) -> None:
-    """A file may be cut off between two lines, which only the paper's counts show."""
+    """Truncation between two lines is detected by the paper's counts only."""
     path = write_zip(tmp_path / "Heartbeat.zip", ["Heartbeat_TRAIN.ts", "Heartbeat_TEST.ts"])
     with pytest.raises(ValueError, match="Heartbeat has train 3; allowed: 204"):
         read_archive("Heartbeat", tmp_path, path)
@@ -143,7 +143,7 @@ def test_a_known_data_set_must_be_whole(tmp_path: Path) -> None:
 
 
 def test_data_sets_that_come_with_sktime(tmp_path: Path) -> None:
-    """BasicMotions as the archive has it: labels with capitals, 40 and 40 series of 100 steps."""
+    """BasicMotions as in the archive: labels with capitals, 40 and 40 series of 100 steps."""
     splits = read_archive("BasicMotions", tmp_path)
     assert [len(splits[name].series) for name in ("train", "test")] == [40, 40]
     assert splits["train"].series[0].shape == (100, 6) and splits["train"].labels[0] == "Standing"
@@ -151,7 +151,7 @@ def test_data_sets_that_come_with_sktime(tmp_path: Path) -> None:
 
 
 def test_tables_of_the_paper() -> None:
-    """Ten data sets of fourteen models; the two that come with sktime are not downloaded."""
+    """Ten data sets and fourteen models; the two data sets of sktime are not downloaded."""
     assert set(ARCHIVES) == {*TABLE, "BasicMotions"}
     assert all(len(row) == len(MODELS) for row in TABLE.values())
     averages = [round(sum(row[i] for row in TABLE.values()) / 10, 1) for i in range(len(MODELS))]

@@ -15,7 +15,7 @@ from tests.fairseq_plugin.helpers.series import SIZES, build_classifier, configu
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A file as fairseq-train writes it, of a small model with two layers, beside the folder ``data``."""
+    """A file as fairseq-train writes it, of a small model with two layers, next to the folder ``data``."""
     return save(tmp_path, "flowformer_time_series")
 
 
@@ -23,7 +23,7 @@ def save(folder: Path, arch: str) -> Path:
     described = write_waves(folder / "data")
     model = build_classifier(arch, encoder_layers=2)
     state = {name.replace(".toy.", ".main."): value for name, value in model.state_dict().items()}
-    known = configuration(arch, **{**SIZES, "encoder_layers": 2})
+    config = configuration(arch, **{**SIZES, "encoder_layers": 2})
     task = {
         "_name": "time_series_classification",
         "data": "data",
@@ -31,7 +31,7 @@ def save(folder: Path, arch: str) -> Path:
         "classification_head_name": "main",
     }
     stored = {
-        "cfg": {"model": OmegaConf.to_container(known, enum_to_str=True), "task": task, "common": {}},
+        "cfg": {"model": OmegaConf.to_container(config, enum_to_str=True), "task": task, "common": {}},
         "args": None,
         "model": state,
         "optimizer_history": [{"num_updates": 0, "lr_scheduler_state": {}}],
@@ -43,7 +43,7 @@ def save(folder: Path, arch: str) -> Path:
 
 
 def test_a_picture_is_drawn(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Of the series asked for; it has a panel for each layer and kind of weight."""
+    """A picture of the given series has a panel for each layer and kind of weight."""
     target = tmp_path / "new" / "weights.png"
     arguments = ["--checkpoint", str(checkpoint), "--data", str(tmp_path / "data"), "--output", str(target)]
     assert pictures.main([*arguments, "--series", "3"]) == 0
@@ -54,17 +54,17 @@ def test_a_picture_is_drawn(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_weights_are_shares_and_gates(checkpoint: Path) -> None:
-    """Competition is 1 in the mean over steps; one map per layer, with as many steps as the series."""
+    """Competition has mean 1 over steps; one map per layer, with as many steps as the series."""
     hub = pictures.load(checkpoint)
-    found = pictures.weigh(hub, np.random.default_rng(0).normal(50, 3, (11, 3)), "slow")
-    assert len(found.competition) == len(found.allocation) == 2
-    assert found.series.shape == (11, 3) and found.competition[0].shape == found.allocation[1].shape == (2, 11)
-    assert np.allclose(found.competition[0].mean(1), 1.0, atol=1e-5)
-    assert found.predicted in {"slow", "Fast", "none"}
+    weights = pictures.weigh(hub, np.random.default_rng(0).normal(50, 3, (11, 3)), "slow")
+    assert len(weights.competition) == len(weights.allocation) == 2
+    assert weights.series.shape == (11, 3) and weights.competition[0].shape == weights.allocation[1].shape == (2, 11)
+    assert np.allclose(weights.competition[0].mean(1), 1.0, atol=1e-5)
+    assert weights.predicted in {"slow", "Fast", "none"}
 
 
 def test_what_cannot_be_drawn(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """No file, a series that is not there, names that do not fit: one line on stderr, and no picture."""
+    """No file, an unknown series, mismatched names: one line on stderr, and no picture."""
     arguments = ["--data", str(tmp_path / "data"), "--output", str(tmp_path / "w.png"), "--checkpoint"]
     for command, named in (
         ([*arguments, str(tmp_path / "none.pt")], "none.pt, which is no file"),

@@ -1,4 +1,4 @@
-"""The table of timm's families is what the survey finds, for a sample, and no family is missing."""
+"""The table of timm's families matches the survey for a sample, and no family is missing."""
 
 import pytest
 import timm
@@ -41,13 +41,13 @@ def test_no_family_and_no_model_is_missing():
     ],
 )
 def test_a_row_is_what_is_found(name, attn_layer, outcome):
-    found = survey(name, timm_models()[name])
-    assert (found.attn_layer, found.outcome) == (attn_layer, outcome)
-    row = ROWS[found.family]
+    record = survey(name, timm_models()[name])
+    assert (record.attn_layer, record.outcome) == (attn_layer, outcome)
+    row = ROWS[record.family]
     assert f"{attn_layer}: " in row["`attn_layer=`"]
     assert f"{outcome}: " in row["`replace_attention`"]
-    assert all(kind in row["replaced"] for kind in found.replaced)
-    assert all(reason in row["stays, because it"] for reason in found.stays)
+    assert all(kind in row["replaced"] for kind in record.replaced)
+    assert all(reason in row["stays, because it"] for reason in record.stays)
 
 
 def test_a_whole_model_computes_the_same():
@@ -72,7 +72,7 @@ def test_the_survey_goes_on_where_it_was_cut_off(tmp_path):
 
 
 def test_a_file_of_others_is_neither_added_to_nor_replaced(tmp_path):
-    """As records or as the table; a table that the survey wrote is written anew."""
+    """Neither as records nor as the table; the survey replaces its own tables."""
     notes = tmp_path / "notes.txt"
     notes.write_text("years of work\n")
     with pytest.raises(ValueError, match="notes.txt, line 1.*allowed"):
@@ -81,12 +81,12 @@ def test_a_file_of_others_is_neither_added_to_nor_replaced(tmp_path):
         write_document(notes, "a table\n", "recipes.timm_families", "--output")
     assert notes.read_text() == "years of work\n"
     for text in ("first", "second"):
-        written = f"{text}\n\n`python -m recipes.timm_families`, 1 minute\n"
-        write_document(tmp_path / "table.md", written, "recipes.timm_families", "--output")
-        assert (tmp_path / "table.md").read_text() == written
+        content = f"{text}\n\n`python -m recipes.timm_families`, 1 minute\n"
+        write_document(tmp_path / "table.md", content, "recipes.timm_families", "--output")
+        assert (tmp_path / "table.md").read_text() == content
     with pytest.raises(ValueError, match="table.md"):
         check_document(tmp_path / "table.md", "recipes.bench.kernels", "--out")
-    check_document(PATH, "recipes.timm_families", "--output")  # the one in the checkout
+    check_document(PATH, "recipes.timm_families", "--output")  # the table in the checkout
 
 
 def test_rows_are_read_as_they_are_written():

@@ -20,7 +20,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def subwords(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what recipes.flash.prepare leaves of its subwords."""
+    """A folder with the subwords as written by recipes.flash.prepare."""
     folder = tmp_path_factory.mktemp("subwords")
     model = folder / "sentencepiece.model"
     with open(questions / "pages.txt", encoding="utf-8") as lines:

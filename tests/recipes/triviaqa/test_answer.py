@@ -1,4 +1,4 @@
-"""Answers of trained models, written down and evaluated as the data set's own evaluation does."""
+"""Answers of trained models, written to files and evaluated as in the official evaluation."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from tests.fairseq_plugin.helpers.spans import training_command, write_names
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two trainings, of which one hardly learns; costs the start of a process."""
+    """Two trainings, one of which hardly learns; costs the start of a process."""
     root = tmp_path_factory.mktemp("answers")
     data = write_names(root / "data-bin")
     commands = [
@@ -29,17 +29,20 @@ def trained(tmp_path_factory):
 
 
 def test_the_best_of_several_checkpoints_answers(trained, tmp_path, capsys):
-    """Scores are those of validation, and the answers of the best are written, from name to text."""
+    """Scores equal those of validation; the best checkpoint's answers are written, name -> text."""
     output = tmp_path / "answers" / "predictions.json"
-    places = ["--data", str(trained.data), "--output", str(output), "--batch-size", "7"]
-    assert answer.main([*map(str, trained.paths), *places]) == 0
-    said = capsys.readouterr().out
-    rows = [line.split() for line in said.splitlines() if "checkpoint_last.pt" in line and "python -m" not in line]
+    arguments = ["--data", str(trained.data), "--output", str(output), "--batch-size", "7"]
+    assert answer.main([*map(str, trained.paths), *arguments]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if "checkpoint_last.pt" in line and "python -m" not in line]
     for row, path, valid in zip(rows, trained.paths, trained.valid):
         assert row[:3] == [str(path), f"{valid['valid_f1']:.2f}", f"{valid['valid_em']:.2f}"]
     assert [row[3:] for row in rows] == [["yes"], []]
     answers = json.loads(output.read_text())
-    gold = {one["name"]: one["answers"] for one in json.loads((trained.data / "valid.json").read_text())["questions"]}
+    gold = {
+        question["name"]: question["answers"]
+        for question in json.loads((trained.data / "valid.json").read_text())["questions"]
+    }
     assert answers.keys() == gold.keys()
     assert score(answers, gold).f1 == pytest.approx(trained.valid[0]["valid_f1"], abs=0.01)
     assert any(answers[name] == texts[0] for name, texts in gold.items())
@@ -61,8 +64,8 @@ def test_checkpoints_that_are_none(trained, tmp_path, capsys):
         (tmp_path / "flash_lm.pt", "of a flash_lm"),
     ):
         assert answer.main([str(path), "--data", str(trained.data)]) == 1
-        said = capsys.readouterr().err
-        assert message in said and "allowed" in said
+        error = capsys.readouterr().err
+        assert message in error and "allowed" in error
 
 
 def test_a_folder_without_the_split(trained, capsys):
@@ -71,16 +74,16 @@ def test_a_folder_without_the_split(trained, capsys):
 
 
 def test_scores_count_every_question():
-    found = score({"a": "The Oslo", "b": "big Rome", "x": "?"}, {"a": ["oslo"], "b": ["rome", "roma"], "c": ["bern"]})
-    assert found.em == pytest.approx(100 / 3) and found.f1 == pytest.approx(100 * (1 + 2 / 3) / 3)
-    assert (found.questions, found.missing) == (3, 1)
+    scores = score({"a": "The Oslo", "b": "big Rome", "x": "?"}, {"a": ["oslo"], "b": ["rome", "roma"], "c": ["bern"]})
+    assert scores.em == pytest.approx(100 / 3) and scores.f1 == pytest.approx(100 * (1 + 2 / 3) / 3)
+    assert (scores.questions, scores.missing) == (3, 1)
     assert score({}, {"a": ["oslo"]}) == (0.0, 0.0, 1, 1)
 
 
 def test_evaluation_of_written_answers(questions, tmp_path, capsys):
-    """All right, one wrong, one missing; what the file does not hold is not asked."""
+    """All right, one wrong, one missing; questions that are not in the file do not count."""
     file = questions / "qa" / "wikipedia-dev.json"
-    values = {one["QuestionId"]: one["Answer"]["Value"] for one in json.loads(file.read_text())["Data"]}
+    values = {entry["QuestionId"]: entry["Answer"]["Value"] for entry in json.loads(file.read_text())["Data"]}
     path = tmp_path / "answers.json"
     names = list(values)
     for changed, expected in (
@@ -99,5 +102,5 @@ def test_answers_that_are_none(content, questions, tmp_path, capsys):
     path = tmp_path / "answers.json"
     path.write_text(content)
     assert evaluate.main([str(path), "--file", str(questions / "qa" / "wikipedia-dev.json")]) == 1
-    said = capsys.readouterr().err
-    assert f"ANSWERS is {path}" in said and "allowed" in said
+    message = capsys.readouterr().err
+    assert f"ANSWERS is {path}" in message and "allowed" in message

@@ -1,4 +1,4 @@
-"""From TriviaQA's files to a folder of the task: names, gold spans in text of any script, and what is missing."""
+"""From TriviaQA's files to the task's folder: names, gold spans in any script, and missing files."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ from recipes.triviaqa.questions import read_questions
 
 
 def run(questions: Path, subwords: Path, out: Path, *arguments: str, domain: str = "wikipedia") -> int:
-    places = ["--file", str(questions), "--subwords", str(subwords), "--out", str(out), "--workers", "1"]
-    return prepare.main([domain, *places, *arguments])
+    folders = ["--file", str(questions), "--subwords", str(subwords), "--out", str(out), "--workers", "1"]
+    return prepare.main([domain, *folders, *arguments])
 
 
 def page(file: str, **more) -> dict:
@@ -31,7 +31,7 @@ def entry(number: int, aliases: list[str], entities: list[dict], results: list[d
 
 
 def write_data(folder: Path, entries: list[dict], texts: dict[str, str], domain: str = "Wikipedia", **more) -> Path:
-    """The same entries as train and dev."""
+    """Write the same entries as train and dev."""
     (folder / "qa").mkdir(parents=True)
     for split in ("train", "dev"):
         content = {"Data": entries, "Domain": domain, "VerifiedEval": False, "Version": 1.0, **more}
@@ -46,41 +46,41 @@ def spelled(data_bin: Path, split: str) -> list[tuple[str, str, list[str]]]:
     """Name, document and gold texts of each pair of a split."""
     words = ["<s>", "<pad>", "</s>", "<unk>"]
     words += [line.rpartition(" ")[0] for line in (data_bin / "dict.txt").read_text(encoding="utf-8").splitlines()]
-    read = read_span_split(data_bin, split)
-    found = []
-    for pair, (question, document) in enumerate(read.pairs):
-        pieces = [words[token] for token in read.document_tokens[int(document)].tolist()]
-        spans = read.spans[read.ends[pair] : read.ends[pair + 1]]
+    split_data = read_span_split(data_bin, split)
+    pairs = []
+    for pair, (question, document) in enumerate(split_data.pairs):
+        pieces = [words[token] for token in split_data.document_tokens[int(document)].tolist()]
+        spans = split_data.spans[split_data.ends[pair] : split_data.ends[pair + 1]]
         texts = ["".join(spell(pieces[first : last + 1])).strip() for first, last in spans]
-        found.append((read.questions[question].name, "".join(spell(pieces)).strip(), texts))
-    return found
+        pairs.append((split_data.questions[question].name, "".join(spell(pieces)).strip(), texts))
+    return pairs
 
 
 def test_generated_questions(questions, subwords, tmp_path, capsys):
-    """Each page has the name once; the document is the page, and the question is there."""
+    """Each page has the name once; documents equal the pages, and questions are kept."""
     assert run(questions, subwords, tmp_path / "out") == 0
     assert "60 questions" in capsys.readouterr().out
     data_bin = tmp_path / "out" / "data-bin"
     for split, name, count in (("train", "train", 60), ("valid", "dev", 12)):
-        asked = read_questions(questions / "qa" / f"wikipedia-{name}.json")
-        found = spelled(data_bin, split)
-        assert len(found) == len(asked) == count
-        for one, (key, document, gold) in zip(asked, found):
-            assert key == one.name and one.answers[0].split()[-1] == one.answers[1]
-            assert [normalise_answer(text) for text in gold] == [one.answers[0]]
-            assert document == " ".join(paragraphs((questions / "evidence" / one.documents[0]).read_text()))
-    assert run(questions, subwords, tmp_path / "out", "--limit", "5") == 0  # again, and it may replace its own
+        generated = read_questions(questions / "qa" / f"wikipedia-{name}.json")
+        pairs = spelled(data_bin, split)
+        assert len(pairs) == len(generated) == count
+        for question, (key, document, gold) in zip(generated, pairs):
+            assert key == question.name and question.answers[0].split()[-1] == question.answers[1]
+            assert [normalise_answer(text) for text in gold] == [question.answers[0]]
+            assert document == " ".join(paragraphs((questions / "evidence" / question.documents[0]).read_text()))
+    assert run(questions, subwords, tmp_path / "out", "--limit", "5") == 0  # again: it may replace its own files
     assert len(read_span_split(data_bin, "train").questions) == 5
 
 
 def test_the_same_seed_makes_the_same_questions(questions, tmp_path):
-    for seed, same in (("1", True), ("2", False)):
+    for seed, equal in (("1", True), ("2", False)):
         out = tmp_path / seed
         assert (
             generated.main(["--out", str(out), "--train", "60", "--valid", "12", "--people", "4", "--seed", seed]) == 0
         )
-        both = [(folder / "qa" / "wikipedia-dev.json").read_bytes() for folder in (out, questions)]
-        assert (both[0] == both[1]) == same
+        contents = [(folder / "qa" / "wikipedia-dev.json").read_bytes() for folder in (out, questions)]
+        assert (contents[0] == contents[1]) == equal
 
 
 def test_more_people_than_there_are(tmp_path, capsys):
@@ -89,7 +89,7 @@ def test_more_people_than_there_are(tmp_path, capsys):
 
 
 def test_documents_of_several_questions_and_of_the_web(subwords, tmp_path):
-    """A document is stored once; names are those of the official evaluation; training leaves out what has no answer."""
+    """Documents are stored once; names are official; training drops questions without answers."""
     texts = {"wikipedia/A.txt": "Ada Cole met Otto Hale.", "web/1/B.txt": "Only Otto Hale was there."}
     entries = [
         entry(0, ["Ada Cole"], [page("A.txt")], [page("1/B.txt", Rank=0)]),
@@ -102,9 +102,9 @@ def test_documents_of_several_questions_and_of_the_web(subwords, tmp_path):
         folder = write_data(tmp_path / domain, entries, texts, domain.capitalize())
         assert run(folder, subwords, tmp_path / f"{domain} out", domain=domain) == 0
         for split, pairs in (("train", 3), ("valid", 4)):
-            read = read_span_split(tmp_path / f"{domain} out" / "data-bin", split)
-            assert [one.name for one in read.questions] == names
-            assert len(read.pairs) == pairs and len(read.document_tokens) == 2
+            split_data = read_span_split(tmp_path / f"{domain} out" / "data-bin", split)
+            assert [question.name for question in split_data.questions] == names
+            assert len(split_data.pairs) == pairs and len(split_data.document_tokens) == 2
         gold = [texts for _, _, texts in spelled(tmp_path / f"{domain} out" / "data-bin", "train")]
         assert sorted(map(tuple, gold)) == [("Ada Cole",), ("Otto Hale",), ("Otto Hale",)]
 
@@ -116,7 +116,7 @@ def test_gold_spans_in_text_of_any_script(subwords, tmp_path):
     folder = write_data(tmp_path / "data", entries, {"wikipedia/A.txt": text})
     assert run(folder, subwords, tmp_path / "out") == 0
     (_, document, first), (_, _, second) = spelled(tmp_path / "out" / "data-bin", "train")
-    assert "12" in document and "ADA" in document  # as NFKC has them
+    assert "12" in document and "ADA" in document  # in NFKC
     assert [normalise_answer(text).strip("“”") for text in first] == ["zoë ævarsdóttir"] * 3
     assert [normalise_answer(text) for text in second] == ["東京", "ada"]  # not in 東京タワー, a longer word
 
@@ -145,7 +145,7 @@ def test_answers_are_found_as_the_official_normalisation_compares_them(answers, 
 
 
 def test_spans_of_subwords():
-    """From characters to subwords where pieces have spaces, several characters, or are bytes of one."""
+    """Characters to subwords, for pieces with spaces, several characters, or single bytes."""
     document = SpelledDocument(["▁on", "▁", "<0xC3>", "<0x89>", "mile", "▁Zola", "."])
     assert document.text == " on Émile Zola."
     assert document.find(answer_pattern(["émile zola"])).tolist() == [[2, 5]]
@@ -156,7 +156,7 @@ def test_spans_of_subwords():
 
 
 def test_the_verified_part(tmp_path):
-    """What the official evaluation leaves out is left out here."""
+    """Questions that the official evaluation drops are dropped."""
     verified = {"QuestionPartOfVerifiedEval": True}
     pages = [page("A.txt", DocPartOfVerifiedEval=True), page("B.txt", DocPartOfVerifiedEval=False)]
     entries = [
@@ -164,14 +164,14 @@ def test_the_verified_part(tmp_path):
         entry(1, ["Ada"], pages, QuestionPartOfVerifiedEval=False),
     ]
     folder = write_data(tmp_path, entries, {}, VerifiedEval=True)
-    (asked,) = read_questions(folder / "qa" / "wikipedia-dev.json")
-    assert asked.name == "q_0" and asked.documents == ["wikipedia/A.txt"]
+    (question,) = read_questions(folder / "qa" / "wikipedia-dev.json")
+    assert question.name == "q_0" and question.documents == ["wikipedia/A.txt"]
 
 
 def test_human_answers_are_gold(tmp_path):
-    one = entry(0, ["Ada"], [page("A.txt")])
-    one["Answer"]["HumanAnswers"] = ["The Ada!"]
-    folder = write_data(tmp_path, [one], {})
+    annotated = entry(0, ["Ada"], [page("A.txt")])
+    annotated["Answer"]["HumanAnswers"] = ["The Ada!"]
+    folder = write_data(tmp_path, [annotated], {})
     assert read_questions(folder / "qa" / "wikipedia-dev.json")[0].answers == ["ada", "ada"]
 
 
@@ -180,20 +180,20 @@ def test_human_answers_are_gold(tmp_path):
 
 def fails(capsys, *arguments, **more) -> str:
     assert run(*arguments, **more) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "allowed" in said
-    return said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "allowed" in message
+    return message
 
 
 def test_missing_files_say_how_to_get_them(questions, subwords, tmp_path, capsys):
-    said = fails(capsys, tmp_path, subwords, tmp_path / "out")
-    assert "no qa/wikipedia-train.json" in said and "triviaqa-rc.tar.gz" in said
+    message = fails(capsys, tmp_path, subwords, tmp_path / "out")
+    assert "no qa/wikipedia-train.json" in message and "triviaqa-rc.tar.gz" in message
     folder = write_data(tmp_path / "data", [entry(0, ["Ada"], [page("A.txt")])], {})
-    said = fails(capsys, folder, subwords, tmp_path / "out")
-    assert "no evidence/wikipedia/A.txt" in said and "triviaqa-rc.tar.gz" in said
+    message = fails(capsys, folder, subwords, tmp_path / "out")
+    assert "no evidence/wikipedia/A.txt" in message and "triviaqa-rc.tar.gz" in message
     assert not (tmp_path / "out" / "data-bin").exists()
-    said = fails(capsys, questions, tmp_path, tmp_path / "out")
-    assert "--subwords" in said and "no sentencepiece.model" in said and "recipes.flash.prepare" in said
+    message = fails(capsys, questions, tmp_path, tmp_path / "out")
+    assert "--subwords" in message and "no sentencepiece.model" in message and "recipes.flash.prepare" in message
     assert "no qa/web-train.json" in fails(capsys, questions, subwords, tmp_path / "out", domain="web")
 
 
@@ -218,8 +218,8 @@ def test_documents_outside_of_the_folder(subwords, tmp_path, capsys):
 def test_files_that_are_none(content, message, subwords, tmp_path, capsys):
     folder = write_data(tmp_path / "data", [], {})
     (folder / "qa" / "wikipedia-train.json").write_text(content)
-    said = fails(capsys, folder, subwords, tmp_path / "out")
-    assert message in said and "wikipedia-train.json" in said
+    error = fails(capsys, folder, subwords, tmp_path / "out")
+    assert message in error and "wikipedia-train.json" in error
 
 
 def test_texts_that_are_none(subwords, tmp_path, capsys):
@@ -230,7 +230,7 @@ def test_texts_that_are_none(subwords, tmp_path, capsys):
 
 
 def test_all_subwords_are_known(subwords, questions, tmp_path):
-    """A character that the subwords never saw is bytes, not <unk>."""
+    """A character unknown to the subwords becomes bytes, not <unk>."""
     entries = [entry(0, ["Ada"], [page("A.txt")])]
     folder = write_data(tmp_path / "data", entries, {"wikipedia/A.txt": "Ada ☃ 𝄞 ж"})
     assert run(folder, subwords, tmp_path / "out") == 0

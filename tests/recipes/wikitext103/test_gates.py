@@ -1,4 +1,4 @@
-"""Gates taken apart: what each variant's command builds and trains."""
+"""Ablations of gates: the model and trained parameters of each variant's command."""
 
 from argparse import Namespace
 
@@ -31,18 +31,18 @@ def in_the_checkout(monkeypatch):
 
 
 def build(name: str):
-    """The model that a name's command builds."""
+    """The model that the command of a variant builds."""
     words = [str(word) for word in OPTIONS.model_arguments(name)]
     import_user_module(Namespace(user_dir=words[words.index("--user-dir") + 1]))
-    given = model_options(["data", *words])
+    options = model_options(["data", *words])
     dictionary = Dictionary()
     dictionary.add_symbol("a")
-    task = tasks.language_modeling.LanguageModelingTask(given, dictionary, dictionary)
-    return tasks.FairseqTask.build_model(task, given)
+    task = tasks.language_modeling.LanguageModelingTask(options, dictionary, dictionary)
+    return tasks.FairseqTask.build_model(task, options)
 
 
 def gate_parameters(model: torch.nn.Module) -> dict[str, bool]:
-    """Which parameters of its gates are trained."""
+    """For each parameter of the gates, whether it is trained."""
     [gate] = [module for module in model.modules() if isinstance(module, ForgetGate)]
     assert not gate.gate_proj.weight.any()
     return {name: x.requires_grad for name, x in gate.named_parameters()}
@@ -78,5 +78,5 @@ def test_from_the_text_to_the_table(tmp_path, imported_already, capsys):
     arguments = ["--file", str(text), "--quick", "--seeds", "1", "--out", str(tmp_path / "out")]
     sizes = ["--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "64", "--tokens-per-sample", "16"]
     assert gates.main([*arguments, *sizes, "--models", "linear+fixed"]) == 0
-    shown = capsys.readouterr().out
-    assert "linear+fixed" in shown and "stay as they are at first" in shown and EXPERIMENT.command in shown
+    output = capsys.readouterr().out
+    assert "linear+fixed" in output and "stay as they are at first" in output and EXPERIMENT.command in output

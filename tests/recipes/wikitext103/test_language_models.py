@@ -23,18 +23,18 @@ def test_characters_lose_nothing() -> None:
 
 
 def test_every_model_has_the_same_budget() -> None:
-    """fairseq's parser takes every model's options; they differ in the architecture's own, and in the seed."""
+    """fairseq's parser accepts every model's options, which differ only in the architecture's and the seed."""
     trainings = EXPERIMENT.planned(MODELS, Data(Path("data-bin"), {}))
-    assert [one.training.name for one in trainings[:: len(MODELS.models)]] == [
+    assert [run.training.name for run in trainings[:: len(MODELS.models)]] == [
         f"{MODELS.models[0]}.{seed}" for seed in (1, 2)
     ]
     common = []
-    for one in trainings[: len(MODELS.models)]:
-        words = [str(word) for word in one.training.arguments]
+    for run in trainings[: len(MODELS.models)]:
+        words = [str(word) for word in run.training.arguments]
         options.parse_args_and_arch(options.get_training_parser(), [*words, "--cpu"])
         common.append(words[words.index("--decoder-layers") :])
-        assert ("--arch flowformer_lm" in " ".join(words)) == one.model.startswith("flow")
-        assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in one.model)
+        assert ("--arch flowformer_lm" in " ".join(words)) == run.model.startswith("flow")
+        assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in run.model)
     assert all(words == common[0] for words in common)
 
 
@@ -42,7 +42,7 @@ def test_windows_and_chunks_are_a_quarter_of_a_sequence() -> None:
     assert MODELS.attention_arguments("daft_conv+short_conv")[2:] == ["--daft-window", 4, "--daft-short-conv", 4]
     assert MODELS.attention_arguments("mixed_chunk")[2:] == ["--mixed-chunk-chunk-size", 4]
     assert MODELS.attention_arguments("local")[2:] == ["--local-window", 4]
-    assert MODELS.attention_arguments("flow")[2:] == []  # its chunk size is of speed alone
+    assert MODELS.attention_arguments("flow")[2:] == []  # its chunk size affects speed only
 
 
 def test_models_are_the_causal_mechanisms() -> None:
@@ -62,7 +62,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_subwords_are_of_the_train_part_and_lose_no_line(text: Path, tmp_path: Path) -> None:
-    """A token is a subword or the end of a line; another number of subwords is another text."""
+    """A token is a subword or the end of a line; another number of subwords gives another text."""
 
     def prepared(out: Path, subwords: int) -> dict[str, int]:
         with working_folder(out, EXPERIMENT.command, whole=WHOLE):

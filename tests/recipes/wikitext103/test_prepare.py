@@ -1,4 +1,4 @@
-"""prepare.py: from every source to checked text and a data-bin."""
+"""prepare.py: every source gives checked text and a data-bin."""
 
 import io
 import subprocess
@@ -30,13 +30,13 @@ def archive(names=SPLITS, prefix="wikitext-103/"):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Make the small text above count as WikiText-103; returns its archive."""
+    """Accept the small text above as WikiText-103; returns its archive."""
     monkeypatch.setattr(prepare, "EXPECTED", COUNTS)
     return archive()
 
 
 def assert_text(folder):
-    """``folder`` holds the text above, byte for byte, and nothing half written."""
+    """Assert that ``folder`` holds the text above, byte for byte, and no partial files."""
     for split in SPLITS:
         assert split_path(folder, split).read_bytes() == TEXT[split].encode()
     assert not list(folder.glob("*.part"))
@@ -51,7 +51,7 @@ def test_expected_counts_are_the_papers():
 
 
 def test_the_hub_is_the_second_source(small, monkeypatch, tmp_path, capsys):
-    """Its tables have rows in place of lines, and a split may be in two of them."""
+    """The hub's tables have rows instead of lines, and a split may be in two tables."""
     hub = HUB["wikitext103"]
     rows = {
         split: ["" if not line.strip() else f"{line}\n" for line in TEXT[split].split("\n")[:-1]] for split in SPLITS
@@ -69,7 +69,7 @@ def test_the_hub_is_the_second_source(small, monkeypatch, tmp_path, capsys):
 
 
 def parquet(texts):
-    """The content of a table of texts."""
+    """The bytes of a Parquet table of texts."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -145,5 +145,5 @@ def test_command_makes_a_data_bin(tmp_path):
     done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "180 lines" in done.stdout
-    found = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
-    assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= found
+    names = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
+    assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= names
