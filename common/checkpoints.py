@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .modules.remembered_options import RemembersOptions, is_record, read_record, spelled
-from .tensor_files import check_parts
+from .files.tensor_files import check_parts
+from .modules.stored_options import RemembersOptions, is_record, read_record, spelled
 
 #: Number of names of each kind in a message.
 _SHOWN = 4
 
 
-class Transfer(NamedTuple):
+class LoadReport(NamedTuple):
     """Result of transferring a foreign state dict to a model: which tensors were taken, left out, or are new."""
 
     taken: list[str]  # the model's names whose tensors come from the source, unchanged or resampled

@@ -23,22 +23,22 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
-from common.checkpoints import Transfer, read_checkpoint
+from common.checkpoints import LoadReport, read_checkpoint
 from common.command_parser import CommandParser
-from common.modules.remembered_options import is_record, read_record
+from common.files.output_files import new_path
+from common.files.tensor_files import save
+from common.modules.stored_options import is_record, read_record
 from common.ops.shared.checks import ArgumentError
-from common.output_files import new_path
-from common.tensor_files import save
 
-from .loading.checkpoint_config import EMBEDDING_FILES, check_configuration, faults_of
+from .loading.checkpoint_config import EMBEDDING_FILES, check_configuration, configuration_errors
 from .loading.checkpoints import (
     HOW_TO_TRANSFER,
     CheckedLoading,
+    load_report,
     registered_names,
     stock_name,
     stock_overrides,
     stored_architecture,
-    transfer_of,
 )
 from .loading.known_options import check_names, model_options
 from .models._configuration import read_stock
@@ -54,7 +54,7 @@ _SEED = 1
 _LEFT_OUT = ("last_optimizer_state",)
 
 
-def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], Transfer]:
+def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], LoadReport]:
     """Convert the checkpoint ``source`` of a stock Transformer to ``arch``; also returns what is new or left out.
 
     ``overrides`` are options of the model. The model is built once, to check that the weights fit.
@@ -74,7 +74,7 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         raise ArgumentError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed with `arch` {arch}: {allowed}")
     check_configuration(state, str(source))
     options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
-    with faults_of(str(source), overrides):
+    with configuration_errors(str(source), overrides):
         all_overrides = stock_overrides(state, target, options)
         # Loaded again by fairseq, which upgrades all of its formats.
         state = load_checkpoint_to_cpu(str(source), all_overrides)
@@ -101,7 +101,7 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
     return overrides
 
 
-def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer, dict[str, torch.Tensor]]:
+def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[LoadReport, dict[str, torch.Tensor]]:
     """Build the model for ``weights``; returns which of them it loads, and the tensors to add to them.
 
     The added tensors are the new attention's own parameters, from a fixed seed, and the records of options.
@@ -123,7 +123,7 @@ def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[Transfer,
             f"`model_overrides` or the checkpoint has {keep[0]}; allowed with an attention that has parameters of its "
             "own: not given, since layers are numbered anew"
         )
-    transfer = transfer_of(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
+    transfer = load_report(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
     return transfer, {**added, **{name: record for name, record in model_state.items() if is_record(name)}}
 
 

@@ -25,8 +25,8 @@ from tqdm import tqdm
 from common import __version__
 from common.checkpoints import read_checkpoint
 from common.command_parser import CommandParser
-from common.output_files import check_new, new_path
-from common.tensor_files import DIGEST
+from common.files.output_files import check_new, new_path
+from common.files.tensor_files import DIGEST
 
 from .export.decoding_step import DecodingStep, export_program
 from .loading.checkpoint_config import check_configuration

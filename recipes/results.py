@@ -30,10 +30,10 @@ from typing import Any
 from PIL import Image, PngImagePlugin
 
 from common.command_parser import CommandParser
-from common.output_files import unfinished
+from common.files.output_files import unfinished
 
 from .shared.commands import shown_path
-from .shared.comparison import Compared, Report
+from .shared.comparison import Report, Results
 from .shared.experiment import Record
 from .shared.json_files import read_json
 from .shared.scripts import script
@@ -93,7 +93,7 @@ def stored_report(head: Record, folder: Path) -> Report:
     names = {field.name for field in fields(experiment.options)}
     options = experiment.options(**{name: value for name, value in content["plan"].items() if name in names})
     facts = {name: value for name, value in content.items() if name not in ("run", "plan", "results", "failed")}
-    return experiment.report(options, facts, Compared(content["results"], content["failed"]))
+    return experiment.report(options, facts, Results(content["results"], content["failed"]))
 
 
 def table_of_experiment(head: Record, folder: Path) -> str:

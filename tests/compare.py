@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from common.modules.remembered_options import is_record
+from common.modules.stored_options import is_record
 
 #: Largest accepted ||actual - expected|| / ||expected||, by the coarser dtype of the two.
 TOLERANCES: dict[torch.dtype, float] = {

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from common.output_files import check_folder, new_folder
-from common.tensor_files import save_safetensors
+from common.files.output_files import check_folder, new_folder
+from common.files.tensor_files import save_safetensors
 from fairseq_plugin import PromptedLanguageModelingTask, PromptState
 from fairseq_plugin.data import episode_folder, series_folder
 from fairseq_plugin.data.indexed_sums import load_tokens

@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from timm.models import clean_state_dict, save_for_hf
 from torch import nn
 
-from common import tensor_files
 from common.checkpoints import read_checkpoint
 from common.command_parser import CommandParser
-from common.output_files import check_new, new_path
+from common.files import tensor_files
+from common.files.output_files import check_new, new_path
 
 from . import models
 from .named_values import NamedValues

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..modules.remembered_options import RemembersOptions
+from ..modules.stored_options import RemembersOptions
 from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import (
     check_heads,

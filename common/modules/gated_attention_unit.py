@@ -30,9 +30,9 @@ from .feed_forward import FeedForward
 from .forget_gate import FORGETS, NONE, ForgetGate
 from .norms import build_norm
 from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
-from .remembered_options import RemembersOptions
 from .rotary import check_even, cos_and_sin, document_positions, rotate_by
 from .silu import silu_parts
+from .stored_options import RemembersOptions
 
 #: From this many numbers in x on, the backward pass recomputes activations; smaller inputs need little memory.
 RECOMPUTED_FROM = 2**17

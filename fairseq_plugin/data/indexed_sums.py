@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 
-from common.json_files import check_file
+from common.files.json_files import check_file
 
 _PARTS = (".bin", ".idx")
 _READ_AT_ONCE = 2**22

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from common.json_files import read, signed
+from common.files.json_files import read, signed
 from common.ops.shared.checks import shortened
 
 SHAPE_FILE = "image_shape.json"

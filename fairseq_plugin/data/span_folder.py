@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import FairseqDataset
 
-from common.json_files import read, signed, typed
+from common.files.json_files import read, signed, typed
 from common.ops.shared.checks import shortened
 
 from .indexed_sums import load_tokens

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from common.json_files import check_file, read, signed, typed
+from common.files.json_files import check_file, read, signed, typed
+from common.files.tensor_files import check_parts
 from common.ops.shared.checks import shortened
-from common.tensor_files import check_parts
 
 TRAIN = "train"
 

@@ -164,7 +164,7 @@ def _loss_of_queries(
     masks |= {} if call.segment_ids is None else {"segment_ids": call.segment_ids}
     with torch.no_grad():
         target = getattr(softmax, method)(*project_heads(teacher, query, call.key), **masks)
-    extra_inputs = student.further_inputs(call.key)
+    extra_inputs = student.extra_inputs(call.key)
     in_part = part is not None and isinstance(student.inner, LolcatsAttention)
     with only_part(student, part) if in_part else nullcontext():
         result = getattr(student.inner, method)(*project_heads(student, query, call.key), **masks, **extra_inputs)

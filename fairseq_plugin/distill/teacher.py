@@ -21,7 +21,7 @@ from torch import nn
 
 from common.checkpoints import check_state_dict, read_checkpoint
 
-from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration, faults_of
+from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration, configuration_errors
 from ..loading.checkpoints import hint, stored_architecture
 from ..loading.known_options import option_field
 
@@ -133,7 +133,7 @@ def _load(path: str, task: FairseqTask) -> nn.Module:
             f"--teacher {path!r} holds {stored!r}; allowed with --task {_name(task)}: {stock!r} and its like"
         )
     check_configuration(state, path)
-    with faults_of(path):
+    with configuration_errors(path):
         state = load_checkpoint_to_cpu(path, {**dict.fromkeys(EMBEDDING_FILES), **_NOT_TAKEN})
         config = state["cfg"].model
         # By fairseq's function, since the task's own may keep the model, as translation does for --eval-bleu.

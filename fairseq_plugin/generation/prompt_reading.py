@@ -8,8 +8,8 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
 from ..models._decoder import LinearTimeDecoder
+from ..modules.chunked_prefill import layers_after
 from ..modules.multihead_attention import IncrementalState
-from ..modules.reading_on import layers_after
 
 
 def check_readable(model: nn.Module) -> None:

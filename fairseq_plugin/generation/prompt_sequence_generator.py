@@ -18,12 +18,12 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
+from common.files.output_files import check_new
 from common.ops.shared.checks import check_positive_int
-from common.output_files import check_new
 
 from ..modules.named_states import named_state
 from .prompt_reading import check_readable, counts_tokens, read_block
-from .prompt_state import PromptState, maker_of
+from .prompt_state import PromptState, fingerprint_of
 
 #: The default number of tokens that a model reads at once.
 BLOCK_SIZE = 1024
@@ -144,7 +144,7 @@ class PromptGenerator(SequenceGenerator):
                 )
         if save_to is not None:
             check_new(Path(save_to), "--save-state")
-            self._maker = maker_of(models, tgt_dict)
+            self._maker = fingerprint_of(models, tgt_dict)
         if self.repeat_ngram_blocker is not None:
             self.repeat_ngram_blocker = _BlockedInAll(self.repeat_ngram_blocker, self.model.whole)
         self._prompts: dict[int, Tensor] = {}  # by sentence number, with the beginning of sentence
@@ -309,7 +309,7 @@ def read_prompt(
     with torch.no_grad():
         reads, scores = ensemble.read(prompt, temperature)
     states = [named_state(model, read["state"]) for model, read in zip(hub.models, reads)]
-    return PromptState(prompt[0], scores[0], temperature, states, maker_of(hub.models, hub.tgt_dict))
+    return PromptState(prompt[0], scores[0], temperature, states, fingerprint_of(hub.models, hub.tgt_dict))
 
 
 class _BlockedInAll(nn.Module):

@@ -15,8 +15,8 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
-from common.output_files import new_path
-from common.tensor_files import digest, read_safetensors, save_safetensors
+from common.files.output_files import new_path
+from common.files.tensor_files import digest, read_safetensors, save_safetensors
 
 from ..modules.multihead_attention import IncrementalState
 from ..modules.named_states import check_named_state, state_of
@@ -30,7 +30,7 @@ _OPTIONS = ("activation_fn", "no_scale_embedding", "no_token_positional_embeddin
 _DECODER_OPTIONS = ("attention_heads", "normalize_before")
 
 #: Identifies the models and the dictionary of a state.
-Maker = dict[str, Any]
+Fingerprint = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PromptState:
     scores: Tensor
     temperature: float
     states: Sequence[dict[str, Tensor]]
-    maker: Maker
+    maker: Fingerprint
 
     def __len__(self) -> int:
         """The number of tokens of the prompt, m."""
@@ -95,7 +95,7 @@ class PromptState:
 
     def check(self, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
         """Raise ValueError unless this is a state of ``models`` and ``dictionary``; messages begin with ``what``."""
-        check_maker(self.maker, models, dictionary, what)
+        check_fingerprint(self.maker, models, dictionary, what)
         try:
             _check_words(self.tokens, self.scores, len(dictionary))
             for model, state in zip(models, self.states, strict=True):
@@ -108,16 +108,16 @@ class PromptState:
         return state_of(model, self.states[number], torch.zeros(rows, dtype=torch.long, device=self.tokens.device))
 
 
-def maker_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Maker:
+def fingerprint_of(models: Sequence[nn.Module], dictionary: Dictionary) -> Fingerprint:
     """A fingerprint of ``models`` and ``dictionary``, to compare with that of another state; O(their size)."""
     words = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()
     return {"models": [_model(model) for model in models], "dictionary": words}
 
 
-def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
+def check_fingerprint(maker: Fingerprint, models: Sequence[nn.Module], dictionary: Dictionary, what: str) -> None:
     """Raise ValueError unless ``maker`` is that of ``models`` and ``dictionary``; messages begin with ``what``."""
-    current = maker_of(models, dictionary)
-    if not _is_maker(maker, current):
+    current = fingerprint_of(models, dictionary)
+    if not _is_fingerprint(maker, current):
         raise ValueError(f"{what}, which does not say of which models it is; allowed: {_ALLOWED}")
     if len(maker["models"]) != len(models):
         raise ValueError(f"{what}, a state of {len(maker['models'])} models; allowed: of {len(models)}")
@@ -125,7 +125,7 @@ def check_maker(maker: Maker, models: Sequence[nn.Module], dictionary: Dictionar
         raise ValueError(f"{what}, a state of another {name} ({stored}); allowed: {expected}, that of the model here")
 
 
-def _differences(there: Maker, here: Maker) -> Iterator[tuple[str, Any, Any]]:
+def _differences(there: Fingerprint, here: Fingerprint) -> Iterator[tuple[str, Any, Any]]:
     """Names and values of differences, the most informative first."""
     if there["dictionary"] != here["dictionary"]:
         yield "dictionary", f"SHA-256 {there['dictionary']}", here["dictionary"]
@@ -146,7 +146,7 @@ def _model(model: nn.Module) -> dict[str, Any]:
     return {"options": options, "weights": digest(model.state_dict())}
 
 
-def _is_maker(maker: Any, here: Maker) -> bool:
+def _is_fingerprint(maker: Any, here: Fingerprint) -> bool:
     """Whether ``maker`` has the same fields as ``here``."""
     if not isinstance(maker, dict) or maker.keys() != here.keys() or not isinstance(maker["models"], list):
         return False

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
+from common.files.tensor_files import DIGEST, digest
 from common.ops.shared.state import joined_entries
-from common.tensor_files import DIGEST, digest
 
 from ..data.streams import PLACE, StreamPlace
 from ..modules.carried_state import CarriedState

@@ -78,7 +78,7 @@ _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 
 
 @contextmanager
-def faults_of(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
+def configuration_errors(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Turn any error from reading a malformed configuration inside the ``with`` block into one ValueError.
 
     ``path`` is the checkpoint of the configuration, and ``overrides`` are the user's options that replace stored ones.
@@ -227,7 +227,7 @@ def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]
 
 def _resolved(config: Any, path: str) -> dict[str, Any]:
     """A nested configuration as plain values."""
-    with faults_of(path):
+    with configuration_errors(path):
         groups = OmegaConf.to_container(OmegaConf.create(config, flags={"allow_objects": True}), resolve=True)
         if not isinstance(groups, dict):
             raise TypeError(f"a {type(groups).__name__}")
@@ -236,7 +236,7 @@ def _resolved(config: Any, path: str) -> dict[str, Any]:
 
 def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
     """All values in nested containers, each with the name of its nearest key; nothing is resolved."""
-    with faults_of(path):
+    with configuration_errors(path):
         leaves = list(islice(_walk("cfg", options), _MOST_VALUES + 1))
     if len(leaves) > _MOST_VALUES:
         raise ValueError(

@@ -14,10 +14,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
-from common.checkpoints import Transfer, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
-from common.modules.remembered_options import is_record
+from common.checkpoints import LoadReport, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
+from common.modules.stored_options import is_record
 
-from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files, faults_of
+from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files, configuration_errors
 from .folders import find_folder
 from .known_options import check_names, checkpoint_options, model_options
 from .weight_options import attention_hints, option_hints
@@ -58,7 +58,7 @@ class CheckedLoading:
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
         fitted = self.fitted_state_dict(state_dict, model_cfg, strict)
-        transfer = transfer_of(state_dict, fitted, self)
+        transfer = load_report(state_dict, fitted, self)
         if transfer.left_out or transfer.new:
             logger.warning(f"{type(self).__name__}: {transfer.summary()}")
         elif strict:  # not for averaged weights (--store-ema), which fairseq loads without strict at every update
@@ -109,11 +109,11 @@ class CheckedLoading:
             path = os.path.join(folder, name)
             state = read_checkpoint(path)
             check_configuration(state, path)
-            with faults_of(path):
+            with configuration_errors(path):
                 kwargs = cls._overrides(state, path, kwargs)
                 check_files(state, path, kwargs)
         kwargs = {**dict.fromkeys(EMBEDDING_FILES), **_LEARNING, **kwargs}
-        with faults_of(os.path.join(folder, checkpoint_file)):
+        with configuration_errors(os.path.join(folder, checkpoint_file)):
             return super().from_pretrained(folder, checkpoint_file, data, **kwargs)
 
     @classmethod
@@ -203,7 +203,7 @@ def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:
     return stored.get(name, default) if isinstance(stored, Mapping) else safe_getattr(stored, name, default)
 
 
-def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> Transfer:
+def load_report(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Module) -> LoadReport:
     """Which tensors ``model`` gets from ``state_dict`` by loading ``fitted``, which are left out and which are new.
 
     ``fitted`` is ``state_dict`` after upgrading and pruning. fairseq's version numbers and records of options are not
@@ -221,7 +221,7 @@ def transfer_of(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Mo
     new = [name for name in model_state if name not in loaded and not name.endswith(_VERSION)]
     # Records of options, and tensors that only files of earlier versions have, count as neither.
     left_out, new = ([x for x in names if not is_record(x) and not is_read(x, model)] for names in (left_out, new))
-    return Transfer(loaded, left_out, new)
+    return LoadReport(loaded, left_out, new)
 
 
 def _memory(tensor: Any) -> Any:

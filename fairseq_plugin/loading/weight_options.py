@@ -9,7 +9,7 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, InnerAttention
-from common.modules.remembered_options import is_record, read_record
+from common.modules.stored_options import is_record, read_record
 
 from .known_options import model_options
 

@@ -11,7 +11,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor
 
-from common.modules.remembered_options import Remembered, is_record
+from common.modules.stored_options import Remembered, is_record
 from common.ops.shared.checks import check_positive_int
 
 from ..loading.known_options import option_field

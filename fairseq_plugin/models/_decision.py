@@ -34,7 +34,7 @@ from ._hub_model import HubModel
 from ._options import (
     checkpointing_field,
     complete_checkpointing,
-    errors_as_typed,
+    errors_with_options,
     flag_of,
     offloading_field,
     plain_options,
@@ -100,7 +100,7 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
         args.max_episode_length = task.max_episode_length
         args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
         cls.complete_options(args)
-        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+        with errors_with_options(cls, cls.option_prefix, "decoder"):
             model = cls(args, task.description.state_size, task.description.action_size)
         model.mark_decay(args)
         return model

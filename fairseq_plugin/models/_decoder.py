@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from common.modules.norms import build_norm
 
 from ..modules.carried_state import CarriedState
+from ..modules.chunked_prefill import layers_after, positions_after
 from ..modules.documents import ResetAtEos, begin_at_eos, read_documents, within_documents
 from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
-from ..modules.reading_on import layers_after, positions_after
 
 # NormFormer options of transformer_lm that fairseq's TransformerConfig does not pass to the layers.
 _NORMFORMER = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")

@@ -23,7 +23,7 @@ from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
-from ._options import attention_config, attention_options, errors_as_typed, flag_of, option, plain_options
+from ._options import attention_config, attention_options, errors_with_options, flag_of, option, plain_options
 from ._trained_parameters import TrainedOptions, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay
 
@@ -115,7 +115,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> nn.Module:
         """fairseq's hook: the encoder."""
-        with errors_as_typed(cls, cls.option_prefix, "encoder"):
+        with errors_with_options(cls, cls.option_prefix, "encoder"):
             encoder = SourceEncoder(args, src_dict, embed_tokens, cls.layer_builder(args, causal=False))
         if _needs_longest_source(args):
             encoder.max_tokens = min(x for x in (encoder.max_tokens, args.max_source_positions) if x is not None)
@@ -125,7 +125,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     def build_decoder(cls, args, tgt_dict, embed_tokens) -> nn.Module:
         """fairseq's hook: the decoder."""
         no_cross_attention = args.no_cross_attention
-        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+        with errors_with_options(cls, cls.option_prefix, "decoder"):
             layer = cls.layer_builder(args, causal=True)
             return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=no_cross_attention)
 

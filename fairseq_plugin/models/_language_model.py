@@ -32,7 +32,7 @@ from ._options import (
     attention_options,
     complete_checkpointing,
     design_with,
-    errors_as_typed,
+    errors_with_options,
     flag_of,
 )
 from ._registration import register_checked
@@ -107,7 +107,7 @@ class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, Transfo
         """
         check_texts(cls, args)
         _complete_options(args)
-        with errors_as_typed(cls, cls.option_prefix, "decoder"):
+        with errors_with_options(cls, cls.option_prefix, "decoder"):
             decoder = LinearTimeDecoder(
                 args,
                 task.target_dictionary,

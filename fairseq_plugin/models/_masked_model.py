@@ -30,7 +30,7 @@ from ._options import (
     DocumentOptions,
     checkpointing_field,
     complete_checkpointing,
-    errors_as_typed,
+    errors_with_options,
     flag_of,
     offloading_field,
 )
@@ -128,7 +128,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
             complete_checkpointing(args)
             layers = {"build_layer": cls.layer_builder(args), **cls.encoder_options(args)}
-            with errors_as_typed(cls, cls.option_prefix, "encoder"):
+            with errors_with_options(cls, cls.option_prefix, "encoder"):
                 encoder = cls.encoder_class(args, task.source_dictionary, **layers)
         _check_activation(args, encoder.sentence_encoder.layers)
         _check_pruning(args, encoder.sentence_encoder.layers)

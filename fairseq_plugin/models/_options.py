@@ -114,7 +114,7 @@ def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDe
 
 
 @contextmanager
-def errors_as_typed(model: type, prefix: str, side: str) -> Iterator[None]:
+def errors_with_options(model: type, prefix: str, side: str) -> Iterator[None]:
     """Inside, an ``ArgumentError`` becomes a ValueError that names the command-line options of ``model``.
 
     ``prefix`` is the prefix of its attention's options, ``side`` (encoder or decoder) that of fairseq's layers.

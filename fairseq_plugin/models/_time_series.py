@@ -19,7 +19,7 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.modules.remembered_options import Remembered
+from common.modules.stored_options import Remembered
 from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
@@ -31,7 +31,7 @@ from ._hub_model import HubModel
 from ._options import (
     checkpointing_field,
     complete_checkpointing,
-    errors_as_typed,
+    errors_with_options,
     flag_of,
     offloading_field,
     option,
@@ -213,7 +213,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
             check_positive_int(flag_of(name), getattr(args, name))
         args.max_source_positions = task.max_length
         cls.complete_options(args)
-        with errors_as_typed(cls, cls.option_prefix, "encoder"):
+        with errors_with_options(cls, cls.option_prefix, "encoder"):
             model = cls(args, cls.build_encoder(args, task.description.channels))
         model.mark_decay(args)
         return model

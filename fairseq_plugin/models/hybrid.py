@@ -27,7 +27,7 @@ from ._decoder import BuildLayer
 from ._encoder_decoder import LinearTimeTransformer, design_of
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
-from ._options import attention_config, build_design, errors_as_typed, flag_of, option
+from ._options import attention_config, build_design, errors_with_options, flag_of, option
 from .encoder_decoder import SIZES, complete
 
 _PATTERN = "lineartime_layers"
@@ -66,7 +66,7 @@ def kinds_of_layers(model: type, args, side: str, configs: dict[str, type]) -> l
     layers = (
         [int(i) for i in layers_to_keep.split(",")] if layers_to_keep else list(range(getattr(args, f"{side}_layers")))
     )
-    with errors_as_typed(model, "lineartime", side):
+    with errors_with_options(model, "lineartime", side):
         kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers, whole=not layers_to_keep)
     _check_options_are_read(args, set(kinds), configs)
     return kinds
@@ -92,7 +92,7 @@ def _in_turn(model: type, side: str, kinds: list[str], build: Callable[..., nn.M
 
     def build_next(*arguments: Any, **options: Any) -> nn.Module:
         kind = next(remaining)
-        with errors_as_typed(model, kind, side):
+        with errors_with_options(model, kind, side):
             return build(kind, *arguments, **options)
 
     return build_next

@@ -119,9 +119,9 @@ class InnerCrossAttention(MultiheadAttention):
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keys and values of ``source`` (S, B, C), and the additional inputs of the mechanism."""
         k, v = (split_heads(project(source), self.num_heads) for project in (self.k_proj, self.v_proj))
-        return k, v, self.further_inputs(source)
+        return k, v, self.extra_inputs(source)
 
-    def further_inputs(self, source: Tensor) -> dict[str, Tensor]:
+    def extra_inputs(self, source: Tensor) -> dict[str, Tensor]:
         """Inputs that the inner attention needs in addition to q, k and v, computed from a source (S, B, C)."""
         if "source_q" not in self.inner.needs:
             return {}

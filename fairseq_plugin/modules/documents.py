@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from common.modules.remembered_options import RECORD, RemembersOptions
+from common.modules.stored_options import RECORD, RemembersOptions
 from common.ops.shared.segments import SEGMENT, find_documents
 
-from .reading_on import positions_after
+from .chunked_prefill import positions_after
 
 
 class DocumentsOfTokens(NamedTuple):

@@ -108,7 +108,7 @@ class InnerMultiheadAttention(MultiheadAttention):
         """Whether attention still works after fairseq's head pruning, which cuts the four projections."""
         return self.gate_proj is None and not any(True for _ in self.inner.parameters())
 
-    def further_inputs(self, tokens: Tensor) -> dict[str, Tensor]:
+    def extra_inputs(self, tokens: Tensor) -> dict[str, Tensor]:
         """Inputs that the inner attention needs in addition to q, k and v, computed from tokens (T, B, C)."""
         return self.inner.inputs(x=tokens.transpose(0, 1))
 
@@ -150,7 +150,7 @@ class InnerMultiheadAttention(MultiheadAttention):
             tokens = query
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
         q, k, v = project_heads(self, tokens, tokens)
-        extra_inputs = self.further_inputs(tokens)
+        extra_inputs = self.extra_inputs(tokens)
         extra_inputs |= {} if self.segment_ids is None else {"segment_ids": self.segment_ids}
         if self.training or self.dropout_module.apply_during_inference:
             extra_inputs["dropout_p"] = self.dropout_module.p

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 
 from ..shared.commands import shown_path

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from common.tensor_files import check_parts
+from common.files.tensor_files import check_parts
 
 #: A model's name and tag, without a source such as hf-hub:.
 _NAME = re.compile(r"[\w.-]+")

@@ -19,10 +19,10 @@ from torch import nn
 
 from common.attention import DaftConvAttention
 from common.command_parser import CommandParser
-from common.output_files import check_new
+from common.files.output_files import check_new
 
 from ..shared.commands import shown_path
-from ..shared.plots import STYLE, legend_beside, look, save
+from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.scripts import script
 
 AXES = ("epochs", "kernel_size", "width")
@@ -114,7 +114,7 @@ def draw(runs: Sequence[Run], across: str, best: bool, path: Path) -> None:
         figure, axes = plt.subplots(figsize=(8.0, 4.2), layout="constrained")
         if across == "epochs":
             for number, run in enumerate(runs):
-                axes.plot(run.epochs, run.top1, label=run.name, **look(number).curve(len(run.epochs)))
+                axes.plot(run.epochs, run.top1, label=run.name, **style_of(number).curve(len(run.epochs)))
             axes.set(xlabel="epoch", title="accuracy by epoch")
             axes.xaxis.get_major_locator().set_params(integer=True)
         else:
@@ -132,7 +132,7 @@ def _draw_lines(axes: Axes, runs: Sequence[Run], across: str, best: bool) -> Non
         line, x = place(run, across)
         lines.setdefault(line, {}).setdefault(x, []).append(max(run.top1) if best else run.top1[-1])
     for number, (line, dots) in enumerate(lines.items()):
-        line_style = look(number)
+        line_style = style_of(number)
         ordered = sorted(dots)
         axes.plot(ordered, [math.fsum(dots[x]) / len(dots[x]) for x in ordered], label=line, **line_style.line)
         for x in ordered:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import sentencepiece
 
 from ..shared.subwords import load_sentencepiece
-from ..shared.working_folder import own_file
+from ..shared.working_folder import atomic_write
 
 #: Whitespace characters that a document may contain, other than the space -> their marks.
 MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
@@ -132,7 +132,7 @@ def train_sentencepiece(
         num_threads=2,
         minloglevel=2,
     )
-    with own_file(prefix.with_name(prefix.name + ".model")) as part:
+    with atomic_write(prefix.with_name(prefix.name + ".model")) as part:
         part.write_bytes(model_file.getvalue())
     return load_sentencepiece(prefix)
 
@@ -140,7 +140,7 @@ def train_sentencepiece(
 def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:
     """Write one document per line as subwords; returns the number of tokens, including one end per document."""
     tokens = 0
-    with own_file(path) as part, open(part, "w", encoding="utf-8") as file:
+    with atomic_write(path) as part, open(part, "w", encoding="utf-8") as file:
         for document in documents:
             pieces = model.encode(to_line(document.text), out_type=str)
             tokens += len(pieces) + 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared.commands import Finished, python_command, run
 from .digits import VALIDATION_DIGITS, write_digits

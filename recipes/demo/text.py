@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared import fairseq_log
 from ..shared.commands import Finished, python_command, run, shown_path

@@ -23,7 +23,7 @@ from common.command_parser import CommandParser
 from timm_plugin.named_values import NamedValues
 
 from ..shared.scripts import script
-from ..shared.working_folder import claim, working_folder
+from ..shared.working_folder import register, working_folder
 
 COMMAND = "recipes.demo.train_digits"
 #: Files that timm writes.
@@ -146,7 +146,7 @@ def train(options: argparse.Namespace) -> int:
     )
     folder = Path(options.output, options.experiment)
     for name in (*FILES, *(f"checkpoint-{epoch}.pth.tar" for epoch in range(options.epochs))):
-        claim(folder / name)
+        register(folder / name)
     (folder / FILES[0]).unlink(missing_ok=True)  # timm would append to the file of an earlier training
     saver = CheckpointSaver(
         model,

@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared.archives import extract
 from ..shared.commands import shown_path

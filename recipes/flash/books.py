@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from common.json_files import read
+from common.files.json_files import read
 
 from ..shared.download import Source, download, fetch
 from ..shared.sources import SOURCES

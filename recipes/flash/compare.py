@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
-from ..shared.comparison import NO_READER, Planned
+from ..shared.comparison import NO_READER, PlannedTraining
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.fairseq_training import last_validation
 from ..shared.scripts import positive_int
 from ..shared.trainings import Training
-from .measurements import further_tables, not_measured, perplexity_columns, perplexity_notes
+from .measurements import extra_tables, not_measured, perplexity_columns, perplexity_notes
 from .models import ALL_MODELS, DEFAULT_MODELS, FIGURES, MASKED_MODELS, MODELS, SHAPE, Shape, masked_name
 from .prepare import WRITER, Settings, cut_trial, to_data_bin
 from .report import draw
@@ -180,10 +180,10 @@ def train_arguments(options: FlashModels, data: Data, name: str, length: int, se
     ]
 
 
-def planned(options: FlashModels, data: Data) -> list[Planned]:
+def planned(options: FlashModels, data: Data) -> list[PlannedTraining]:
     """Every model at every length with every seed; all with one seed before any with the next."""
     return [
-        Planned(
+        PlannedTraining(
             name,
             seed,
             Training(f"{name}.{length}.{seed}", train_arguments(options, data, name, length, seed), threads=None),
@@ -217,7 +217,7 @@ EXPERIMENT = Experiment(
     plan=planned,
     read=read,
     measure=not_measured,
-    further_tables=further_tables,
+    extra_tables=extra_tables,
     picture=draw,
     picture_name="speed.png",
     whole={"data-bin": WRITER},

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..shared.comparison import Column, Compared, of_model, table
+from ..shared.comparison import Column, Results, of_model, table
 from ..shared.experiment import Data, Record
 from ..shared.tables import MISSING, Table, break_even, spread
 from .models import ALL_MODELS, masked_name
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
         return [(at[0][0] * step, statistics.mean(point[1] for point in at)) for at in points]
 
 
-def not_measured(options: Any, data: Data, compared: Compared) -> Record:
+def not_measured(options: Any, data: Data, compared: Results) -> Record:
     """The fact ``not_measured``: model, length and seed of what has no record, and the ``reason`` if it is known."""
     done = {(record["model"], record["length"], record["seed"]) for record in compared.outcomes}
     cases = [
@@ -95,7 +95,7 @@ def perplexity_notes(options: Any, facts: Record) -> list[str]:
     return [*notes, f"after {options.updates} updates of {options.tokens_per_update:,} tokens each; {seeds}"]
 
 
-def further_tables(options: Any, facts: Record, records: list[Record]) -> list[Table]:
+def extra_tables(options: Any, facts: Record, records: list[Record]) -> list[Table]:
     """Seconds and memory, a row for each model and a column for each length; and what follows of them."""
     comparison = Comparison(options, records)
     tables = [_seconds(comparison), _memory(comparison, facts), _added_perplexity(comparison), _speedup(comparison)]
@@ -103,7 +103,7 @@ def further_tables(options: Any, facts: Record, records: list[Record]) -> list[T
 
 
 def _table(comparison: Comparison, title: str, columns: list[Column], notes: list[str]) -> Table:
-    return table(title, columns, comparison.options.models, Compared(list(comparison.records), {}), notes)
+    return table(title, columns, comparison.options.models, Results(list(comparison.records), {}), notes)
 
 
 def _seconds(comparison: Comparison) -> Table:

@@ -16,7 +16,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared.commands import python_command, run, shown_path
 from ..shared.download import file_sha256

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from ..shared.experiment import Record
-from ..shared.plots import STYLE, logarithmic, look, save
+from ..shared.plots import STYLE, logarithmic, save, style_of
 from .measurements import Comparison
 from .models import ALL_MODELS, FIGURES
 
@@ -60,7 +60,7 @@ def _latency(axes: Axes, comparison: Comparison) -> None:
         steps = [(length, comparison.seconds_per_step(name, length)) for length in plan.lengths]
         points = [(length, seconds) for length, seconds in steps if seconds is not None]
         if points:
-            ours = look(i)
+            ours = style_of(i)
             axes.plot(*zip(*points), **ours.line, marker=ours.marker, label=ALL_MODELS[name].title)
     axes.set(xlabel="tokens in a sequence", ylabel="seconds per training step")
     axes.set_title(f"{plan.tokens_per_update:,} tokens per step")
@@ -74,7 +74,7 @@ def _cost(axes: Axes, comparison: Comparison, length: int) -> None:
         points = comparison.curve(name, length)
         points = points[1:] if len(points) > 3 else points
         if points:
-            ours = look(i)
+            ours = style_of(i)
             axes.plot(*zip(*points), **ours.line, marker=ours.marker, markersize=4, label=ALL_MODELS[name].title)
     axes.set(xlabel="seconds of training", ylabel="perplexity", title=f"{length:,} tokens", yscale="log")
     _plain_numbers(axes)
@@ -108,7 +108,7 @@ def _sizes_of_kind(
             points.append((comparison.seconds_per_step(name, length), perplexity, ALL_MODELS[name].shape))
     if not points:
         return
-    ours = look(place)
+    ours = style_of(place)
     axes.plot(*zip(*[point[:2] for point in points]), **ours.line, marker=ours.marker, label=kind or "others")
     for seconds, perplexity, shape in points:
         if shape is not None:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from common import tensor_files
+from common.files import tensor_files
 from fairseq_plugin.convert import convert
 
-from ..shared.comparison import Compared, Planned, read_complete, train_and_read
+from ..shared.comparison import PlannedTraining, Results, read_complete, train_and_read
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
 from ..shared.language_models import WHOLE, LanguageModels, prepare
-from ..shared.trainings import Trained, Training, read_parameters
-from ..shared.working_folder import own_file
+from ..shared.trainings import Training, TrainingResult, read_parameters
+from ..shared.working_folder import atomic_write
 from .measuring import changed_parameters, losses, losses_of_parts
 from .results import TEST, Measure, experiment, with_shares
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages, folder_name
@@ -51,7 +51,7 @@ class Conversion(Stages, LanguageModels):
         self.check(self.updates, "--updates")
         return self
 
-    def planned(self, stage: str, name: str, seed: int, data: Path, runs: Path) -> Planned:
+    def planned(self, stage: str, name: str, seed: int, data: Path, runs: Path) -> PlannedTraining:
         """The training of the teacher, or of a form in a stage or from scratch; ``runs`` has the folders of all."""
         before = {
             TRANSFERRED: start_path(runs, name, seed),
@@ -63,7 +63,7 @@ class Conversion(Stages, LanguageModels):
             teacher = runs / folder_name(TEACHER, TEACHER, seed) / LAST
             arguments += ["--finetune-from-model", before[stage], "--teacher", teacher]
             arguments += self._stage_arguments(stage, name)
-        return Planned(name, seed, Training(folder_name(name, stage, seed), arguments))
+        return PlannedTraining(name, seed, Training(folder_name(name, stage, seed), arguments))
 
     def _stage_arguments(self, stage: str, name: str) -> list[object]:
         if stage == TRANSFERRED:
@@ -106,7 +106,7 @@ class Trainings:
         self._failed: dict[str, str] = {}
         self._missing, self._interrupted = 0, False
 
-    def run(self) -> Compared:
+    def run(self) -> Results:
         """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
         seeds = range(1, self.options.seeds + 1)
         for seed in seeds:
@@ -117,7 +117,7 @@ class Trainings:
         teachers = {seed: self._complete[TEACHER, seed][TEACHER] for seed in seeds if (TEACHER, seed) in self._complete}
         forms = [(name, seed) for name in self.options.models for seed in teachers if (name, seed) in self._complete]
         records = [self._record(name, seed, teachers[seed]["losses"]) for name, seed in forms]
-        return Compared([*teachers.values(), *records], self._failed, self._missing, self._interrupted)
+        return Results([*teachers.values(), *records], self._failed, self._missing, self._interrupted)
 
     def _train(self, stage: str, names: Sequence[str], seed: int) -> list[str]:
         """Train, or only read the results after an interruption; returns the names that are complete."""
@@ -128,7 +128,7 @@ class Trainings:
         read = functools.partial(self._read, stage)
         if self._interrupted:
             complete = read_complete(planned, self.runs, read)
-            compared = Compared(complete, {}, len(planned) - len(complete), True)
+            compared = Results(complete, {}, len(planned) - len(complete), True)
         else:
             compared = train_and_read(planned, self.runs, self.options.jobs, read)
         for record in compared.outcomes:
@@ -138,7 +138,7 @@ class Trainings:
         self._interrupted = compared.interrupted
         return [record["model"] for record in compared.outcomes]
 
-    def _read(self, stage: str, name: str, seed: int, folder: Path, trained: Trained) -> Record:
+    def _read(self, stage: str, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record:
         return {
             "model": name,
             "seed": seed,
@@ -154,7 +154,7 @@ class Trainings:
         if not path.exists():
             teacher = self._folder(TEACHER, TEACHER, seed) / LAST
             converted, _ = convert(teacher, "hybrid_lm", self.options.overrides(name))
-            with own_file(path) as part:
+            with atomic_write(path) as part:
                 tensor_files.save(converted, part)
 
     def _record(self, name: str, seed: int, teacher: dict[str, float]) -> Record:

@@ -19,16 +19,16 @@ from timm.utils import random_seed
 from torch import nn
 from tqdm import tqdm
 
-from common import tensor_files
 from common.checkpoints import read_checkpoint
-from common.output_files import new_folder
+from common.files import tensor_files
+from common.files.output_files import new_folder
 
 from ..cifar10_pixels.prepare import check, read_labelled
 from ..demo.digits import write_digits
-from ..shared.comparison import Compared
+from ..shared.comparison import Results
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
-from ..shared.working_folder import own_file
+from ..shared.working_folder import atomic_write
 from .image_models import ENTROPY, MODEL, PATCH, SIDE, build, exchange, losses, train, transfer_task
 from .parts import PARTS, attending
 from .results import TEST, Measure, experiment, with_shares
@@ -95,7 +95,7 @@ class Conversions:
     def __init__(self, options: ImageConversion, data: Data) -> None:
         self.options, self.runs, self.images = options, options.out / RUNS, data.folder
 
-    def run(self) -> Compared:
+    def run(self) -> Results:
         """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
         records = []
         for seed in range(1, self.options.seeds + 1):
@@ -105,7 +105,7 @@ class Conversions:
                 results = self._stored(name, seed, functools.partial(self._convert, name), Made)
                 records.append(with_shares(results | {"teacher": teacher["losses"], "commands": {}}))
         order = [TEACHER, *self.options.models]
-        return Compared(sorted(records, key=lambda record: order.index(record["model"])), {})
+        return Results(sorted(records, key=lambda record: order.index(record["model"])), {})
 
     def _stored(self, name: str, seed: int, make: Callable[[int], dict[str, Any]], kind: Any) -> Record:
         """The record of a teacher or a form for a seed; it is made once and stored."""
@@ -115,7 +115,7 @@ class Conversions:
     def _train_teacher(self, seed: int) -> dict[str, Any]:
         model = self._new(seed)
         seconds = self._train(TEACHER, _classification(model), seed, TEACHER)
-        with own_file(self._weights(seed)) as part:
+        with atomic_write(self._weights(seed)) as part:
             tensor_files.save(model.state_dict(), part)
         return Learned(losses(model, self.images), _count(model), seconds)._asdict()
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from ..shared.comparison import MODEL, SEEDS, Column, Compared, by_model, of_model, table
+from ..shared.comparison import MODEL, SEEDS, Column, Results, by_model, of_model, table
 from ..shared.experiment import PARAMETERS, Experiment, Record
-from ..shared.plots import STYLE, legend_beside, look, save
+from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.tables import MISSING, Table, spread
 from .parts import PARTS
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages
@@ -56,7 +56,7 @@ def experiment(measure: Measure, **arguments: Any) -> Experiment:
         title="From softmax to linear time",
         columns=_columns(measure),
         notes=measure.notes,
-        further_tables=functools.partial(_further_tables, measure),
+        extra_tables=functools.partial(_further_tables, measure),
         picture=functools.partial(_draw, measure),
         **arguments,
     )
@@ -137,7 +137,7 @@ def _teacher_table(measure: Measure, options: Stages, facts: Record, records: Re
         SEEDS,
         Column("seconds", lambda teachers: f"{statistics.median(teacher['seconds'] for teacher in teachers):,.0f}"),
     )
-    return table("The teacher", columns, [TEACHER], Compared(list(records), {}), measure.teacher_notes(options, facts))
+    return table("The teacher", columns, [TEACHER], Results(list(records), {}), measure.teacher_notes(options, facts))
 
 
 def _parts_table(measure: Measure, windowed: list[str], records: Records) -> Table:
@@ -151,7 +151,7 @@ def _parts_table(measure: Measure, windowed: list[str], records: Records) -> Tab
     ]
     columns = (MODEL, *(Column(name, part(name)) for name in PARTS), SEEDS)
     title = "What the parts of an attention with a window do"
-    return table(title, columns, windowed, Compared(list(records), {}), notes)
+    return table(title, columns, windowed, Results(list(records), {}), notes)
 
 
 def _draw(measure: Measure, options: Stages, facts: Record, records: Records, path: Path) -> None:
@@ -182,7 +182,7 @@ def _draw_stages(axes: Axes, forms: dict[str, Records], measure: Measure, teache
         for position, stage in enumerate(_WORDS):
             if values := [measure.of(x["losses"][stage][TEST]) for x in records if stage in x["losses"]]:
                 points[position] = statistics.mean(values)
-        style = look(i)
+        style = style_of(i)
         scratch = points.pop(len(_WORDS) - 1, None)
         axes.plot(list(points), list(points.values()), marker=style.marker, label=name, **style.line)
         if scratch is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import timm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared.commands import shown_path
 from ..shared.download import DownloadFailed, Source, download

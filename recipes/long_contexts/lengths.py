@@ -15,8 +15,7 @@ from typing import ClassVar, get_type_hints
 import torch
 from tqdm import tqdm
 
-from ..shared.additions import NO_POSITIONS
-from ..shared.comparison import MODEL, SEEDS, Compared, planned_trainings, train_and_read
+from ..shared.comparison import MODEL, SEEDS, Results, planned_trainings, train_and_read
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
 from ..shared.json_files import read_json, write_json
 from ..shared.language_models import (
@@ -29,7 +28,8 @@ from ..shared.language_models import (
     prepare,
     train_arguments,
 )
-from ..shared.trainings import Trained, read_parameters, read_trained
+from ..shared.trainings import TrainingResult, read_parameters, read_trained
+from ..shared.variants import NO_POSITIONS
 from . import positions
 from .lengths_report import best_first, change_column, draw, length_columns, notes, refusals
 from .positions import Bin
@@ -136,7 +136,7 @@ class LengthModels(GateVariants):
         return super().attention_arguments(name)
 
 
-def trained_in(runs: Path) -> dict[tuple[str, int], tuple[Path, Trained]]:
+def trained_in(runs: Path) -> dict[tuple[str, int], tuple[Path, TrainingResult]]:
     """The complete trainings in the folder of a comparison: folder and result, by model and seed."""
     made = {}
     for folder in sorted((runs / "runs").iterdir()):
@@ -168,7 +168,7 @@ class Lengths:
             content["refused"] = str(error).splitlines()[0]
         write_json(path, content)
 
-    def read(self, name: str, seed: int, folder: Path, trained: Trained) -> Record | None:
+    def read(self, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record | None:
         """The record of the model that was trained in ``folder``; None if it was not measured.
 
         ``bins`` are those of ``positions.binned``, none where the model cannot read so many tokens; ``refused`` is why.
@@ -201,7 +201,7 @@ def text_of(options: LengthModels) -> Data:
     return Data(folder, {**facts, "windows": len(Lengths(options, folder).windows)})
 
 
-def train(options: LengthModels, data: Data) -> Compared:
+def train(options: LengthModels, data: Data) -> Results:
     """Train what is not yet trained, or take what ``--runs`` has, and measure it."""
     torch.set_num_threads(1)
     lengths = Lengths(options, data.folder)
@@ -213,7 +213,7 @@ def train(options: LengthModels, data: Data) -> Compared:
     for (name, seed), (folder, trained) in tqdm(trained_in(options.runs).items(), unit=" models", disable=None):
         lengths.measure(folder)
         records.append(lengths.read(name, seed, folder, trained))
-    return Compared(records, {})
+    return Results(records, {})
 
 
 EXPERIMENT = Experiment(

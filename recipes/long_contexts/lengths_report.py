@@ -10,11 +10,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from ..shared.additions import addition_notes
-from ..shared.comparison import Column, Compared, by_model, of_model
+from ..shared.comparison import Column, Results, by_model, of_model
 from ..shared.experiment import Data, Record
 from ..shared.plots import COLOURS, STYLE, save
 from ..shared.tables import MISSING, spread
+from ..shared.variants import variant_notes
 from .positions import Bin, edges
 
 #: Panels of the picture beside each other.
@@ -73,7 +73,7 @@ def best_first(models: Sequence[str], records: Sequence[Record]) -> list[str]:
     return sorted(models, key=last)
 
 
-def refusals(options: Any, data: Data, compared: Compared) -> Record:
+def refusals(options: Any, data: Data, compared: Results) -> Record:
     """The fact ``refused``: why models cannot read longer inputs, by model and seed."""
     refused = {f"{record['model']}.{record['seed']}": record["refused"] for record in compared.outcomes}
     return {"refused": {name: reason for name, reason in refused.items() if reason}}
@@ -93,7 +93,7 @@ def notes(options: Any, facts: Record) -> list[str]:
         f"layers of width {options.width}, {options.heads} heads, highest learning rate {options.lr:g} for all; "
         f"windows and chunks of mechanisms are {max(1, length // 4)} tokens; models of all but +no_positions have "
         "sinusoidal positions",
-        *addition_notes(options.models),
+        *variant_notes(options.models),
         *own,
         *(f"{name} cannot read longer inputs: {reason}" for name, reason in facts.get("refused", {}).items()),
     ]
@@ -139,10 +139,10 @@ def _at(found: dict[tuple[int, int], float], length: int) -> float:
     return next(value for part, value in found.items() if part[1] == length)
 
 
-def _line(axes: Axes, found: dict[tuple[int, int], float], **look) -> None:
+def _line(axes: Axes, found: dict[tuple[int, int], float], **style) -> None:
     """Each bin at the middle of its positions, on a logarithmic axis."""
     parts = sorted(found)
-    axes.plot([math.sqrt(max(1, begin) * end) for begin, end in parts], [found[part] for part in parts], **look)
+    axes.plot([math.sqrt(max(1, begin) * end) for begin, end in parts], [found[part] for part in parts], **style)
 
 
 def _scales(axes: Axes, length: int, longest: int, lowest: float, highest: float) -> None:

@@ -17,7 +17,6 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from common.attention import ATTENTIONS
 from fairseq_plugin import LinearTimeTransformer
 
-from ..shared.additions import addition_arguments, addition_notes, mechanism_of, with_additions
 from ..shared.architectures import option_prefix
 from ..shared.commands import python_command, run
 from ..shared.comparison import MODEL, NO_READER, SEEDS, Column
@@ -37,6 +36,7 @@ from ..shared.experiment import (
 )
 from ..shared.json_files import read_json, write_json
 from ..shared.trainings import read_points
+from ..shared.variants import mechanism_of, variant_arguments, variant_notes, with_variants
 from . import prepare
 from .generated import Counted, count
 from .passages import Layout
@@ -86,8 +86,8 @@ def parse(name: str) -> Model:
             f"{name}; allowed: {STOCK}, and NAME/CROSS with NAME of {', '.join(attentions())} and CROSS of "
             f"{', '.join(CROSS_ATTENTIONS)}"
         )
-    if decoder not in with_additions(plain):
-        allowed = ", ".join(f"{known}/{cross}" for known in with_additions(plain))
+    if decoder not in with_variants(plain):
+        allowed = ", ".join(f"{known}/{cross}" for known in with_variants(plain))
         raise ValueError(f"{name}; allowed: {allowed}")
     return Model(plain, cross, decoder)
 
@@ -118,7 +118,7 @@ def attention_arguments(name: str) -> list[object]:
     model = parse(name)
     prefix = option_prefix(model.attention)
     arguments = ["--arch", model.attention, "--lineartime-cross-attention", model.cross]
-    return [*arguments, *addition_arguments(model.decoder, prefix)]
+    return [*arguments, *variant_arguments(model.decoder, prefix)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ def notes(options: LongCopy, facts: Record) -> list[str]:
         "best on valid",
         "NAME/CROSS: attention of encoder and decoder, and attention of the decoder to the encoder; transformer is "
         "fairseq's own",
-        *addition_notes(options.models),
+        *variant_notes(options.models),
         "milliseconds to generate one target and for an update, and the largest memory of each process, libraries "
         "included: one thread of this machine, with whatever else it did",
     ]

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared.characters import spell
 from ..shared.commands import shown_path

@@ -16,10 +16,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
-from ..shared.comparison import SEEDS, Column, Compared, by_length, of_model, table
+from ..shared.comparison import SEEDS, Column, Results, by_length, of_model, table
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, mean
 from ..shared.json_files import read_json, write_json
-from ..shared.plots import STYLE, legend_beside, logarithmic, look, save
+from ..shared.plots import STYLE, legend_beside, logarithmic, save, style_of
 from ..shared.tables import MISSING, Table
 from ..shared.trainings import read_points
 from . import listops, published
@@ -78,7 +78,7 @@ def read(options: Arena, folder: Path, known: Record) -> Record | None:
     }
 
 
-def measure(options: Arena, data: Data, compared: Compared) -> Record:
+def measure(options: Arena, data: Data, compared: Results) -> Record:
     """Steps per second of all models; measured only if no result with the same arguments is stored."""
     if compared.interrupted:
         return {"speeds": [], "speed_batch": options.speed_batch}
@@ -132,7 +132,7 @@ def notes(options: Arena, facts: Record) -> list[str]:
 _STEP = {TRAINING: "loss and gradients, no optimizer", INFERENCE: "no gradients"}
 
 
-def further_tables(options: Arena, facts: Record, records: list[Record]) -> list[Table]:
+def extra_tables(options: Arena, facts: Record, records: list[Record]) -> list[Table]:
     """Speeds of training and inference, and memory."""
 
     def cell(speed: Speed) -> str:
@@ -141,7 +141,7 @@ def further_tables(options: Arena, facts: Record, records: list[Record]) -> list
     def of_lengths(title: str, kind: str, cell: Callable[[Speed], str], notes: list[str]) -> Table:
         speeds = _speeds(facts, kind)
         lengths = by_length(sorted({speed.length for speed in speeds}), cell)
-        return table(title, [TITLE, *lengths], options.models, Compared(speeds, {}), notes)
+        return table(title, [TITLE, *lengths], options.models, Results(speeds, {}), notes)
 
     def of_steps(kind: str) -> Table:
         notes = [
@@ -179,7 +179,7 @@ def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequenc
     for row, name in enumerate(names):
         values = [record["test"] for record in of_model(records, name)]
         if values:
-            axes.plot(values, [row] * len(values), look(row).marker, color=look(row).colour, alpha=0.6)
+            axes.plot(values, [row] * len(values), style_of(row).marker, color=style_of(row).colour, alpha=0.6)
             axes.plot(statistics.mean(values), row, "|", color="black", markersize=16)
     axes.axvline(facts["majority"], color="gray", linestyle="--")
     axes.annotate(" always the most frequent class", (facts["majority"], -0.55), fontsize=8, color="gray", ha="left")
@@ -192,7 +192,7 @@ def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Speed]) -> None:
     for number, name in enumerate(options.models):
         points = sorted((speed.length, speed.steps_per_second) for speed in of_model(speeds, name))
         if points:
-            axes.plot(*zip(*points), marker=look(number).marker, label=MODELS[name].title, **look(number).line)
+            axes.plot(*zip(*points), marker=style_of(number).marker, label=MODELS[name].title, **style_of(number).line)
     axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
     logarithmic(axes, sorted({speed.length for speed in speeds}))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -214,7 +214,7 @@ EXPERIMENT = Experiment(
     read=read,
     evaluate=validate,
     measure=measure,
-    further_tables=further_tables,
+    extra_tables=extra_tables,
     picture=draw,
 )
 main = EXPERIMENT.main

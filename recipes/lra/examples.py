@@ -14,7 +14,7 @@ import torch
 from fairseq.data import Dictionary, indexed_dataset
 from tqdm import tqdm
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 from ..shared.indexed_files import split_writer, write_dictionary

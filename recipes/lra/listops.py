@@ -21,7 +21,7 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
-from ..shared.working_folder import claim, remove_own, working_folder
+from ..shared.working_folder import register, remove_own, working_folder
 from .examples import SPLITS, WRITER, Example, symbol_dictionary, write_examples
 from .listops_blocks import Plan, check_plan, distinct_lines
 from .listops_rules import DIGITS, SYMBOLS, evaluate
@@ -54,13 +54,13 @@ def _generate(plan: Plan, out: Path, processes: int) -> None:
     sizes = {split: getattr(plan, split) for split in SPLITS}
     total = sum(sizes.values())
     if not all((out / f"{split}.tsv").exists() for split in SPLITS):
-        claim(out / "blocks").mkdir(exist_ok=True)
+        register(out / "blocks").mkdir(exist_ok=True)
         lines = distinct_lines(plan, out / "blocks", total, processes)
         with contextlib.closing(lines), tqdm(total=total, desc="ListOps", unit=" expressions", disable=None) as bar:
             for split, size in sizes.items():
                 write_table(out / "blocks" / f"{split}.tsv", _counted(itertools.islice(lines, size), bar))
         for split in SPLITS:  # all tables or none
-            (out / "blocks" / f"{split}.tsv").replace(claim(out / f"{split}.tsv"))
+            (out / "blocks" / f"{split}.tsv").replace(register(out / f"{split}.tsv"))
     remove_own(out / "blocks")
     if not (out / "data-bin").exists():
         binarise(out, total)

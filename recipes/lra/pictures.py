@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import record_attention
 from common.command_parser import CommandParser
-from common.output_files import check_new
+from common.files.output_files import check_new
 
 from ..shared.commands import shown_path
 from ..shared.plots import STYLE, save

@@ -11,7 +11,7 @@ from fairseq_plugin.models.long_range_arena import unit_dims
 
 from ..shared.commands import python_command
 from ..shared.experiment import Budget, option
-from ..shared.reach import reach_arguments
+from ..shared.scaled_windows import scaled_window_arguments
 from ..shared.scripts import positive_int
 
 
@@ -169,7 +169,7 @@ class Arena(Budget):
             arguments += ["--encoder-layers", self.layers, "--encoder-attention-heads", self.heads]
             arguments += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", self.width]
         return [
-            *(*arguments, *MODELS[name].options, *reach_arguments(name, self.length), "--classifier-dim", ffn),
+            *(*arguments, *MODELS[name].options, *scaled_window_arguments(name, self.length), "--classifier-dim", ffn),
             *"--dropout 0.0 --attention-dropout 0.0 --activation-dropout 0.0".split(),
         ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..shared.download import find_file
 from ..shared.sources import SOURCES

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.command_parser import CommandParser
-from common.json_files import typed
+from common.files.json_files import typed
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.data.stored_arrays import described_by
 

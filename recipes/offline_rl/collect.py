@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
 
 from ..shared.commands import shown_path

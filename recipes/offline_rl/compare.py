@@ -19,15 +19,15 @@ from matplotlib import pyplot as plt
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
 
-from ..shared.additions import addition_arguments, addition_notes, mechanism_of
 from ..shared.architectures import architectures_of, option_prefix
-from ..shared.comparison import NO_READER, SEEDS, Column, Compared, by_model, table
+from ..shared.comparison import NO_READER, SEEDS, Column, Results, by_model, table
 from ..shared.experiment import MILLIONS, MINUTES, Data, Experiment, Options, Record, mean, option
 from ..shared.json_files import read_json, write_json
-from ..shared.plots import STYLE, legend_beside, look, save
+from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.scripts import positive_int
 from ..shared.tables import Table, spread
 from ..shared.trainings import read_points
+from ..shared.variants import mechanism_of, variant_arguments, variant_notes
 from .acting import Played, evaluate, load
 from .collect import collect
 from .d4rl import score
@@ -105,7 +105,7 @@ def train_arguments(data: Path, name: str, context: str, updates: int, seed: int
     return [
         data,
         *("--user-dir", "fairseq_plugin", "--task", "offline_rl", "--criterion", criterion, "--disable-validation"),
-        *("--arch", architecture, *addition_arguments(name, option_prefix(architecture)), "--context", context),
+        *("--arch", architecture, *variant_arguments(name, option_prefix(architecture)), "--context", context),
         *([] if name in FURTHER_UPDATES else SIZES),
         *("--batch-size", batch, "--windows-per-epoch", batch * max(1, updates // EPOCHS)),
         *("--optimizer", "adam", "--weight-decay", "0.0001", "--lr", rate, "--clip-norm", clip),
@@ -229,13 +229,13 @@ def notes(options: Acting, facts: Record) -> list[str]:
     ]
     if names := [name for name in options.models if name in FURTHER_UPDATES]:
         notes.append(f"{' and '.join(names)}: any target is the same to them, which have 10 times the updates")
-    return notes + addition_notes(options.models)
+    return notes + variant_notes(options.models)
 
 
-def further_tables(options: Acting, facts: Record, records: list[Record]) -> list[Table]:
+def extra_tables(options: Acting, facts: Record, records: list[Record]) -> list[Table]:
     """Returns by target."""
     returns = [ARCHITECTURE, *(_return_at(target, f"target {target:,.0f}") for target in facts["targets"])]
-    return [table("Return by target", returns, list(by_model(records, options.models)), Compared(records, {}), [])]
+    return [table("Return by target", returns, list(by_model(records, options.models)), Results(records, {}), [])]
 
 
 def draw(options: Acting, facts: Record, records: Sequence[Record], path: Path) -> None:
@@ -247,11 +247,11 @@ def draw(options: Acting, facts: Record, records: Sequence[Record], path: Path) 
         returns.axhline(described.average, color="0.6", linestyle=":", linewidth=1.0, label="mean of the data")
         returns.axhline(described.highest, color="0.6", linestyle="--", linewidth=1.0, label="best of the data")
         for i, (name, model_records) in enumerate(by_model(records, options.models).items()):
-            line = look(i).line
+            line = style_of(i).line
             means = [[mean_at(record, target) for record in model_records] for target in targets]
             deviations = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in means]
             centres = [statistics.mean(values) for values in means]
-            returns.errorbar(targets, centres, deviations, marker=look(i).marker, capsize=3, label=name, **line)
+            returns.errorbar(targets, centres, deviations, marker=style_of(i).marker, capsize=3, label=name, **line)
             losses = [
                 statistics.mean(seed_losses) for seed_losses in zip(*(record["losses"] for record in model_records))
             ]
@@ -279,7 +279,7 @@ EXPERIMENT = Experiment(
     ),
     read=read,
     evaluate=act,
-    further_tables=further_tables,
+    extra_tables=extra_tables,
     picture=draw,
     picture_name="returns.png",
     runs="",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from common.command_parser import CommandParser
-from common.output_files import check_new
+from common.files.output_files import check_new
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.models.decision_hub_interface import FULL
 from fairseq_plugin.tasks.offline_rl import read_context

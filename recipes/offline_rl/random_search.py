@@ -14,7 +14,7 @@ import numpy as np
 from fairseq_plugin.data import stored_arrays
 from fairseq_plugin.data.episode_folder import Episode
 
-from ..shared.working_folder import own_file
+from ..shared.working_folder import atomic_write
 
 
 class Settings(NamedTuple):
@@ -125,7 +125,7 @@ class Search:
 
     def _write(self) -> None:
         weights, means, stds, totals = map(np.stack, zip(*self.policies))
-        with own_file(self.path) as part, open(part, "wb") as file:
+        with atomic_write(self.path) as part, open(part, "wb") as file:
             state = {"seconds": self.seconds, "seen": self.seen, "mean": self.mean, "squares": self.squares}
             np.savez(file, weights=weights, means=means, stds=stds, totals=totals, **state)
 

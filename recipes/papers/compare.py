@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from ..shared.comparison import SEEDS, Column, Compared, by_model
+from ..shared.comparison import SEEDS, Column, Results, by_model
 from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Data, Experiment, Record, median
 from ..shared.language_models import WHOLE, prepare, read_perplexity
 from ..shared.tables import spread
@@ -47,7 +47,7 @@ def columns(options: Rows, facts: Record) -> list[Column]:
     ]
 
 
-def measured(options: Rows, data: Data, compared: Compared) -> Record:
+def measured(options: Rows, data: Data, compared: Results) -> Record:
     """The fact ``measured``: cells by row, as ``measured.json`` has them, and what they are."""
     tokens, unit = data.facts["tokens"], data.facts["unit"]
     described = (

@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..demo.digits import SIDE, write_digits
-from ..shared.comparison import SEEDS, Column, Compared, by_model
+from ..shared.comparison import SEEDS, Column, Results, by_model
 from ..shared.experiment import PARAMETERS, PEAK, Data, Experiment, Record, mean
 from .building import count_parameters
 from .entries import entries_of
@@ -62,7 +62,7 @@ def columns(options: ImageRows, facts: Record) -> list[Column]:
     ]
 
 
-def measured(options: ImageRows, data: Data, compared: Compared) -> Record:
+def measured(options: ImageRows, data: Data, compared: Results) -> Record:
     """Facts: ``measured``, for each column the cells by row as ``measured.json`` has them, and ``order`` in words."""
     models = models_of(options.paper, options.table)
     cells = {name: _TOP1(records) for name, records in by_model(compared.outcomes, options.models).items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..demo.digits import SIDE
-from ..shared.comparison import Planned, planned_trainings
+from ..shared.comparison import PlannedTraining, planned_trainings
 from ..shared.experiment import Data, Options, option
 from ..shared.trainings import Training
 from .building import timm_arguments
@@ -120,7 +120,7 @@ def train_arguments(out: Path, data: Path, training: Row, size: ImageRows, seed:
     ]
 
 
-def planned_rows(options: ImageRows, data: Data) -> list[Planned]:
+def planned_rows(options: ImageRows, data: Data) -> list[PlannedTraining]:
     """Every model with every seed."""
     models, plans = models_of(options.paper, options.table), []
     for planned in planned_trainings(options.models, range(1, options.seeds + 1), lambda model, seed: []):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from ..shared.comparison import Planned, planned_trainings
+from ..shared.comparison import PlannedTraining, planned_trainings
 from ..shared.experiment import Data, option
 from ..shared.language_models import LanguageModels
 from .building import fairseq_options
@@ -240,7 +240,7 @@ def _of_units(training: Training) -> bool:
     return training.model.startswith("flash")
 
 
-def planned_rows(options: Rows, data: Data) -> list[Planned]:
+def planned_rows(options: Rows, data: Data) -> list[PlannedTraining]:
     """Every row with every seed; folders have the names of rows in lower case."""
 
     def arguments(name: str, seed: int) -> list[object]:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from ..demo import corpus
 from ..demo.digits import write_digits
 from ..flash.prepare import WRITER, Settings, cut_trial, to_data_bin
-from ..shared.comparison import Column, Compared, table
+from ..shared.comparison import Column, Results, table
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.tables import Table
 from ..shared.working_folder import write_text
@@ -84,7 +84,7 @@ def prepare(options: Starts) -> Data:
     return Data(options.out, {"text": path.name, "digits": sum(1 for _ in (digits / "train").rglob("*.png"))})
 
 
-def train(options: Starts, data: Data) -> Compared:
+def train(options: Starts, data: Data) -> Results:
     """Train what is not yet trained: language models first."""
     runs = data.folder / "runs"
     texts = text.compare_text(runs, data.folder / TEXT / "data-bin", options.source_updates, options.updates)
@@ -104,7 +104,7 @@ def columns(updates: int) -> list[Column]:
     ]
 
 
-def stock_losses(options: Starts, data: Data, compared: Compared) -> Record:
+def stock_losses(options: Starts, data: Data, compared: Results) -> Record:
     """The fact ``stock``: the loss of each stock model itself, on the same held-out data."""
     sources = (text.SOURCE, images.SOURCE)
     return {"stock": {one["model"]: one["after"] for one in compared.outcomes if one["model"] in sources}}
@@ -133,7 +133,7 @@ def table_of_images(options: Starts, facts: Record, records: list[Record]) -> li
     shown = [*columns(options.epochs * (facts["digits"] // images.BATCH)), top1]
     trained = f"of the same size after {options.source_epochs} epochs"
     said = half_notes(facts, "nats per image", images.SOURCE, trained)
-    return [table("Image models, handwritten digits", shown, images.NAMES, Compared(records, {}), said)]
+    return [table("Image models, handwritten digits", shown, images.NAMES, Results(records, {}), said)]
 
 
 EXPERIMENT = Experiment(
@@ -147,7 +147,7 @@ EXPERIMENT = Experiment(
     prepare=prepare,
     train=train,
     measure=stock_losses,
-    further_tables=table_of_images,
+    extra_tables=table_of_images,
     whole={DIGITS: COMMAND, f"{TEXT}/data-bin": WRITER},
 )
 main = EXPERIMENT.main

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import timm_plugin  # noqa: F401  (registers the models)
-from common import tensor_files
+from common.files import tensor_files
 
 from ..demo.train_digits import train_epoch, validate
-from ..shared.comparison import Compared
+from ..shared.comparison import Results
 from ..shared.json_files import measured
-from ..shared.working_folder import own_file
+from ..shared.working_folder import atomic_write
 from .starts import RANDOM, STOCK, record, with_both_starts
 
 #: One shape for all, with 64 patches.
@@ -82,7 +82,7 @@ def train(model: nn.Module, folder: Path, epochs: int, name: str) -> tuple[dict[
     return before, validate(model, hold)
 
 
-def compare_images(runs: Path, folder: Path, source_epochs: int, epochs: int) -> Compared:
+def compare_images(runs: Path, folder: Path, source_epochs: int, epochs: int) -> Results:
     """Train the stock model on the digits in ``folder``, then ours, unless ``runs`` has them; a record each."""
     checkpoint = runs / f"{SOURCE}.pth"
 
@@ -91,11 +91,11 @@ def compare_images(runs: Path, folder: Path, source_epochs: int, epochs: int) ->
         model = build(architecture, checkpoint if start == STOCK else None)
         before, after = train(model, folder, source_epochs if name == SOURCE else epochs, name)
         if name == SOURCE:
-            with own_file(checkpoint) as part:
+            with atomic_write(checkpoint) as part:
                 tensor_files.save(model.state_dict(), part)
         return {"before": before["loss"], "after": after["loss"], "top1": after["top1"]}
 
     def kept(name: str) -> dict[str, float]:
         return measured(runs / f"{name}.json", lambda: learned(name), dict[str, float])
 
-    return Compared([record(name, kept(name)) for name in (SOURCE, *NAMES)], {})
+    return Results([record(name, kept(name)) for name in (SOURCE, *NAMES)], {})

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from ..shared import fairseq_log
 from ..shared.commands import python_command
-from ..shared.comparison import NO_READER, Compared, Planned, train_and_read
+from ..shared.comparison import NO_READER, PlannedTraining, Results, train_and_read
 from ..shared.experiment import Record
 from ..shared.fairseq_training import last_validation, train
 from ..shared.json_files import measured, read_json
-from ..shared.trainings import PROGRAM, Trained, Training
+from ..shared.trainings import PROGRAM, Training, TrainingResult
 from .starts import RANDOM, STOCK, record, with_both_starts
 
 #: The stock model, and ours.
@@ -49,7 +49,7 @@ def validation_loss(log: Path, updates: int) -> float:
     return last_validation(points, log, updates).values["loss"]
 
 
-def compare_text(runs: Path, data: Path, source_updates: int, updates: int) -> Compared:
+def compare_text(runs: Path, data: Path, source_updates: int, updates: int) -> Results:
     """Train the stock model, then ours from its weights and from random ones, unless ``runs`` has them; a record each.
 
     Raises:
@@ -73,14 +73,14 @@ def compare_text(runs: Path, data: Path, source_updates: int, updates: int) -> C
 
         measured(folder / _BEFORE, loss, dict[str, float])
 
-    def read(name: str, seed: int, folder: Path, trained: Trained) -> Record | None:
+    def read(name: str, seed: int, folder: Path, trained: TrainingResult) -> Record | None:
         if name != SOURCE and not (folder / _BEFORE).exists():
             return None
         before = {} if name == SOURCE else read_json(folder / _BEFORE, before=float)
         return record(name, {**before, "after": validation_loss(folder / "train.log", lasts[name])})
 
-    def planned(name: str) -> Planned:
-        return Planned(name, 1, Training(name, arguments(name, lasts[name]), threads=None))
+    def planned(name: str) -> PlannedTraining:
+        return PlannedTraining(name, 1, Training(name, arguments(name, lasts[name]), threads=None))
 
     lasts = {SOURCE: source_updates} | dict.fromkeys(NAMES, updates)
     source = train_and_read([planned(SOURCE)], runs, 1, read)

@@ -7,7 +7,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 
-from .additions import mechanism_of, with_additions
+from .variants import mechanism_of, with_variants
 
 
 def known_names(suffix: str) -> list[str]:
@@ -48,4 +48,4 @@ def _without(suffix: str, name: str) -> str:
 def _with_additions(plain: str, suffix: str) -> list[str]:
     """The architecture's name alone and, if it has a mechanism, with every addition that the mechanism supports."""
     attention = getattr(ARCH_MODEL_REGISTRY[plain + suffix], "attention_name", None)
-    return [plain + name.removeprefix(attention) for name in with_additions(attention)] if attention else [plain]
+    return [plain + name.removeprefix(attention) for name in with_variants(attention)] if attention else [plain]

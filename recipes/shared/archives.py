@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .working_folder import own_file
+from .working_folder import atomic_write
 
 _READ_BYTES = 1 << 20
 
@@ -28,7 +28,7 @@ def extract(archive: Path, members: Iterable[str], folder: Path, allowed: str) -
             for name in members:
                 if name not in infos:
                     raise ValueError(f"{archive} lacks {name}; allowed: {allowed}")
-                with own_file(folder / name) as part, opened.open(infos[name]) as member, open(part, "wb") as target:
+                with atomic_write(folder / name) as part, opened.open(infos[name]) as member, part.open("wb") as target:
                     size = infos[name].file_size
                     with tqdm.wrapattr(
                         member, "read", total=size, desc="unzipping", leave=False, disable=None

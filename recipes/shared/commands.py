@@ -13,10 +13,10 @@ from typing import NamedTuple
 import psutil
 from tqdm import tqdm
 
-from common.output_files import naming
+from common.files.output_files import errors_name_path
 
 from .scripts import RecipeFailed
-from .working_folder import claim
+from .working_folder import register
 
 #: The checkout: every command runs there, so that ``--user-dir fairseq_plugin`` and ``import timm_plugin`` work.
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,8 +75,8 @@ def run(
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     started = time.monotonic()
-    claim(log).parent.mkdir(parents=True, exist_ok=True)
-    with naming(log), open(log, "a" if append else "w", encoding="utf-8") as file:
+    register(log).parent.mkdir(parents=True, exist_ok=True)
+    with errors_name_path(log), open(log, "a" if append else "w", encoding="utf-8") as file:
         file.write(f"$ {shown_command}\n")
         file.flush()
         try:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from .commands import CommandFailed, shown_path
 from .tables import MISSING, Run, Table, describe_run, write_reports
-from .trainings import Trained, Training, failure, read_trained, train_all
+from .trainings import Training, TrainingResult, failure, read_trained, train_all
 
 #: Arguments of fairseq-train that avoid the reader thread, which may abort a training at its end.
 NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
 
 
-class Planned(NamedTuple):
+class PlannedTraining(NamedTuple):
     """A training of a comparison."""
 
     model: str
@@ -25,7 +25,7 @@ class Planned(NamedTuple):
     training: Training
 
 
-class Compared(NamedTuple):
+class Results(NamedTuple):
     """The outcomes of the complete trainings, model by model; name of a training -> why it failed."""
 
     outcomes: list[Any]
@@ -70,25 +70,25 @@ class Report(NamedTuple):
 
 def planned_trainings(
     models: Sequence[str], seeds: Iterable[int], arguments: Callable[[str, int], list[object]]
-) -> list[Planned]:
+) -> list[PlannedTraining]:
     """Every model with every seed; all models with the first seed before any with the second.
 
     ``arguments`` returns those of fairseq-train for a model and a seed, without the folder of checkpoints.
     """
     return [
-        Planned(model, seed, Training(f"{model.replace('/', '-')}.{seed}", arguments(model, seed)))
+        PlannedTraining(model, seed, Training(f"{model.replace('/', '-')}.{seed}", arguments(model, seed)))
         for seed in seeds
         for model in models
     ]
 
 
 def train_and_read(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedTraining],
     out: Path,
     jobs: int,
-    read: Callable[[str, int, Path, Trained], Any],
+    read: Callable[[str, int, Path, TrainingResult], Any],
     evaluate: Callable[[Path], None] | None = None,
-) -> Compared:
+) -> Results:
     """Run the trainings that are not complete in ``out``, ``jobs`` at a time, and read all complete outcomes.
 
     After Ctrl-C the outcomes so far are read.
@@ -116,10 +116,12 @@ def train_and_read(
         interrupted = True
         print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
     outcomes = read_complete(planned, out, read)
-    return Compared(outcomes, failed, len(planned) - len(outcomes), interrupted)
+    return Results(outcomes, failed, len(planned) - len(outcomes), interrupted)
 
 
-def read_complete(planned: Sequence[Planned], out: Path, read: Callable[[str, int, Path, Trained], Any]) -> list[Any]:
+def read_complete(
+    planned: Sequence[PlannedTraining], out: Path, read: Callable[[str, int, Path, TrainingResult], Any]
+) -> list[Any]:
     """The outcomes of the trainings in ``out`` that are complete, model by model; ``read`` as in ``train_and_read``."""
     outcomes = []
     models = list(dict.fromkeys(item.model for item in planned))
@@ -163,7 +165,7 @@ def table(
     title: str,
     columns: Sequence[Column],
     models: Sequence[str],
-    compared: Compared,
+    compared: Results,
     notes: Sequence[str],
     lacking: str = "not trained",
 ) -> Table:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from tqdm import tqdm
 
-from common.output_files import check_new, unfinished
+from common.files.output_files import check_new, unfinished
 
 from .scripts import RecipeFailed
 

@@ -43,20 +43,20 @@ from common.command_parser import CommandParser
 from .comparison import (
     NO_READER,
     Column,
-    Compared,
-    Planned,
+    PlannedTraining,
     Report,
+    Results,
     by_model,
     planned_trainings,
     show,
     table,
     train_and_read,
 )
-from .plots import STYLE, Drawn, curves_and_dots, save
+from .plots import STYLE, Series, curves_and_dots, save
 from .scripts import command_line, positive_int, positive_number, script
 from .settings import check_settings, keep_settings
 from .tables import Table, spread
-from .trainings import Trained, read_parameters
+from .trainings import TrainingResult, read_parameters
 from .working_folder import working_folder
 
 #: The record of one complete training: name -> JSON value.
@@ -185,7 +185,7 @@ class Picture:
     def __call__(self, options: Options, facts: Record, records: Sequence[Record], path: Path) -> None:
         """Draw ``records`` to a file."""
         models = [
-            Drawn(
+            Series(
                 name,
                 [record[self.curve] for record in records_of_model],
                 statistics.median(record[self.across] for record in records_of_model),
@@ -247,16 +247,16 @@ class Experiment:
     #: Records of earlier runs, which are shown; their trainings are not run again.
     earlier: Callable[[Any, Data], list[Record]] | None = None
     #: Instead of ``arguments``: the trainings, if they are not every model with every seed.
-    plan: Callable[[Any, Data], list[Planned]] | None = None
+    plan: Callable[[Any, Data], list[PlannedTraining]] | None = None
     #: Values that a complete training in a folder adds to its record; None if it has not been evaluated.
     read: Callable[[Any, Path, Record], Record | None] | None = None
     #: Runs a command on a complete training in a folder, unless that is done already.
     evaluate: Callable[[Any, Data, Path], None] | None = None
     #: Instead of ``arguments``, ``read`` and ``evaluate``: makes the records, which are the outcomes.
-    train: Callable[[Any, Data], Compared] | None = None
+    train: Callable[[Any, Data], Results] | None = None
     #: Further facts, measured after all trainings.
-    measure: Callable[[Any, Data, Compared], Record] | None = None
-    further_tables: Callable[[Any, Record, list[Record]], list[Table]] | None = None
+    measure: Callable[[Any, Data, Results], Record] | None = None
+    extra_tables: Callable[[Any, Record, list[Record]], list[Table]] | None = None
     #: Draws a picture of options, facts and records to a file.
     picture: Callable[[Any, Record, Sequence[Record], Path], None] | None = None
     picture_name: str = "results.png"
@@ -325,21 +325,21 @@ class Experiment:
             show(options.out, self.report(options, facts, compared), command_line(self.command, arguments), started)
         return compared.status
 
-    def planned(self, options: Any, data: Data) -> list[Planned]:
+    def planned(self, options: Any, data: Data) -> list[PlannedTraining]:
         """The trainings of fairseq-train."""
         if self.plan is not None:
             return self.plan(options, data)
         arguments = functools.partial(self.arguments, options, data)
         return planned_trainings(options.models, range(1, options.seeds + 1), arguments)
 
-    def _train(self, options: Any, data: Data) -> Compared:
+    def _train(self, options: Any, data: Data) -> Results:
         """Run the trainings that are not complete, and read all complete ones."""
         earlier = [] if self.earlier is None else self.earlier(options, data)
         earlier_keys = {(record["model"], record["seed"]) for record in earlier}
         planned = [item for item in self.planned(options, data) if (item.model, item.seed) not in earlier_keys]
         programs = {(item.model, item.seed): item.training.program for item in planned}
 
-        def read(model: str, seed: int, folder: Path, trained: Trained) -> Record | None:
+        def read(model: str, seed: int, folder: Path, trained: TrainingResult) -> Record | None:
             parameters = read_parameters(folder) if programs[model, seed] is None else 0
             record = {"model": model, "seed": seed, "parameters": parameters, "seconds": trained.seconds}
             record |= {"peak_bytes": trained.peak_bytes, "command": trained.command}
@@ -350,7 +350,7 @@ class Experiment:
         compared = train_and_read(planned, options.out / self.runs, options.jobs, read, evaluate)
         return compared._replace(outcomes=[*earlier, *compared.outcomes])
 
-    def report(self, options: Any, facts: Record, compared: Compared) -> Report:
+    def report(self, options: Any, facts: Record, compared: Results) -> Report:
         """The tables, the stored results, and the picture."""
         records = compared.outcomes
         title, columns = (value(options, facts) if callable(value) else value for value in (self.title, self.columns))
@@ -359,8 +359,8 @@ class Experiment:
             notes = [*notes, f"further arguments of fairseq-train: {' '.join(extra)}"]
         models = options.models if self.order is None else self.order(options.models, records)
         tables = [table(title, columns, models, compared, notes, self.lacking)]
-        if self.further_tables is not None:
-            tables += self.further_tables(options, facts, records)
+        if self.extra_tables is not None:
+            tables += self.extra_tables(options, facts, records)
         content = {"plan": options.as_dict(), **facts, "results": records, "failed": compared.failed}
         draw = functools.partial(self.picture, options, facts, records) if self.picture and records else None
         return Report(tables, content, draw, self.picture_name)

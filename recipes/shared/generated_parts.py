@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from common.output_files import unfinished
+from common.files.output_files import unfinished
 
 
 def has_part(path: Path, name: str) -> bool:

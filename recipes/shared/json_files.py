@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common import json_files
-from common.json_files import signed, typed
+from common.files import json_files
+from common.files.json_files import signed, typed
 
 from .working_folder import write_text
 
@@ -52,7 +52,7 @@ def as_json(content: dict[str, Any]) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file of this command, completely or not at all; see ``own_file``."""
+    """Write a file of this command, completely or not at all; see ``atomic_write``."""
     write_text(path, as_json(content))
 
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from common.attention import ATTENTIONS
 
-from .additions import GATES, NO_POSITIONS, addition_arguments, mechanism_of, with_additions
 from .architectures import option_prefix
 from .characters import spell_file
 from .experiment import Budget, Data, Record, option, shell_words
@@ -21,6 +20,7 @@ from .subword_text import encode, train_sentencepiece
 from .subwords import load_sentencepiece
 from .text_files import read_lines
 from .trainings import read_points
+from .variants import GATES, NO_POSITIONS, mechanism_of, variant_arguments, with_variants
 
 #: A text of fewer bytes is read in characters: it has too few words, whose embeddings would be most parameters.
 WORDS_FROM_BYTES = 20_000_000
@@ -44,7 +44,7 @@ def state_is_constant(name: str) -> bool:
 def model_names() -> list[str]:
     """Every causal mechanism, alone and with our additions that it supports."""
     causal = [name for name, attention in ATTENTIONS.items() if "causal" in attention.supports]
-    return causal + [name for mechanism in causal for name in with_additions(mechanism)[1:]]
+    return causal + [name for mechanism in causal for name in with_variants(mechanism)[1:]]
 
 
 def names_with_gates() -> list[str]:
@@ -153,7 +153,7 @@ class LanguageModels(Budget):
         for reach in _REACHES:
             if reach in described and not described[reach].speed_only:
                 arguments += [prefix + reach.replace("_", "-"), max(1, self.tokens_per_sample // 4)]
-        return arguments + addition_arguments(name, prefix)
+        return arguments + variant_arguments(name, prefix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class GateVariants(LanguageModels):
         mechanism, gates = mechanism_of(name), _gates(name)
         if gates is None:
             return super().attention_arguments(name)
-        forget = addition_arguments(f"{mechanism}+forget", f"--{mechanism}-")
+        forget = variant_arguments(f"{mechanism}+forget", f"--{mechanism}-")
         return ["--arch", f"{mechanism}_gate_variant", *forget, "--gates", gates]
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from .working_folder import own_file
+from .working_folder import atomic_write
 
 #: Options for matplotlib's ``rc_context``.
 STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False}
@@ -27,7 +27,7 @@ DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How one of several models is drawn; no two of the first 49 look the same."""
 
     colour: str
@@ -44,16 +44,16 @@ class Look(NamedTuple):
         return {**self.line, "marker": self.marker if points == 1 else ""}
 
 
-def look(place: int) -> Look:
+def style_of(place: int) -> Style:
     """The look of model number ``place``: another colour each, then another line and marker."""
     turn = place // len(COLOURS) % len(DASHES)
-    return Look(COLOURS[place % len(COLOURS)], DASHES[turn], MARKERS[turn])
+    return Style(COLOURS[place % len(COLOURS)], DASHES[turn], MARKERS[turn])
 
 
 def save(figure: Figure, path: Path, **options: Any) -> None:
-    """Write ``figure`` to a file of this command, completely or not at all (see ``own_file``), and close it."""
+    """Write ``figure`` to a file of this command, completely or not at all (see ``atomic_write``), and close it."""
     try:
-        with own_file(path) as part:
+        with atomic_write(path) as part:
             figure.savefig(part, format=path.suffix.removeprefix(".") or None, **options)
     finally:
         plt.close(figure)
@@ -74,7 +74,7 @@ def logarithmic(axes: Axes, lengths: Sequence[int]) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
 
 
-class Drawn(NamedTuple):
+class Series(NamedTuple):
     """One model of a comparison, over its seeds."""
 
     name: str
@@ -84,7 +84,7 @@ class Drawn(NamedTuple):
     filled: bool  # whether the dot is filled
 
 
-def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
+def curves_and_dots(models: Sequence[Series]) -> tuple[Figure, Axes, Axes]:
     """A figure with the mean curve of each model, and a dot with its deviation over seeds; one legend for both.
 
     Call, label and save it inside ``rc_context(STYLE)``.
@@ -92,7 +92,7 @@ def curves_and_dots(models: Sequence[Drawn]) -> tuple[Figure, Axes, Axes]:
     figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
     legend = []
     for i, model in enumerate(models):
-        model_look = look(i)
+        model_look = style_of(i)
         dot = {
             "color": model_look.colour,
             "marker": model_look.marker,

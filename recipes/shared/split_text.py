@@ -4,7 +4,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 
 from .archives import extract
 from .commands import python_command, run

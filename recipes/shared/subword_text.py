@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from .working_folder import own_file
+from .working_folder import atomic_write
 
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4
@@ -70,7 +70,7 @@ def train_sentencepiece(
         )
     except RuntimeError as error:
         raise ValueError(_explain(str(error), option, vocabulary, extra)) from error
-    with own_file(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(buffer.getvalue())
 
 
@@ -94,7 +94,7 @@ def encode(
     """Write ``documents``, lists of lines, to ``path`` as subwords, one document per line; ``total`` is for the bar."""
     counts = SplitCounts(0, 0, 0, 0, 0)
     bar = tqdm(documents, total=total, desc=path.stem, unit=" documents", leave=False, disable=None)
-    with own_file(path) as part, bar, open(part, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path) as part, bar, open(part, "w", encoding="utf-8", newline="\n") as file:
         for batch in _batches(bar):
             lines = [line for document in batch for line in document]
             pieces = iter(model.encode(lines, out_type=str, num_threads=threads))

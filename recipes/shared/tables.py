@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from common.output_files import find_stranger, unfinished
+from common.files.output_files import find_untracked, unfinished
 
 from .json_files import as_json
 from .working_folder import write_text
@@ -135,7 +135,7 @@ def check_document(path: Path, module: str, argument: str) -> None:
     """
     lines = path.read_bytes().rstrip().splitlines()[-1:] if path.is_file() else []
     is_own = lines and lines[0].startswith(f"`python -m {module}".encode())
-    if find_stranger(path, [path] if is_own else []) is not None or path.is_dir():
+    if find_untracked(path, [path] if is_own else []) is not None or path.is_dir():
         raise ValueError(f"{argument} is {path}, which is there; allowed: a new file, or one that {module} wrote")
 
 

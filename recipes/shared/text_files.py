@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .working_folder import own_file
+from .working_folder import atomic_write
 
 #: The parts of a trial text, in order, and their shares.
 TRIAL_PARTS = {"train": 0.9, "valid": 0.05, "test": 0.05}
@@ -34,9 +34,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write ``lines``, which have their ends, to ``path``; it exists afterwards only if all could be written.
 
     Raises:
-        ValueError: a file exists that this command did not write; see ``own_file``.
+        ValueError: a file exists that this command did not write; see ``atomic_write``.
     """
-    with own_file(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
 
 

@@ -24,7 +24,7 @@ from .json_files import read_record, write_json
 from .last_checkpoint import restore_last
 from .settings import check_settings, keep_settings
 from .tables import describe_run
-from .working_folder import claim, working_folder
+from .working_folder import register, working_folder
 
 PROGRAM = ("-m", "fairseq_cli.train")
 #: The recorded owner of the folders, unless they lie in the folder of a comparison.
@@ -45,7 +45,7 @@ class Training(NamedTuple):
     threads: int | None = 1  # of torch; None: torch's default
 
 
-class Trained(NamedTuple):
+class TrainingResult(NamedTuple):
     """Record of a complete training, stored next to its log and its checkpoints."""
 
     name: str
@@ -57,14 +57,16 @@ class Trained(NamedTuple):
     versions: str
 
 
-class Ended(NamedTuple):
+class TrainingResults(NamedTuple):
     """Name -> result of the complete trainings, and name -> reason of the failed ones."""
 
-    trained: dict[str, Trained]
+    trained: dict[str, TrainingResult]
     failed: dict[str, str]
 
 
-def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM) -> Ended:
+def train_all(
+    trainings: Sequence[Training], out: Path, jobs: int = 1, program: Sequence[object] = PROGRAM
+) -> TrainingResults:
     """Run the trainings that are not complete in ``out``, ``jobs`` at a time, with progress bars.
 
     One training's failure does not stop the others. Python runs ``program`` with the training's arguments.
@@ -85,7 +87,7 @@ def train_all(trainings: Sequence[Training], out: Path, jobs: int = 1, program: 
         return _train_all(trainings, out, jobs, program)
 
 
-def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Sequence[object]) -> Ended:
+def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Sequence[object]) -> TrainingResults:
     names = [training.name for training in trainings]
     trained = {name: result for name in names if (result := read_trained(out / name)) is not None}
     failed: dict[str, str] = {}
@@ -108,15 +110,15 @@ def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Seq
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return Ended({name: trained[name] for name in names if name in trained}, failed)
+    return TrainingResults({name: trained[name] for name in names if name in trained}, failed)
 
 
-def read_trained(folder: Path) -> Trained | None:
+def read_trained(folder: Path) -> TrainingResult | None:
     """The result of the training in ``folder``; None if it is not complete."""
     path = folder / "result.json"
     if not path.exists():
         return None
-    return read_record(path, Trained)
+    return read_record(path, TrainingResult)
 
 
 def read_points(folder: Path) -> list[Point]:
@@ -134,10 +136,10 @@ def failure(error: Exception) -> str:
     return str(error).strip().splitlines()[-1]
 
 
-def _train(training: Training, folder: Path, program: Sequence[object], stopped: threading.Event) -> Trained:
+def _train(training: Training, folder: Path, program: Sequence[object], stopped: threading.Event) -> TrainingResult:
     """Start or continue a training; the result is written last."""
     keep_settings(folder / "settings.json", _settings(training.arguments))
-    checkpoints = claim(folder / "checkpoints")
+    checkpoints = register(folder / "checkpoints")
     restore_last(checkpoints)
     command = python_command(*program, *training.arguments, "--save-dir", checkpoints, "--log-format", "json")
     if training.program is not None:
@@ -150,7 +152,7 @@ def _train(training: Training, folder: Path, program: Sequence[object], stopped:
         command, log, total, training.name, by_update=by_update, append=True, threads=training.threads, stopped=stopped
     )
     run = describe_run(shlex.join(command), finished.seconds)
-    trained = Trained(
+    trained = TrainingResult(
         training.name,
         run.command,
         logged_seconds(lines),

@@ -1,6 +1,6 @@
 """The folder of a command that continues its work: used by one run at a time, and safe for files of others.
 
-Every file in it is written through ``own_file`` or claimed before; see ``common.output_files``.
+Every file in it is written through ``atomic_write`` or claimed before; see ``common.files.output_files``.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from common.output_files import MARK, Mark, check_folder, find_stranger, naming, new_path, take
+from common.files.output_files import MARK, Mark, check_folder, errors_name_path, find_untracked, new_path, take
 
 #: Path -> mark of the folders in which this process works.
 _taken: dict[Path, Mark] = {}
@@ -48,7 +48,7 @@ def _taking(path: Path, command: str, argument: str) -> Iterator[None]:
         yield
     finally:
         del _taken[mark.folder]
-        if find_stranger(mark.folder, [mark.folder / MARK]) is None:  # refused or failed before anything was written
+        if find_untracked(mark.folder, [mark.folder / MARK]) is None:  # refused or failed before anything was written
             mark.close(remove=True)
             if new:
                 with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def _taking(path: Path, command: str, argument: str) -> Iterator[None]:
         mark.close()
 
 
-def claim(path: Path) -> Path:
+def register(path: Path) -> Path:
     """Register ``path`` as made by this command, before it exists; returns it.
 
     Raises:
@@ -73,23 +73,23 @@ def claim(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def own_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path for the file ``path``, which is renamed when it is complete, and removed on an error.
 
     An earlier ``path`` of this command is kept until then.
 
     Raises:
-        ValueError: see ``claim``.
+        ValueError: see ``register``.
     """
     if _mark_of(path) is None:
         with new_path(path, "the file to write") as part:
             yield part
         return
-    part = unfinished_path(claim(path))
+    part = unfinished_path(register(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    claim(part)
+    register(part)
     try:
-        with naming(path):
+        with errors_name_path(path):
             yield part
             part.replace(path)
     except BaseException:
@@ -98,8 +98,8 @@ def own_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of this command, completely or not at all; see ``own_file``."""
-    with own_file(path) as part:
+    """Write a file of this command, completely or not at all; see ``atomic_write``."""
+    with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -19,11 +19,11 @@ from matplotlib import pyplot as plt
 
 from ..shared.architectures import known_names
 from ..shared.commands import shown_path
-from ..shared.comparison import NO_READER, SEEDS, Column, Planned, by_model, planned_trainings
+from ..shared.comparison import NO_READER, SEEDS, Column, PlannedTraining, by_model, planned_trainings
 from ..shared.experiment import MILLIONS, MINUTES, Data, Experiment, Options, Record, mean, option
 from ..shared.json_files import read_json
-from ..shared.plots import STYLE, Look, legend_beside, look, save
-from ..shared.reach import reach_arguments
+from ..shared.plots import STYLE, Style, legend_beside, save, style_of
+from ..shared.scaled_windows import scaled_window_arguments
 from ..shared.scripts import positive_int
 from ..shared.tables import MISSING, Run
 from ..shared.trainings import Training, read_points
@@ -131,7 +131,7 @@ def train_arguments(options: Series, data: Data, name: str, seed: int) -> list[o
     return [
         data.folder,
         *"--user-dir fairseq_plugin --task time_series_classification --criterion sentence_prediction".split(),
-        *("--arch", name + SUFFIX, *chunk_arguments(name, longest), *reach_arguments(name, longest)),
+        *("--arch", name + SUFFIX, *chunk_arguments(name, longest), *scaled_window_arguments(name, longest)),
         *("--optimizer", OPTIMIZERS.get(options.dataset, "radam"), "--lr", "0.001", "--lr-scheduler", "fixed"),
         *"--clip-norm 4.0 --batch-size 16 --required-batch-size-multiple 1".split(),
         *("--max-epoch", options.epochs, "--seed", seed),
@@ -150,11 +150,13 @@ def chunk_arguments(name: str, longest: int) -> list[object]:
     return [option, min(LARGEST_CHUNK, max(SMALLEST_CHUNK, 2 ** round(math.log2(longest / 2))))]
 
 
-def plan(options: Series, data: Data) -> list[Planned]:
+def plan(options: Series, data: Data) -> list[PlannedTraining]:
     """Every model with every seed; deterministic methods that are not networks are fitted once."""
     seeds = range(1, options.seeds + 1)
     fits = [
-        Planned(name, seed, Training(f"{name}.{seed}", [data.folder, "--model", name, "--seed", seed], CLASSIFY))
+        PlannedTraining(
+            name, seed, Training(f"{name}.{seed}", [data.folder, "--model", name, "--seed", seed], CLASSIFY)
+        )
         for name in options.models
         if name in CLASSIFIERS
         for seed in (seeds if name in RANDOM else seeds[:1])
@@ -317,10 +319,10 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
             ]
             label = f"{name}, {len(model_records)} seed{'s' if len(model_records) > 1 else ''}"
             if name in CLASSIFIERS:
-                curves.axhline(means[0], label=label, linewidth=1.3, **look(i).line)
+                curves.axhline(means[0], label=label, linewidth=1.3, **style_of(i).line)
             else:
-                curves.plot(options.evaluated, means, label=label, linewidth=1.3, **look(i).curve(len(means)))
-            _draw_dots(dots, options, i, name, model_records, look(i))
+                curves.plot(options.evaluated, means, label=label, linewidth=1.3, **style_of(i).curve(len(means)))
+            _draw_dots(dots, options, i, name, model_records, style_of(i))
         lowest = min(record["last"] for record in records)
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
         curves.set_title("Mean over seeds")
@@ -333,7 +335,7 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
         save(figure, path, dpi=130)
 
 
-def _draw_dots(axes: plt.Axes, options: Series, place: int, name: str, records: Sequence[Record], style: Look) -> None:
+def _draw_dots(axes: plt.Axes, options: Series, place: int, name: str, records: Sequence[Record], style: Style) -> None:
     """Draw the accuracies of one model, side by side."""
     axes.plot(
         [place - 0.15] * len(records),

@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 
 from common.attention import record_attention
 from common.command_parser import CommandParser
-from common.output_files import check_new
+from common.files.output_files import check_new
 from fairseq_plugin import TimeSeriesClassifier
 from fairseq_plugin.data.series_folder import Label, read_split
 from fairseq_plugin.models.time_series_hub_interface import TimeSeriesHubInterface

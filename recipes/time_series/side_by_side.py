@@ -13,7 +13,7 @@ from common.modules import GatedAttentionUnit
 from fairseq_plugin.data.series_folder import Label
 from fairseq_plugin.models.time_series_hub_interface import TimeSeriesHubInterface
 
-from ..shared.plots import STYLE, look, save
+from ..shared.plots import STYLE, save, style_of
 
 
 class Share(NamedTuple):
@@ -73,7 +73,7 @@ def draw(
             axes[0].set_title(f"label {label}" + (f", not found by {', '.join(wrong_names)}" if wrong_names else ""))
             axes[1].axhline(1, color="#BBBBBB", linewidth=1)
             for index, (name, row) in enumerate(zip(names, shares)):
-                axes[1].plot(row[number].weights, label=name, **look(index).line)
+                axes[1].plot(row[number].weights, label=name, **style_of(index).line)
             axes[1].set(xlabel="step", ylim=(bottom, top))
             axes[1].xaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(mappable, ax=grid[0], pad=0.01, label="standardised")

@@ -7,7 +7,7 @@ from typing import Any
 
 import timm
 
-from common.json_files import check_file, checked, parse, signed, typed
+from common.files.json_files import check_file, checked, parse, signed, typed
 
 from .survey import Found
 

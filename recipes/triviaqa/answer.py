@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from common.checkpoints import read_checkpoint
 from common.command_parser import CommandParser
-from common.output_files import check_new
+from common.files.output_files import check_new
 from fairseq_plugin.data.span_answers import best_of_each
 from fairseq_plugin.loading.checkpoint_config import check_configuration
 from fairseq_plugin.loading.checkpoints import stored_architecture

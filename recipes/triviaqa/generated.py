@@ -16,7 +16,7 @@ from fairseq_plugin.data.span_answers import normalise_answer
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
-from ..shared.working_folder import own_file, working_folder, write_text
+from ..shared.working_folder import atomic_write, working_folder, write_text
 from .questions import SPLITS
 
 COMMAND = "recipes.triviaqa.generated"
@@ -106,7 +106,7 @@ def generate(out: Path, sizes: Sizes) -> None:
         }
         write_text(out / "qa" / f"wikipedia-{SPLITS[split]}.json", json.dumps(content, indent=1) + "\n")
         if split == "train":
-            with own_file(out / "pages.txt") as part:
+            with atomic_write(out / "pages.txt") as part:
                 lines = (" ".join([*page.text.splitlines(), page.question]) + "\n" for page in pages)
                 part.write_text("".join(lines), encoding="utf-8")
 

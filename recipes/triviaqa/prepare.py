@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
-from common.output_files import new_folder
+from common.files.output_files import new_folder
 from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION, Question, write_questions
 
 from ..flash.documents import paragraphs

@@ -6,7 +6,7 @@ Files such as ``qa/wikipedia-train.json`` name documents below ``evidence/wikipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.json_files import read
+from common.files.json_files import read
 from fairseq_plugin.data.span_answers import normalise_answer
 
 DOMAINS = ("wikipedia", "web")

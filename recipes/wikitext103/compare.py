@@ -6,7 +6,6 @@ fairseq-train. Run it again to continue an interrupted comparison.
 
 import sys
 
-from ..shared.additions import addition_notes
 from ..shared.comparison import MODEL, SEEDS, Column
 from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Experiment, Picture, Record, mean, median
 from ..shared.language_models import (
@@ -17,6 +16,7 @@ from ..shared.language_models import (
     state_is_constant,
     train_arguments,
 )
+from ..shared.variants import variant_notes
 
 
 def notes(options: LanguageModels, facts: Record) -> list[str]:
@@ -29,7 +29,7 @@ def notes(options: LanguageModels, facts: Record) -> list[str]:
         f"{options.tokens_per_sample:,}, {options.layers} layers of width {options.width}, {options.heads} heads, "
         f"highest learning rate {options.lr:g} for all",
         f"windows and chunks, where a model has them, are {max(1, options.tokens_per_sample // 4)} tokens",
-        *addition_notes(options.models),
+        *variant_notes(options.models),
         "tokens per second in training, and the largest memory of the process, libraries included: of fairseq-train on"
         " one thread of this machine, with whatever else it did",
     ]

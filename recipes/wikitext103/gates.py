@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..shared.additions import NO_POSITIONS
 from ..shared.language_models import GateVariants, models_option, names_with_gates
+from ..shared.variants import NO_POSITIONS
 from . import compare
 
 #: Softmax attention, and ways to make sums over the past depend on the order of tokens.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from ..shared.comparison import MODEL, Column, Compared
+from ..shared.comparison import MODEL, Column, Results
 from ..shared.experiment import Data, Experiment, Record, mean, option
 from ..shared.fairseq_models import model_options
 from ..shared.language_models import LanguageModels, default_names, model_names, one_of
@@ -111,11 +111,11 @@ def recall(options: Recall, name: str, seed: int) -> Record:
     return {"model": name, "seed": seed, "accuracy": accuracy}
 
 
-def train(options: Recall, data: Data) -> Compared:
+def train(options: Recall, data: Data) -> Results:
     """Train and test every model with every seed."""
     torch.set_num_threads(1)
     pairs = [(seed, name) for seed in range(1, options.seeds + 1) for name in options.models]
-    return Compared([recall(options, name, seed) for seed, name in tqdm(pairs, unit=" trainings", disable=None)], {})
+    return Results([recall(options, name, seed) for seed, name in tqdm(pairs, unit=" trainings", disable=None)], {})
 
 
 def notes(options: Recall, facts: Record) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from common.checkpoints import Transfer, check_state_dict, read_checkpoint
+from common.checkpoints import LoadReport, check_state_dict, read_checkpoint
 from common.modules.relative_bias import ToeplitzBias
 
 STATE = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(2)}
@@ -148,6 +148,6 @@ def test_check_accepts_what_fits() -> None:
 
 def test_summary_counts_and_names() -> None:
     """The summary does not claim that the model is the same."""
-    summary = Transfer(["a", "b"], ["c"], [f"d{i}" for i in range(5)]).summary()
+    summary = LoadReport(["a", "b"], ["c"], [f"d{i}" for i in range(5)]).summary()
     assert summary == "2 tensors taken as a starting point; 1 left out (c); 5 new (d0, d1, d2, d3, ...)"
-    assert Transfer(["a"], [], []).summary() == "1 tensors taken as a starting point; 0 left out; 0 new"
+    assert LoadReport(["a"], [], []).summary() == "1 tensors taken as a starting point; 0 left out; 0 new"

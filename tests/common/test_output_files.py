@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.folder_locks import FolderInUse
-from common.output_files import MARK, find_stranger, new_folder, new_path, take
+from common.files.folder_locks import FolderInUse
+from common.files.output_files import MARK, find_untracked, new_folder, new_path, take
 from tests.processes import CHECKOUT
 
 COMMAND = "recipes.some"
@@ -149,15 +149,15 @@ def test_strangers_are_found(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("")
     folders = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
-    assert find_stranger(tmp_path, folders) is None and find_stranger(tmp_path / "none") is None
-    assert find_stranger(tmp_path, folders[:1]) == folders[1] and find_stranger(tmp_path, folders[:2]) == folders[2]
-    assert find_stranger(folders[2]) == folders[2] and find_stranger(folders[2], folders) is None
+    assert find_untracked(tmp_path, folders) is None and find_untracked(tmp_path / "none") is None
+    assert find_untracked(tmp_path, folders[:1]) == folders[1] and find_untracked(tmp_path, folders[:2]) == folders[2]
+    assert find_untracked(folders[2]) == folders[2] and find_untracked(folders[2], folders) is None
 
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from common.output_files import take
+from common.files.output_files import take
 mark = take(Path(sys.argv[1]), "recipes.some", "--out")
 print("taken", flush=True)
 time.sleep(60)
@@ -210,7 +210,7 @@ def test_a_list_that_nests_too_deep_is_refused(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from common.output_files import MARK, take
+from common.files.output_files import MARK, take
 folder = Path(sys.argv[1])
 mark = take(folder, "recipes.some", "--out")
 most, unlimited = (folder / MARK).stat().st_size + 5, resource.RLIM_INFINITY

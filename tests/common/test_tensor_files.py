@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.tensor_files import read_safetensors, save, save_safetensors
+from common.files.tensor_files import read_safetensors, save, save_safetensors
 
 FULL = Path("/dev/full")
 

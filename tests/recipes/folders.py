@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from common.output_files import MARK
+from common.files.output_files import MARK
 
 
 def made_by(command: str, folder: Path) -> Path:

@@ -26,11 +26,11 @@ from recipes.papers import compare_images as papers_images
 from recipes.pretrained import compare as pretrained
 from recipes.shared import comparison
 from recipes.shared.commands import ROOT
-from recipes.shared.comparison import Compared
+from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data, Experiment, Record
 from recipes.shared.json_files import read_json
 from recipes.shared.tables import Run
-from recipes.shared.trainings import Trained
+from recipes.shared.trainings import TrainingResult
 from recipes.time_series import compare as time_series
 from recipes.wikitext103 import compare, gates, recall
 from tests.recipes.folders import made_by
@@ -310,7 +310,7 @@ def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
     """One model has two records, one has none."""
     options = dataclasses.replace(case.experiment.parse(command_line(case, text)), seeds=2)
     records = [*records_of(case, options.models[0]), *case.others]
-    found = case.experiment.report(options, dict(case.facts), Compared(records, {"x.2": "Loss exploded"}))
+    found = case.experiment.report(options, dict(case.facts), Results(records, {"x.2": "Loss exploded"}))
     plain = comparison.write(tmp_path, found, RUN)
     rows = (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
     assert "| " + " | ".join(case.shown) + " |" in rows
@@ -322,7 +322,7 @@ def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
     if case.experiment.picture is not None:
         with Image.open(tmp_path / case.experiment.picture_name) as image:
             assert image.width > 250
-    assert case.experiment.report(options, dict(case.facts), Compared([], {})).draw is None
+    assert case.experiment.report(options, dict(case.facts), Results([], {})).draw is None
 
 
 def point(split: str, update: int, **values: float) -> str:
@@ -357,7 +357,7 @@ def test_a_stored_log_is_read(case, text, tmp_path):
         assert case.experiment.read(options, tmp_path, {"model": options.models[0], "seed": 1, **KNOWN}) is None
 
 
-TRAINED = Trained("softmax.1", "fairseq-train", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+TRAINED = TrainingResult("softmax.1", "fairseq-train", 60.0, 2**30, "2026-11-22", "a machine", "versions")
 
 
 def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already, capsys, monkeypatch) -> None:

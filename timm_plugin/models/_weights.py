@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from common.attention import InnerAttention
 from common.checkpoints import check_state_dict, leave_out_foreign_records
-from common.modules.remembered_options import is_record
+from common.modules.stored_options import is_record
 
 from ..layers.position_bias import resample_grid_bias, resample_position_bias
 

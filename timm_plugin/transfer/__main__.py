@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader
 
 from common.checkpoints import check_state_dict
 from common.command_parser import CommandParser
+from common.files.output_files import check_new, new_path, unfinished
 from common.ops.shared.checks import check_choice
-from common.output_files import check_new, new_path, unfinished
 
 from ..convert import check_suffix, read_weights, size_of_head, write
 from ..layers.attention import usable_mechanisms

@@ -17,8 +17,8 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import AverageMeter, dispatch_clip_grad, random_seed
 from torch.utils.data import DataLoader
 
-from common import tensor_files
 from common.checkpoints import read_checkpoint
+from common.files import tensor_files
 
 from .task import AttentionTransferTask
 

@@ -72,13 +72,13 @@ def bigbird_attention(
         last = (count - 1).clamp(min=0) // chunk_size
         index, valid = _further_chunks(numbers, q_chunks.shape[2], last)  # (B or 1, G, 2 + r)
         chosen = index.expand(batch, -1, -1)
-        further_k, further_v = _gather(k_chunks, chosen), _gather(v_chunks, chosen)
+        extra_k, extra_v = _gather(k_chunks, chosen), _gather(v_chunks, chosen)
         position = index.unsqueeze(-1) * chunk_size + torch.arange(chunk_size, device=q.device)  # (B or 1, G, 2 + r, C)
         visible = (valid.unsqueeze(-1) & (position < count[:, :, None, None])).flatten(2)
-        further = hide(q_chunks @ further_k.transpose(-2, -1), visible[:, None, :, None])
+        further = hide(q_chunks @ extra_k.transpose(-2, -1), visible[:, None, :, None])
         window = Window(2 * chunk_size, 2 * chunk_size, chunk_size, 1, 1)
         out, weights = window_softmax(tokens.q, tokens.k, tokens.v, tokens.seen, window, further)
-        out = out + join_blocks(weights @ further_v, n)
+        out = out + join_blocks(weights @ extra_v, n)
         out = _with_ends(out, _over_all(q_chunks, tokens.k, tokens.v, tokens.seen, last), last, chunk_size)
         return as_they_came(out, tokens, key_padding_mask, query_padding_mask).to(v.dtype)
 

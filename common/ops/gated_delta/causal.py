@@ -84,9 +84,9 @@ def _states(change: Tensor, added: Tensor, first: Tensor) -> tuple[Tensor, Tenso
         state = first.unsqueeze(2)
     else:
         part_change, part_added = change[0], added[0]
-        for further_change, further_added in zip(change[1:], added[1:]):
-            part_change = part_change + further_change + further_change @ part_change
-            part_added = part_added + further_added + further_change @ part_added
+        for extra_change, extra_added in zip(change[1:], added[1:]):
+            part_change = part_change + extra_change + extra_change @ part_change
+            part_added = part_added + extra_added + extra_change @ part_added
         state, _ = _states(part_change, part_added, first)
     before = []
     for one_change, one_added in zip(change, added):

@@ -16,7 +16,7 @@ from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled
 from . import causal_cpu, decoding, forgetting
-from .further_terms import attend_further
+from .extra_terms import attend_further
 from .gpu import operator as gpu_operator
 from .gpu import sequence as gpu_sequence
 from .sequence import (

@@ -55,7 +55,7 @@ class MixedChunkOptions(NamedTuple):
         return self
 
     def sees_more(self) -> bool:
-        """Whether there are terms in addition to the local and the linear one; see ``further_terms``."""
+        """Whether there are terms in addition to the local and the linear one; see ``extra_terms``."""
         return self.overlap or self.chunk_summaries
 
     def bias_reach(self) -> int:

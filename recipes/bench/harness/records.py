@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.json_files import CHECKSUM, signed, typed
+from common.files.json_files import CHECKSUM, signed, typed
 
 from ...shared.json_files import read_json
 from ...shared.working_folder import write_text

@@ -12,7 +12,7 @@ from fairseq_plugin.models.flowformer import (
     LinearLanguageModel,
     LinearLanguageModelConfig,
 )
-from recipes.shared.additions import GATES
+from recipes.shared.variants import GATES
 
 
 def _with_gates(config: type) -> type:

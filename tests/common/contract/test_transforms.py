@@ -44,7 +44,7 @@ traced = [
 ]
 
 
-def with_additions(case: Case) -> Case:
+def with_variants(case: Case) -> Case:
     """A causal mechanism with every supported addition in front; other mechanisms unchanged."""
     if not (case.causal and is_linear(case.kind) and case in PLAIN):
         return case
@@ -58,7 +58,7 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
-@cases(with_additions(case) for case in traced if case.forget == "none" and not case.short_conv)
+@cases(with_variants(case) for case in traced if case.forget == "none" and not case.short_conv)
 def test_it_compiles_into_one_graph_with_its_backward_pass(case):
     """Tracing both passes costs a second per case, so the input only spans two chunks.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.attention import RotaryAttention, build_attention, supporting
 from common.modules.gated_attention_unit import GatedAttentionUnit
-from common.modules.remembered_options import RemembersOptions, read_record
+from common.modules.stored_options import RemembersOptions, read_record
 from common.ops.bigbird import draw_numbers
 from common.ops.favor import draw_directions
 from common.ops.reformer import draw_rotations

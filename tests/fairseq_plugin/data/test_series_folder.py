@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.json_files import read
+from common.files.json_files import read
 from fairseq_plugin.data.series_folder import Description, fill_missing, read_description, read_split, write_folder
 from tests.fairseq_plugin.helpers.series import CHANNELS, LIMIT, waves
 

@@ -18,7 +18,7 @@ from fairseq_cli import eval_lm, train
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS
-from common.modules.remembered_options import is_record
+from common.modules.stored_options import is_record
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, save_model
 from tests.fairseq_plugin.helpers.commands import training_command

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.json_files import read
+from common.files.json_files import read
 from recipes.bench.compile_time import __main__ as command
 from recipes.bench.compile_time.one import Cost, compile_cost
 

@@ -15,7 +15,7 @@ from timm.utils import CheckpointSaver
 
 import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import DaftConvAttention, DaftFullAttention
-from common.output_files import MARK
+from common.files.output_files import MARK
 from recipes.daft import drawing, pictures
 from recipes.daft.checkpoints import load_model
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases

@@ -12,7 +12,7 @@ from recipes.flash.measurements import Comparison
 from recipes.flash.models import ALL_MODELS, FIGURES, MASKED_MODELS, SHAPE, Shape
 from recipes.shared import comparison, fairseq_log, fairseq_training
 from recipes.shared.commands import CommandFailed, Finished
-from recipes.shared.comparison import Compared, Report
+from recipes.shared.comparison import Report, Results
 from recipes.shared.experiment import Data, Record
 from recipes.shared.subword_text import SplitCounts
 from recipes.shared.tables import Run, Table
@@ -46,7 +46,7 @@ def record(model, length, speed, perplexity=123.456, seed=1, parameters=655_201)
 
 def report(options: FlashModels, records: list[Record], failed: dict[str, str] | None = None) -> Report:
     """What is shown of records."""
-    compared = Compared(records, failed or {})
+    compared = Results(records, failed or {})
     facts = FACTS | measurements.not_measured(options, Data(Path("data-bin"), FACTS), compared)
     return compare.EXPERIMENT.report(options, facts, compared)
 

@@ -9,12 +9,12 @@ import torch
 from fairseq import options
 
 from common.attention import ATTENTIONS
-from common.json_files import read
+from common.files.json_files import read
 from recipes.long_contexts import lengths, positions
 from recipes.long_contexts.lengths import default_names, names
 from recipes.long_contexts.lengths_report import best_first, refusals
 from recipes.long_contexts.positions import Bin, binned, edges, everywhere, windows
-from recipes.shared.comparison import Compared
+from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data, Record
 
 SIZES = "--width 8 --layers 1 --heads 2 --batch-tokens 64 --tokens-per-sample 16".split()
@@ -72,7 +72,7 @@ def test_the_best_at_the_last_positions_comes_first() -> None:
     records = [measured("rfa", 1, 18.0), measured("flow", 1, 20.0), measured("flow", 2, 12.0)]
     records.append(measured("quadratic", 1, 0.0, "no weights for so many"))
     assert best_first(["quadratic", "rfa", "flow"], records) == ["flow", "rfa", "quadratic"]
-    found = refusals(None, Data(Path(), {}), Compared(records, {}))
+    found = refusals(None, Data(Path(), {}), Results(records, {}))
     assert found == {"refused": {"quadratic.1": "no weights for so many"}}
 
 

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from recipes.lra import compare, pictures, published, speed
 from recipes.lra.plan import ABLATIONS, MODELS, TABLES, TASKS, Arena
 from recipes.shared.experiment import Data
-from recipes.shared.reach import reach_arguments
+from recipes.shared.scaled_windows import scaled_window_arguments
 
 OPTIONS = Arena(length=256)
 
@@ -30,7 +30,7 @@ def test_every_model_has_the_same_budget():
         pairs = {(word, words[i + 1]) for i, word in enumerate(words[:-1]) if word.startswith("--")}
         common.append({pair for pair in pairs if pair[0] not in differing | {"--seed", "--encoder-attention-dim"}})
     flash = {("--flash-query-dim", "32")}
-    reach = {option for name in MODELS for option in reach_arguments(name, 256)[::2]}
+    reach = {option for name in MODELS for option in scaled_window_arguments(name, 256)[::2]}
     reach |= {option for model in ABLATIONS.values() for option in model.options[::2]}
     assert all({pair for pair in options - flash if pair[0] not in reach} == common[0] for options in common)
     assert option(trainings[0].training.arguments, "--valid-subset") == "valid,test"  # the first selects

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from fairseq.data import Dictionary, data_utils
 
-from common.output_files import MARK
+from common.files.output_files import MARK
 from recipes.lra import listops, listops_blocks
 from recipes.lra.listops_blocks import Plan
 from recipes.lra.listops_rules import MAX_ARGUMENTS, MAX_DEPTH, OPERATORS, SYMBOLS, apply, draw, evaluate

@@ -10,7 +10,7 @@ import pytest
 from recipes.offline_rl import collect, random_search
 from recipes.offline_rl.compare import train_arguments
 from recipes.offline_rl.random_search import Settings
-from recipes.shared.trainings import Trained
+from recipes.shared.trainings import TrainingResult
 from tests.fairseq_plugin.helpers.commands import run_in_turn
 from tests.processes import CHECKOUT
 
@@ -35,6 +35,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outputs = run_in_turn(*(("fairseq_cli.train", command, "") for command in commands.values()), cwd=str(CHECKOUT))
     for name, output in zip(NAMES, outputs):
         (out / f"{name}.1" / "train.log").write_text(output)
-        trained = Trained(f"{name}.1", "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+        trained = TrainingResult(f"{name}.1", "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
         (out / f"{name}.1" / "result.json").write_text(json.dumps(trained._asdict()))
     return out

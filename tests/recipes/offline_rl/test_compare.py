@@ -14,7 +14,7 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.offline_rl import compare
 from recipes.offline_rl.compare import Acting
 from recipes.shared.architectures import known_names
-from recipes.shared.comparison import Compared
+from recipes.shared.comparison import Results
 from recipes.shared.experiment import Record
 from tests.recipes.folders import made_by
 
@@ -59,9 +59,7 @@ def test_tables() -> None:
     """Means and deviations over seeds; whether returns follow their targets; missing values are dashes."""
     options = Acting(env="Toy-v0", models=["flowformer", "softmax"], seeds=2, episodes=1)
     records = [result(1, [10.0, 60.0, 110.0]), result(2, [90.0, 90.0, 90.0])]
-    models, returns = compare.EXPERIMENT.report(
-        options, FACTS, Compared(records, {"softmax.1": "out of memory"})
-    ).tables
+    models, returns = compare.EXPERIMENT.report(options, FACTS, Results(records, {"softmax.1": "out of memory"})).tables
     assert models.rows[0][1:] == (
         "0.17 M", "0.1500 ± 0.0707", "100 ± 14", "100.0 ± 14.1", "0.50 ± 0.71", "2", "1.0"
     )  # fmt: skip

@@ -13,7 +13,7 @@ from recipes.papers.measured import kendall, value
 from recipes.papers.small import TABLES, Rows, small_command, trained_rows
 from recipes.papers.tables import PAPERS, read_paper
 from recipes.shared import comparison
-from recipes.shared.comparison import Compared
+from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data, Record
 from recipes.shared.tables import Run
 
@@ -86,7 +86,7 @@ def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
         return known | {"perplexity": perplexity, "tokens_per_second": 1000.0}
 
     def report(options: Rows, tokens: dict[str, int], records: list[Record]) -> comparison.Report:
-        facts, compared = {"tokens": tokens, "unit": "words"}, Compared(records, {})
+        facts, compared = {"tokens": tokens, "unit": "words"}, Results(records, {})
         facts |= compare.measured(options, Data(tmp_path, facts), compared)
         return compare.EXPERIMENT.report(options, facts, compared)
 

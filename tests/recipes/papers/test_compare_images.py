@@ -11,7 +11,7 @@ from recipes.papers import compare_images, images
 from recipes.papers.building import count_parameters
 from recipes.papers.images import ImageRows, models_of, small_model, typed
 from recipes.papers.small import IMAGE_TABLES
-from recipes.shared.comparison import Compared
+from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data
 
 
@@ -64,7 +64,7 @@ def test_rows_come_in_the_published_order():
 
 def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
     def notes_of(paper: str, table: str) -> list[str]:
-        options, nothing = options_of(paper, table), Compared([], {})
+        options, nothing = options_of(paper, table), Results([], {})
         facts = compare_images.measured(options, Data(tmp_path, {}), nothing)
         return compare_images.EXPERIMENT.report(options, facts, nothing).tables[0].notes
 

@@ -8,8 +8,8 @@ import pytest
 
 from recipes.shared import comparison
 from recipes.shared.commands import CommandFailed
-from recipes.shared.comparison import MODEL, SEEDS, Column, Compared, planned_trainings, rows, train_and_read
-from recipes.shared.trainings import Trained, Training
+from recipes.shared.comparison import MODEL, SEEDS, Column, Results, planned_trainings, rows, train_and_read
+from recipes.shared.trainings import Training, TrainingResult
 from tests.recipes.folders import made_by
 
 
@@ -27,7 +27,7 @@ def runs(tmp_path: Path) -> Path:
     for name in ("a-x.1", "b.1", "a-x.2", "b.2"):
         folder = tmp_path / name
         folder.mkdir()
-        trained = Trained(name, "fairseq-train", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+        trained = TrainingResult(name, "fairseq-train", 60.0, 2**30, "2026-11-22", "a machine", "versions")
         (folder / "result.json").write_text(json.dumps(trained._asdict()))
         made_by("recipes.shared.trainings", folder)
     return tmp_path
@@ -40,7 +40,7 @@ def evaluate(folder: Path) -> None:
     (folder / "score").write_text(folder.name)
 
 
-def read(model: str, seed: int, folder: Path, trained: Trained) -> Result | None:
+def read(model: str, seed: int, folder: Path, trained: TrainingResult) -> Result | None:
     """The score that the command wrote."""
     score = folder / "score"
     return Result(model, seed, score.read_text()) if score.exists() else None
@@ -71,7 +71,7 @@ def test_after_an_interruption_nothing_runs_and_what_is_there_is_read(
 
 def test_cells_without_outcomes() -> None:
     columns = [MODEL, Column("score", lambda outcomes: outcomes[0].score), SEEDS, Column("size", known=str.upper)]
-    compared = Compared([Result("b", 1, "high")], {"a.1": "too large"})
+    compared = Results([Result("b", 1, "high")], {"a.1": "too large"})
     table = comparison.table("Title", columns, ["a", "b"], compared, ["a note"])
     assert table.header == ("model", "score", "seeds", "size")
     assert table.rows == [("a", "-", "0", "A"), ("b", "high", "1", "B")]

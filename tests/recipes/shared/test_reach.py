@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.shared.reach import reach_arguments
+from recipes.shared.scaled_windows import scaled_window_arguments
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from recipes.shared.reach import reach_arguments
     ],
 )
 def test_about_a_quarter_or_the_default(name, length, arguments):
-    assert reach_arguments(name, length) == arguments
+    assert scaled_window_arguments(name, length) == arguments

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from common.output_files import MARK
+from common.files.output_files import MARK
 from recipes.shared.json_files import read_json, write_json
-from recipes.shared.working_folder import claim, own_file, remove_own, working_folder, write_text
+from recipes.shared.working_folder import atomic_write, register, remove_own, working_folder, write_text
 
 COMMAND = "recipes.some"
 
@@ -67,7 +67,8 @@ def test_an_error_leaves_neither_half_a_file_nor_a_changed_one(tmp_path):
         for before in (None, "old"):
             if before:
                 write_text(tmp_path / "a.txt", before)
-            with pytest.raises(OSError, match=f"No space left.*{tmp_path}/a.txt"), own_file(tmp_path / "a.txt") as part:
+            path = tmp_path / "a.txt"
+            with pytest.raises(OSError, match=f"No space left.*{path}"), atomic_write(path) as part:
                 part.write_text("half")
                 raise OSError(28, "No space left on device")
             contents = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != MARK}
@@ -76,7 +77,7 @@ def test_an_error_leaves_neither_half_a_file_nor_a_changed_one(tmp_path):
 
 def test_only_own_files_are_removed(tmp_path):
     with working_folder(tmp_path, COMMAND):
-        claim(tmp_path / "blocks").mkdir()
+        register(tmp_path / "blocks").mkdir()
         for name in ("1", "2"):
             write_text(tmp_path / "blocks" / name, name)
         (tmp_path / "blocks" / "notes").write_text("the user's")
@@ -108,7 +109,7 @@ def test_nothing_outside_of_the_folder_is_removed(tmp_path):
         (elsewhere / name).write_text("the user's")
     with working_folder(folder, COMMAND):
         write_text(folder / "a.txt", "ours")
-        write_text(claim(folder / "blocks") / "1", "ours")
+        write_text(register(folder / "blocks") / "1", "ours")
         (folder / "blocks" / "1").unlink()
         (folder / "blocks").rmdir()
         (folder / "blocks").symlink_to(elsewhere)

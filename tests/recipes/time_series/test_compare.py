@@ -9,9 +9,9 @@ from PIL import Image
 
 import fairseq_plugin  # noqa: F401  registers what the commands name
 from recipes.shared.architectures import known_names
-from recipes.shared.comparison import Compared
+from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data, Record
-from recipes.shared.trainings import Trained
+from recipes.shared.trainings import TrainingResult
 from recipes.time_series import compare
 from recipes.time_series.compare import Series
 from tests.recipes.folders import made_by
@@ -46,7 +46,7 @@ def complete(out: Path, name: str, accuracies: list[float]) -> None:
     """Write a folder as a complete training does."""
     folder = out / name
     folder.mkdir(parents=True)
-    trained = Trained(name, "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
+    trained = TrainingResult(name, "fairseq-train ...", 60.0, 2**30, "2026-11-22", "a machine", "versions")
     (folder / "result.json").write_text(json.dumps(trained._asdict()))
     lines = ["$ fairseq-train ...", "INFO | num. shared model params: 6,446,089 (num. trained: 6,446,089)"]
     lines += [
@@ -110,7 +110,7 @@ def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
         command = [str(x) for x in train_arguments(name, 26)]
         parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, "--cpu"])
         assert (parsed.optimizer, parsed.lr, parsed.clip_norm, parsed.batch_size) == ("radam", [0.001], 4.0, 16)
-        reach = [str(x) for x in compare.reach_arguments(name, 26)]
+        reach = [str(x) for x in compare.scaled_window_arguments(name, 26)]
         begin = command.index(reach[0]) if reach else 0
         assert command[begin : begin + len(reach)] == reach
         del command[begin : begin + len(reach)]
@@ -147,13 +147,13 @@ def test_the_last_epoch_is_evaluated_and_saved(epochs: int, validate: int, save:
 def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of one point would be invisible."""
     drawn_curves = []
-    monkeypatch.setattr(compare.plt.Axes, "plot", lambda self, *points, **look: drawn_curves.append((points, look)))
+    monkeypatch.setattr(compare.plt.Axes, "plot", lambda self, *points, **style: drawn_curves.append((points, style)))
     monkeypatch.setattr(compare, "legend_beside", lambda axes: None)
     for epochs in (1, 3):
         options = Series(dataset="BasicMotions", models=["linear"], epochs=epochs)
         records = [record("linear", [90.0] * len(options.evaluated))]
         compare.draw(options, {}, records, tmp_path / f"{epochs}.png")
-    curves = [look["marker"] for points, look in drawn_curves if "label" in look]
+    curves = [style["marker"] for points, style in drawn_curves if "label" in style]
     assert curves[0] and not curves[1]
 
 
@@ -164,7 +164,7 @@ def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_pa
     assert parse([]).models == compare.default_names()
     options = Series(models=["dtw", "hist_gradient_boosting", "lstm", "tcn", "linear"], seeds=2, epochs=6)
     records = [record("dtw", [94.9]), record("tcn", [90.0, 92.0, 91.0], 400_000)]
-    report = compare.EXPERIMENT.report(options, {"earlier": []}, Compared(records, {}))
+    report = compare.EXPERIMENT.report(options, {"earlier": []}, Results(records, {}))
     (table,) = report.tables
     assert table.rows[0] == ("dtw", "-", "94.90", "94.90", "94.9", "1", "1.0")
     assert [row[0] for row in table.rows] == [

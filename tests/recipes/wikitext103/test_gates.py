@@ -9,9 +9,9 @@ from fairseq.data import Dictionary
 from fairseq.utils import import_user_module
 
 from common.modules.forget_gate import ForgetGate
-from recipes.shared.additions import NO_POSITIONS, addition_notes, mechanism_of, with_additions
 from recipes.shared.fairseq_models import model_options
 from recipes.shared.language_models import names_with_gates
+from recipes.shared.variants import NO_POSITIONS, mechanism_of, variant_notes, with_variants
 from recipes.wikitext103 import gates
 from recipes.wikitext103.gates import DEFAULT_MODELS, EXPERIMENT, Gates
 from tests.processes import CHECKOUT
@@ -61,10 +61,10 @@ def test_what_of_a_gate_is_trained(name, weight, bias):
 
 def test_names_and_notes():
     assert set(DEFAULT_MODELS) <= set(names_with_gates())
-    assert with_additions("linear")[:3] == ["linear", "linear+short_conv", "linear+forget"]
-    assert with_additions("softmax") == ["softmax"] and mechanism_of("rfa_gate+short_conv") == "rfa_gate"
-    assert len(addition_notes(["linear+forget/linear", "flow+forget+short_conv", "linear"])) == 2
-    assert [note.partition(":")[0] for note in addition_notes(OPTIONS.models)] == [
+    assert with_variants("linear")[:3] == ["linear", "linear+short_conv", "linear+forget"]
+    assert with_variants("softmax") == ["softmax"] and mechanism_of("rfa_gate+short_conv") == "rfa_gate"
+    assert len(variant_notes(["linear+forget/linear", "flow+forget+short_conv", "linear"])) == 2
+    assert [note.partition(":")[0] for note in variant_notes(OPTIONS.models)] == [
         "+forget",
         "+fixed",
         "+learned",

@@ -5,7 +5,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from common.modules.remembered_options import is_record
+from common.modules.stored_options import is_record
 from tests.compare import assert_close
 from tests.golden.make_timm import FOLDER, GOLDEN, SIZES_OF, expected, registered, stored, weights
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from .ops.shared.checks import shortened
+from ..ops.shared.checks import shortened
 
 #: The key of the digest in an object.
 CHECKSUM = "sha256"

@@ -15,7 +15,7 @@ _PARTS = {
 }
 
 
-def reach_arguments(name: str, length: int) -> list[object]:
+def scaled_window_arguments(name: str, length: int) -> list[object]:
     """Arguments of fairseq-train with which mechanism ``name`` sees about a quarter of a sequence of ``length`` tokens.
 
     The defaults, for thousands of tokens, would cover a whole short sequence; smaller defaults are kept. FLASH and

@@ -32,7 +32,7 @@ def mechanism_of(name: str) -> str:
     return name.partition("+")[0]
 
 
-def with_additions(mechanism: str) -> list[str]:
+def with_variants(mechanism: str) -> list[str]:
     """The mechanism's name alone, and with every addition and pair of additions that it supports when causal."""
     supported = options_of(mechanism, True).described()
     gates, convs = (
@@ -42,8 +42,8 @@ def with_additions(mechanism: str) -> list[str]:
     return [mechanism + gate + conv for gate, conv in product(gates, convs)]
 
 
-def addition_arguments(name: str, prefix: str) -> list[object]:
-    """The additions of a name that ``with_additions`` gives, as options of fairseq that begin with ``prefix``."""
+def variant_arguments(name: str, prefix: str) -> list[object]:
+    """The additions of a name that ``with_variants`` gives, as options of fairseq that begin with ``prefix``."""
     arguments = []
     for addition in name.split("+")[1:]:
         option, value = _ADDITIONS[f"+{addition}"]
@@ -51,7 +51,7 @@ def addition_arguments(name: str, prefix: str) -> list[object]:
     return arguments
 
 
-def addition_notes(names: list[str]) -> list[str]:
+def variant_notes(names: list[str]) -> list[str]:
     """A note for each addition that one of the models ``names`` has."""
     used = {f"+{addition}" for name in names for addition in name.partition("/")[0].split("+")[1:]}
     return [f"{addition}: {note}" for addition, note in _NOTES.items() if addition in used]

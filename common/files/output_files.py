@@ -2,7 +2,7 @@
 
 Each folder in which a command works has a file ``.lineartime``, which lists the command and every file that it made
 there. Fixed file names would not be enough: a ``train.npz`` may be the user's. Any other entry of the folder, including
-symbolic links, is a stranger; ``find_stranger`` finds them for all commands.
+symbolic links, is a stranger; ``find_untracked`` finds them for all commands.
 
 Unfinished work on NAME is in the folder ``NAME.part``, which also has such a file and is locked while in use.
 """
@@ -26,7 +26,7 @@ _UNFINISHED = "unfinished work"
 _PARTS = ("new", "old", "gone")
 
 
-def find_stranger(path: Path, made: Collection[Path] = ()) -> Path | None:
+def find_untracked(path: Path, made: Collection[Path] = ()) -> Path | None:
     """The first file, link or folder at or below ``path`` that is not in ``made``, else None.
 
     A link is never in ``made``, since no command makes links. ``path`` itself is allowed to be a folder.
@@ -36,7 +36,7 @@ def find_stranger(path: Path, made: Collection[Path] = ()) -> Path | None:
     if not path.is_dir():
         return path if path.exists() and path not in made else None
     for child in sorted(path.iterdir()):
-        if child not in made or (stranger := find_stranger(child, made)) == child:
+        if child not in made or (stranger := find_untracked(child, made)) == child:
             return child
         if stranger is not None:
             return stranger
@@ -73,12 +73,12 @@ def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None
         raise ValueError(f"{argument} is {folder}, a mount point, which cannot be replaced; allowed: a folder below it")
     allowed = f"a new or empty folder, or one of {command}" + (" with nothing else in it" if whole else "")
     mark = folder / MARK
-    content = None if find_stranger(mark, [mark]) else _read(mark)
+    content = None if find_untracked(mark, [mark]) else _read(mark)
     made = {folder / name for name in content[1]} | {mark} if content else set()
     if content and content[0] not in ("", command):  # empty if its process was killed before writing the command
         raise ValueError(f"{argument} is {folder}, a folder of {content[0]}; allowed: {allowed}")
     if whole or content is None:
-        stranger = find_stranger(folder, made)
+        stranger = find_untracked(folder, made)
         if stranger is not None:
             raise ValueError(
                 f"{argument} is {folder}, which holds {stranger.relative_to(folder)}, which no {MARK} lists as "
@@ -128,7 +128,7 @@ class Mark:
     def _write(self, entry: object) -> None:
         path = self.folder / MARK
         line = (json.dumps(entry) + "\n").encode()
-        with naming(path):
+        with errors_name_path(path):
             if self._file.write(line) < len(line):  # the disk is full
                 _cut(path)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -188,7 +188,7 @@ def unfinished(path: Path, command: str = _UNFINISHED, keep: bool = False) -> It
         _put_back(old, path)
         _remove(part, [*_PARTS] if not keep else ["old", "gone"])
         new.parent.mkdir(exist_ok=True)
-        with naming(path):
+        with errors_name_path(path):
             yield new
     finally:
         _put_back(old, path)  # after an error between the two renames
@@ -303,7 +303,7 @@ def _read(mark: Path) -> tuple[str, set[str]] | None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def errors_name_path(path: Path) -> Iterator[None]:
     """Add ``path`` to an OSError that names no file, such as that of a full disk."""
     try:
         yield
