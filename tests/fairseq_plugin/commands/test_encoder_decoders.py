@@ -94,5 +94,6 @@ def test_alignment(trained):
 
 def test_a_language_modeling_task_is_refused(data_bin, tmp_path):
     command = translation_training_command(data_bin, str(tmp_path), "flowformer", "--task", "language_modeling")
+    task, config = set_up(*command)
     with pytest.raises(ValueError, match="--task is language_modeling; allowed with --arch flowformer"):
-        set_up(*command)
+        task.build_model(config.model)
