@@ -55,7 +55,7 @@ _LEFT_OUT = ("last_optimizer_state",)
 
 
 def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) -> tuple[dict[str, Any], LoadReport]:
-    """Convert the checkpoint ``source`` of a stock Transformer to ``arch``; also returns what is new or left out.
+    """Convert the checkpoint ``source`` of a stock Transformer to ``arch``; returns it and a ``LoadReport``.
 
     ``overrides`` are options of the model. The model is built once, to check that the weights fit.
 

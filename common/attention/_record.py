@@ -54,12 +54,13 @@ def record_attention(
 
     With ``maps`` the records are ``MapRecord``, for all of our attention modules and gated attention units. The map is
     the matrix that values are multiplied by. It includes Flow-Attention's competition and allocation and the
-    convolution of values that SOFT and Nyström attention add, and some mechanisms have negative entries. Two mechanisms
-    are not linear in their values: YOSO's map is taken before outputs are normalised to unit vectors; DAFT's is
-    exp(w + k) over its sum, before the query's gate, and averaged over the channels of a head if each has its own key.
-    The map of a gated attention unit is taken before its gate. No map includes attention dropout. A map of n x m costs
-    m / e forward passes of the attention (DAFT-full: m) and O(n m) memory, so it suits short inputs. It needs whole
-    sequences, since a decoding state holds sums only.
+    convolution of values that SOFT and Nyström attention add, and some mechanisms have negative entries. Some maps
+    do not give the output by themselves: YOSO's is taken before outputs are normalised to unit vectors; that of an
+    ``OutputGateAttention`` before its norm and gate, and in the gated delta rule after the activation of the values;
+    DAFT's is exp(w + k) over its sum, before the query's gate, and averaged over the channels of a head if each has its
+    own key. The map of a gated attention unit is taken before its gate. No map includes attention dropout. A map of
+    n x m costs m / e forward passes of the attention (DAFT-full: m) and O(n m) memory, so it suits short inputs. It
+    needs whole sequences, since a decoding state holds sums only.
 
     Raises:
         ValueError: ``model`` holds no Flow-Attention, or with ``maps`` none of our attention modules; at the end, no

@@ -244,7 +244,7 @@ class GatedAttentionUnit(RemembersOptions):
     ) -> tuple[Tensor, State]:
         """The next tokens' outputs and the state after them; arguments as in ``forward``, ``state`` None to start.
 
-        Every tensor of the state has the batch as dimension 0. With a chunk size its size is bounded; otherwise O(n).
+        Every tensor of the state has the batch as dimension 0. If ``linear_cost``, its size is bounded; otherwise O(n).
         """
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: a unit built with causal=True")

@@ -33,7 +33,7 @@ class Description:
             raise ValueError(f"std has {len(self.std)} numbers and mean {len(self.mean)}; allowed: as many")
 
     def standardise(self, steps: np.ndarray, where: str = "steps") -> np.ndarray:
-        """Steps (..., numbers) minus the mean, divided by the deviation, as float32.
+        """Steps (..., numbers) minus the mean, divided by the deviation + ``epsilon``, as float32.
 
         Raises:
             ValueError: a result is infinite; the message names ``where``.

@@ -90,7 +90,7 @@ def check_key_value(k: Tensor, v: Tensor) -> None:
 
 
 def check_heads(name: str, x: Tensor) -> None:
-    """Raise ValueError unless x is a floating point tensor (B, H, tokens, channels), with at least 1 of all but B."""
+    """Raise ValueError unless x is a floating point tensor (B, H, n, c) with at least one token and channel."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}; allowed: a tensor")
     if x.dim() != 4:

@@ -30,7 +30,7 @@ class Documents(NamedTuple):
     def positions(self, before: Tensor | None = None) -> Tensor:
         """The number of real tokens of its document before each token, (B, n).
 
-        ``before`` (B,) counts the tokens of earlier calls, in the document of the state.
+        ``before`` (B,) counts the real tokens of earlier calls, in the document of the state.
         """
         return self.places if before is None else self.places + before[:, None] * self.goes_on
 

@@ -100,7 +100,7 @@ def test_blocks_are_of_whole_chunks_and_none_is_short(n, lengths, monkeypatch):
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (1, 8), (2, 8), (1, 12)])
 def test_beside_inputs_and_output_flows_and_a_matrix_for_256_tokens_are_kept(batch, heads):
-    """Independent of the number of rows and heads: 14 numbers per token and head, and 64-vectors per block."""
+    """For each row and head, however many: 14 numbers per token, and a 64 x 64 matrix and five 64-vectors per block."""
     saved, n = [], 2048
     inputs = qkv(n, batch=batch, heads=heads, d=64, e=64, dtype=torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
