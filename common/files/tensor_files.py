@@ -1,7 +1,7 @@
 """Tensors on disk, written by torch or as safetensors; see ``checkpoints`` for reading torch's files.
 
 Damaged files are rejected: safetensors files hold a digest of their content, and the zip files of torch and numpy
-have checksums, which torch and numpy themselves do not check.
+have checksums. torch does not check them, and numpy only those of arrays that are read.
 """
 
 import hashlib
