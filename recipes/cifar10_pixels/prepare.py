@@ -6,8 +6,6 @@
 import argparse
 import hashlib
 import sys
-import tarfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +18,7 @@ from common.command_parser import CommandParser
 from common.files.output_files import new_folder
 from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 
+from ..shared.cifar10 import read_labelled
 from ..shared.commands import shown_path
 from ..shared.download import find_file
 from ..shared.indexed_files import count_tokens, write_dictionary, write_split
@@ -32,9 +31,7 @@ COMMAND = "recipes.cifar10_pixels.prepare"
 
 SHAPE = ImageShape(32, 32, 3)
 #: The last images of the training files are held out for validation.
-IMAGES_PER_FILE = 10_000
 HELD_OUT = 1_000
-_LABELS = 10
 
 
 class Split(NamedTuple):
@@ -42,11 +39,6 @@ class Split(NamedTuple):
 
     images: Iterable[np.ndarray]
     count: int
-
-
-def check(path: Path) -> None:
-    """Raise ValueError unless the file ``path`` is CIFAR-10's archive."""
-    find_file(path, SOURCES["cifar10"], path.parent)
 
 
 def read_archive(path: Path) -> dict[str, Split]:
@@ -59,42 +51,6 @@ def read_archive(path: Path) -> dict[str, Split]:
     (train, _), (test, _) = parts["train"], parts["test"]
     splits = {"train": train[:-HELD_OUT], "valid": train[-HELD_OUT:], "test": test}
     return {split: Split(images, len(images)) for split, images in splits.items()}
-
-
-def read_labelled(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Read CIFAR-10's training and test files: images (N, H, W, C) and labels (N,), uint8.
-
-    Raises:
-        ValueError: the archive is damaged or lacks a file.
-    """
-    *train_files, test_file = SOURCES["cifar10"].members
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            members = {Path(member.name).name: member for member in archive if member.isfile()}
-            return {
-                part: tuple(map(np.concatenate, zip(*(_read_member(archive, members, name, path) for name in names))))
-                for part, names in (("train", train_files), ("test", [test_file]))
-            }
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; allowed: cifar-10-binary.tar.gz") from error
-
-
-def _read_member(
-    archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, path: Path
-) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, H, W, C) and labels (N,) of one file, which stores a label byte and three colour planes per image."""
-    if name not in members:
-        raise ValueError(f"{path} lacks {name}; allowed: cifar-10-binary.tar.gz")
-    content = np.frombuffer(archive.extractfile(members[name]).read(), np.uint8)
-    if content.size != IMAGES_PER_FILE * (1 + SHAPE.length):
-        raise ValueError(
-            f"{path}: {name} has {content.size:,} bytes; allowed: {IMAGES_PER_FILE * (1 + SHAPE.length):,}"
-        )
-    records = content.reshape(IMAGES_PER_FILE, 1 + SHAPE.length)
-    if records[:, 0].max() >= _LABELS:
-        raise ValueError(f"{path}: {name} has the label {records[:, 0].max()}; allowed: 0..{_LABELS - 1}")
-    planes = records[:, 1:].reshape(-1, SHAPE.channels, SHAPE.height, SHAPE.width)
-    return planes.transpose(0, 2, 3, 1), records[:, 0]  # (N, C, H, W) -> (N, H, W, C)
 
 
 def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from common.attention import DaftConvAttention, DaftFullAttention, record_keys
 
-from .checkpoints import Loaded
+from ..shared.trained_models import Loaded
 
 
 class Bias(NamedTuple):

@@ -14,8 +14,8 @@ from timm_plugin.named_values import NamedValues
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
+from ..shared.trained_models import load_model
 from ..shared.working_folder import working_folder
-from .checkpoints import load_model
 from .drawing import draw_biases, draw_key_maps
 from .maps import key_maps, position_biases
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from common.files.output_files import new_folder
 
 from ..shared.commands import Finished, python_command, run
-from .digits import VALIDATION_DIGITS, write_digits
+from ..shared.digits import VALIDATION_DIGITS, write_digits
 from .text import COMMAND, Budget
 
 MODEL = "flowformer_hier_digits"

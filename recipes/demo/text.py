@@ -7,14 +7,13 @@ from tqdm import tqdm
 
 from common.files.output_files import new_folder
 
-from ..shared import fairseq_log
+from ..shared import corpus, fairseq_log
 from ..shared.commands import Finished, python_command, run, shown_path
 from ..shared.comparison import NO_READER
 from ..shared.fairseq_log import Evaluation, Point
 from ..shared.fairseq_training import train
 from ..shared.subwords import write_dictionary
 from ..shared.working_folder import write_text
-from . import corpus
 
 COMMAND = "recipes.demo"
 

@@ -15,13 +15,13 @@ from timm.loss import LabelSmoothingCrossEntropy
 from timm.models import create_model, is_model
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.utils import AverageMeter, CheckpointSaver, accuracy, random_seed, update_summary
-from torch import nn
+from timm.utils import CheckpointSaver, random_seed, update_summary
 from torch.utils.data import DataLoader
 
 from common.command_parser import CommandParser
 from timm_plugin.named_values import NamedValues
 
+from ..shared.image_training import train_epoch, validate
 from ..shared.scripts import script
 from ..shared.working_folder import register, working_folder
 
@@ -58,34 +58,6 @@ def parser() -> CommandParser:
     parser.add_argument("--experiment", required=True, help="sub-folder of --output")
     parser.add_argument("--log-interval", type=int, default=50, help="accepted for train.py's sake; epochs are logged")
     return parser
-
-
-def train_epoch(
-    model: nn.Module, loader: DataLoader, criterion: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, float]:
-    """Train for one pass over ``loader``; returns the mean loss."""
-    model.train()
-    losses = AverageMeter()
-    for images, labels in loader:
-        loss = criterion(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.update(loss.item(), len(labels))
-    return {"loss": losses.avg}
-
-
-@torch.no_grad()
-def validate(model: nn.Module, loader: DataLoader) -> dict[str, float]:
-    """Compute the mean cross entropy, and accuracies in percent, over ``loader``."""
-    model.eval()
-    meters = {name: AverageMeter() for name in ("loss", "top1", "top5")}
-    for images, labels in loader:
-        logits = model(images)
-        values = (nn.functional.cross_entropy(logits, labels), *accuracy(logits, labels, topk=(1, 5)))
-        for meter, value in zip(meters.values(), values):
-            meter.update(value.item(), len(labels))
-    return {name: meter.avg for name, meter in meters.items()}
 
 
 @script("train_digits")

@@ -18,10 +18,10 @@ from ..shared.comparison import NO_READER, PlannedTraining
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.fairseq_training import last_validation
 from ..shared.scripts import positive_int
+from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
 from ..shared.trainings import Training
 from .measurements import extra_tables, not_measured, perplexity_columns, perplexity_notes
 from .models import ALL_MODELS, DEFAULT_MODELS, FIGURES, MASKED_MODELS, MODELS, SHAPE, Shape, masked_name
-from .prepare import WRITER, Settings, cut_trial, to_data_bin
 from .report import draw
 
 COMMAND = "recipes.flash.compare"

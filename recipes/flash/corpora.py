@@ -6,14 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..shared.documents import count_documents, require_parquet
 from ..shared.download import DownloadFailed, first_source
 from ..shared.hub import HubFolder, fetch_hub
 from ..shared.sources import HUB
+from ..shared.subword_data import Files
 from .books import fetch_books
-from .documents import count_documents, require_parquet
 
-#: Split -> its files, in order.
-Files = dict[str, list[Path]]
 #: Publishers' name of a split -> fairseq's.
 _SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 

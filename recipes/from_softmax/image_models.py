@@ -15,8 +15,7 @@ from tqdm import tqdm
 import timm_plugin
 from timm_plugin.transfer import AttentionTransferTask
 
-from ..demo.train_digits import validate
-from ..pretrained.images import loaders
+from ..shared.image_training import loaders, validate
 from .forms import Form
 from .results import TEST
 

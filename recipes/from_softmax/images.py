@@ -23,9 +23,9 @@ from common.checkpoints import read_checkpoint
 from common.files import tensor_files
 from common.files.output_files import new_folder
 
-from ..cifar10_pixels.prepare import check, read_labelled
-from ..demo.digits import write_digits
+from ..shared.cifar10 import check_cifar10, read_labelled
 from ..shared.comparison import Results
+from ..shared.digits import write_digits
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
 from ..shared.working_folder import atomic_write
@@ -188,7 +188,7 @@ def prepare(options: ImageConversion) -> Data:
     if folder.exists():
         return Data(folder, {})
     if options.cifar10 is not None:
-        check(options.cifar10)
+        check_cifar10(options.cifar10)
     with new_folder(folder, COMMAND) as new:
         if options.cifar10 is None:
             write_digits(new)

@@ -24,10 +24,10 @@ from common.attention import InnerAttention, record_attention
 from common.command_parser import CommandParser
 from common.modules import GatedAttentionUnit
 
-from ..daft.checkpoints import Loaded, load_image_model
 from ..shared.commands import shown_path
 from ..shared.plots import STYLE, save
 from ..shared.scripts import script
+from ..shared.trained_models import Loaded, load_image_model
 from ..shared.working_folder import working_folder
 
 COMMAND = "recipes.imagenet.pictures"

@@ -13,7 +13,7 @@ import numpy as np
 from common.command_parser import CommandParser
 from fairseq_plugin.data.pixels import FIRST_TOKEN, pixel_dictionary
 
-from ..cifar10_pixels.prepare import read_labelled
+from ..shared.cifar10 import read_labelled
 from ..shared.commands import shown_path
 from ..shared.download import find_file
 from ..shared.scripts import script

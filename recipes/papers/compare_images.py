@@ -11,8 +11,8 @@ from pathlib import Path
 
 from common.files.output_files import new_folder
 
-from ..demo.digits import SIDE, write_digits
 from ..shared.comparison import SEEDS, Column, Results, by_model
+from ..shared.digits import SIDE, write_digits
 from ..shared.experiment import PARAMETERS, PEAK, Data, Experiment, Record, mean
 from .building import count_parameters
 from .entries import entries_of

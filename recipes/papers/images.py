@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..demo.digits import SIDE
 from ..shared.comparison import PlannedTraining, planned_trainings
+from ..shared.digits import SIDE
 from ..shared.experiment import Data, Options, option
 from ..shared.trainings import Training
 from .building import timm_arguments

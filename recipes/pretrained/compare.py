@@ -12,11 +12,12 @@ from pathlib import Path
 
 from common.files.output_files import new_folder
 
-from ..demo import corpus
-from ..demo.digits import write_digits
-from ..flash.prepare import WRITER, Settings, cut_trial, to_data_bin
+from ..shared import corpus
 from ..shared.comparison import Column, Results, table
+from ..shared.digits import write_digits
 from ..shared.experiment import Data, Experiment, Options, Record, option
+from ..shared.image_training import BATCH
+from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
 from ..shared.tables import Table
 from ..shared.working_folder import write_text
 from . import images, text
@@ -130,7 +131,7 @@ def notes(options: Starts, facts: Record) -> list[str]:
 def table_of_images(options: Starts, facts: Record, records: list[Record]) -> list[Table]:
     """The table of image models."""
     top1 = Column("top-1, %", lambda records: f"{records[0]['top1']:.1f}")
-    shown = [*columns(options.epochs * (facts["digits"] // images.BATCH)), top1]
+    shown = [*columns(options.epochs * (facts["digits"] // BATCH)), top1]
     trained = f"of the same size after {options.source_epochs} epochs"
     said = half_notes(facts, "nats per image", images.SOURCE, trained)
     return [table("Image models, handwritten digits", shown, images.NAMES, Results(records, {}), said)]

@@ -4,21 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
-from timm.data import create_dataset, create_loader, resolve_data_config
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.utils import random_seed
 from torch import nn
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import timm_plugin  # noqa: F401  (registers the models)
 from common.files import tensor_files
 
-from ..demo.train_digits import train_epoch, validate
 from ..shared.comparison import Results
+from ..shared.image_training import loaders, train_epoch, validate
 from ..shared.json_files import measured
 from ..shared.working_folder import atomic_write
 from .starts import RANDOM, STOCK, record, with_both_starts
@@ -34,7 +31,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 _STOCK, *_OURS = ARGUMENTS
 SOURCE, NAMES = f"{_STOCK}.{RANDOM}", with_both_starts(_OURS)
-BATCH = 64
 _SEED = 1
 
 
@@ -43,29 +39,6 @@ def build(name: str, checkpoint: Path | None = None) -> nn.Module:
     random_seed(_SEED)
     overlay = {} if checkpoint is None else dict(pretrained_cfg_overlay=dict(file=str(checkpoint), num_classes=10))
     return timm.create_model(name, pretrained=checkpoint is not None, **overlay, **SHAPE, **ARGUMENTS[name])
-
-
-def loaders(folder: Path, model: nn.Module) -> tuple[DataLoader, DataLoader]:
-    """timm's loaders of the training digits and of the held-out ones."""
-    data = resolve_data_config({"input_size": (3, 32, 32), "crop_pct": 1.0}, model=model)
-
-    def loader(split: str, **augmentation: Any) -> DataLoader:
-        return create_loader(
-            create_dataset("", root=str(folder), split=split),
-            input_size=data["input_size"],
-            batch_size=BATCH,
-            is_training=split == "train",
-            interpolation=data["interpolation"],
-            mean=data["mean"],
-            std=data["std"],
-            crop_pct=data["crop_pct"],
-            num_workers=0,
-            device=torch.device("cpu"),
-            persistent_workers=False,
-            **augmentation,
-        )
-
-    return loader("train", scale=(0.7, 1.0), hflip=0.0, color_jitter=0.0), loader("validation")
 
 
 def train(model: nn.Module, folder: Path, epochs: int, name: str) -> tuple[dict[str, float], dict[str, float]]:

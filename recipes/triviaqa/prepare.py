@@ -20,8 +20,8 @@ from common.command_parser import CommandParser
 from common.files.output_files import new_folder
 from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION, Question, write_questions
 
-from ..flash.documents import paragraphs
 from ..shared.commands import shown_path
+from ..shared.documents import paragraphs
 from ..shared.indexed_files import split_writer, write_dictionary
 from ..shared.scripts import positive_int, script
 from ..shared.subwords import load_sentencepiece

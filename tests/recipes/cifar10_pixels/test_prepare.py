@@ -11,6 +11,7 @@ from PIL import Image
 
 from fairseq_plugin.data.pixels import ImageShape, to_images
 from recipes.cifar10_pixels import prepare
+from recipes.shared import cifar10
 from recipes.shared.sources import SOURCES
 from tests.recipes.archive_files import tarred
 from tests.recipes.server import sha256
@@ -36,7 +37,7 @@ def archive(names=FILES, label: int = 9, cut: int = 0) -> bytes:
 def small(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Accept files of six images as CIFAR-10; returns their archive."""
     content = archive()
-    monkeypatch.setattr(prepare, "IMAGES_PER_FILE", PER_FILE)
+    monkeypatch.setattr(cifar10, "IMAGES_PER_FILE", PER_FILE)
     monkeypatch.setattr(prepare, "HELD_OUT", 4)
     count(monkeypatch, content)
     return content
@@ -69,7 +70,7 @@ def assert_cifar10(data_bin: Path) -> None:
 
 def test_the_archive_is_that_of_its_publisher() -> None:
     """50,000 images for training, some of them held out, and 10,000 for the test."""
-    assert len(SOURCES["cifar10"].members) * prepare.IMAGES_PER_FILE == 60_000
+    assert len(SOURCES["cifar10"].members) * cifar10.IMAGES_PER_FILE == 60_000
     assert prepare.SHAPE.length == 3072 and prepare.HELD_OUT == 1000
 
 

@@ -17,8 +17,8 @@ import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import DaftConvAttention, DaftFullAttention
 from common.files.output_files import MARK
 from recipes.daft import drawing, pictures
-from recipes.daft.checkpoints import load_model
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
+from recipes.shared.trained_models import load_model
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.processes import CHECKOUT, Command, run_in_turn
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from recipes.demo import __main__ as demo
 from recipes.demo import images, train_digits
-from recipes.demo.digits import VALIDATION_DIGITS, write_digits
+from recipes.shared.digits import VALIDATION_DIGITS, write_digits
 
 
 @pytest.fixture(scope="module")

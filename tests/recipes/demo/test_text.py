@@ -2,8 +2,9 @@
 
 import pytest
 
-from recipes.demo import corpus, text
+from recipes.demo import text
 from recipes.demo.text import Budget
+from recipes.shared import corpus
 
 BUDGET = Budget(updates=8, train_bytes=60_000, lengths=[64], epochs=1)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.flash import prepare
-from recipes.flash.documents import paragraphs
-from recipes.shared import subword_text
+from recipes.shared import subword_data, subword_text
 from recipes.shared.commands import ROOT
+from recipes.shared.documents import paragraphs
 from recipes.shared.subword_text import SplitCounts, encode, train_sentencepiece
 from recipes.shared.subwords import write_dictionary
 from recipes.shared.working_folder import working_folder
@@ -148,9 +148,9 @@ def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
     paths = [tmp_path / str(i) for i in range(10)]
     for path in paths:
         path.write_bytes(bytes(100))
-    assert prepare.spread(paths) == paths
-    monkeypatch.setattr(prepare, "LEARN_BYTES", 350)
-    assert prepare.spread(paths) == paths[::3]
+    assert subword_data.spread(paths) == paths
+    monkeypatch.setattr(subword_data, "LEARN_BYTES", 350)
+    assert subword_data.spread(paths) == paths[::3]
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +207,9 @@ def test_once_looks_at_the_key(tmp_path):
         return len(calls)
 
     with working_folder(tmp_path, prepare.COMMAND):
-        assert [prepare.once(tmp_path / "x", {"a": key}, make) for key in (1, 1, 2, 2)] == [1, 1, 2, 2]
+        assert [subword_data.once(tmp_path / "x", {"a": key}, make) for key in (1, 1, 2, 2)] == [1, 1, 2, 2]
         (tmp_path / "x").unlink()
-        assert prepare.once(tmp_path / "x", {"a": 2}, make) == 3
+        assert subword_data.once(tmp_path / "x", {"a": 2}, make) == 3
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from timm.utils import CheckpointSaver
 
 import timm_plugin
 from common.attention import record_attention
-from recipes.daft.checkpoints import load_image_model
 from recipes.imagenet import pictures
+from recipes.shared.trained_models import load_image_model
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 

@@ -6,8 +6,8 @@ from fairseq.data import Dictionary, data_utils
 from PIL import Image
 
 from fairseq_plugin.data.pixels import FIRST_TOKEN
-from recipes.cifar10_pixels import prepare
 from recipes.lra import image, pathfinder
+from recipes.shared import cifar10
 from recipes.shared.download import Source
 from recipes.shared.sources import SOURCES
 from tests.recipes.archive_files import tarred
@@ -33,7 +33,7 @@ def test_grey_is_rounded_down():
 @pytest.fixture
 def small_cifar(tmp_path, monkeypatch):
     """An archive in CIFAR-10's format with 20 images per file instead of 10,000."""
-    monkeypatch.setattr(prepare, "IMAGES_PER_FILE", 20)
+    monkeypatch.setattr(cifar10, "IMAGES_PER_FILE", 20)
     monkeypatch.setattr(image, "HELD_OUT", 10)
     files = {}
     for value, name in enumerate(SOURCES["cifar10"].members):

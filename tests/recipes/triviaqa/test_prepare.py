@@ -9,7 +9,7 @@ import sentencepiece
 
 from fairseq_plugin.data.span_answers import normalise_answer, spell
 from fairseq_plugin.data.span_folder import read_span_split
-from recipes.flash.documents import paragraphs
+from recipes.shared.documents import paragraphs
 from recipes.triviaqa import generated, prepare
 from recipes.triviaqa.gold_spans import SpelledDocument, answer_pattern
 from recipes.triviaqa.questions import read_questions

@@ -7,8 +7,8 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from recipes.flash import documents
-from recipes.flash.documents import count_documents, paragraphs, read_all, read_documents
+from recipes.shared import documents
+from recipes.shared.documents import count_documents, paragraphs, read_all, read_documents
 
 ARTICLE = "\n_START_ARTICLE_\nA title\n_START_SECTION_\nA heading\n_START_PARAGRAPH_\nOne line._NEWLINE_Another  one."
 ARTICLE += "\u00a0End.\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..shared.text_files import read_lines
+from .text_files import read_lines
 
 if TYPE_CHECKING:
     import pyarrow.parquet

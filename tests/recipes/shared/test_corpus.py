@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.demo import corpus
-from recipes.demo.corpus import Document
+from recipes.shared import corpus
+from recipes.shared.corpus import Document
 from recipes.shared.subwords import write_dictionary
 
 ALLOWED = st.text(

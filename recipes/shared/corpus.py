@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import sentencepiece
 
-from ..shared.subwords import load_sentencepiece
-from ..shared.working_folder import atomic_write
+from .subwords import load_sentencepiece
+from .working_folder import atomic_write
 
 #: Whitespace characters that a document may contain, other than the space -> their marks.
 MARKS = {"\n": "⏎", "\t": "⇥", "\f": "␌"}
