@@ -130,11 +130,21 @@ def test_data_are_read(kind: str, stored) -> None:
         "</s>",
         "1.;0.0",
     )
-    for value in (*texts, "", None, [20, 40], 3, True):
+    for value in (*texts, "", None, [20, 40], 3, 10**5_000, True):
         check_configuration(_put(stored("linear_lm", kind), "model", "unheard_of", value), "c.pt")
         check_texts(ARCH_MODEL_REGISTRY["linear_lm"], Namespace(adaptive_softmax_cutoff=value))
     for name in FREE_TEXTS:
         check_configuration(_put(stored("linear_lm", kind), "task", name, "/my data (1)/flow*3"), "c.pt")
+        for arch in ("linear_lm", "linear", "linear_mlm"):
+            check_texts(ARCH_MODEL_REGISTRY[arch], Namespace(**{name: "/my data (1)/flow*3"}))
+
+
+def test_long_texts_are_refused() -> None:
+    """Python would need a gigabyte to parse a literal of a megabyte; the message does not repeat the text."""
+    for text in ("1," * 600_000, f"[{'0,' * 600_000}]"):
+        with pytest.raises(ValueError, match=r"'c.pt' has adam_betas of 1,200,\d+ characters; allowed") as error:
+            check_configuration({"args": Namespace(adam_betas=text)}, "c.pt")
+        assert len(str(error.value)) < 200
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,6 +160,17 @@ def test_commands_that_read_checkpoints_refuse_code(
         with pytest.raises(ValueError, match=rf"'stock.pt' has {name} = .*{MARK}.*allowed"):
             convert(Path("stock.pt"), "linear_lm")
     assert not Path(MARK).exists()
+
+
+def test_convert_reads_no_other_file(stored, tmp_path: Path) -> None:
+    """hydra reads the file "bpe/NAME.yaml", in which any interpolation is resolved; NAME may not be a path."""
+    (tmp_path / "other.yaml").write_text("_name: ${oc.env:HOME}\n")
+    name = f"{'../' * 30}{tmp_path.relative_to('/')}/other"
+    for option in ("bpe", "tokenizer", "scoring"):
+        state = stored("transformer_lm", "args")
+        torch.save(_put(state, "model", option, name), tmp_path / "stock.pt")
+        with pytest.raises(ValueError, match=rf"stock.pt' has {option} = .*other.*allowed"):
+            convert(tmp_path / "stock.pt", "linear_lm")
 
 
 PLACES: dict[str, tuple[str, str, Any]] = {
