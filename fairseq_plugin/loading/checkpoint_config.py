@@ -31,8 +31,9 @@ from common.ops.shared.checks import ArgumentError
 from .known_options import ConfigurationError, model_options
 
 #: Words, numbers, paths and symbols such as </s>. Such an expression calls nothing, since it has no brackets and no
-#: quotes. Powers and shifts are excluded, since they could use up all memory.
-_WORDS = re.compile(r"(?!.*(?:<<|>>))[\w ?.,:;/@+=~|%#!&^<>-]*")
+#: quotes, for which Python allows no other characters of Unicode. Products, powers and shifts are excluded, since they
+#: could use up all memory.
+_WORDS = re.compile(r"(?!.*(?:<<|>>))[\w ?.,:;/@+=~|%#!&^<>$`\\\x80-\U0010ffff-]*")
 #: Options of pretrained embeddings, which are not needed if weights are loaded.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 #: Options of tasks and of generation that name a file even if their value has no separator, and options of
@@ -44,9 +45,9 @@ _NO_FILES = {"bpe_separator", "source_lang", "target_lang", "_name"}
 FREE_TEXTS = frozenset(
     """
     aim_repo bpe_codes bpe_merges bpe_separator bpe_vocab bpe_vocab_file checkpoint_suffix data distributed_init_method
-    ema_seed_model finetune_from_model gpt2_encoder_json gpt2_vocab_bpe input lineartime_layers lm_path log_file path
-    plasma_path quantization_config_path restore_file results_path save_dir sentencepiece_model sentencepiece_model_path
-    teacher tensorboard_logdir user_dir wandb_project
+    ema_seed_model eos_token finetune_from_model gpt2_encoder_json gpt2_vocab_bpe input lineartime_layers lm_path
+    log_file path plasma_path quantization_config_path restore_file results_path save_dir sentencepiece_model
+    sentencepiece_model_path teacher tensorboard_logdir user_dir wandb_project
     """.split()
 ).union(EMBEDDING_FILES, _FILES)
 #: Files in the folder of a checkpoint with which fairseq's hub replaces an option.

@@ -32,6 +32,7 @@ CODE = (
     "f'{exit}'",
     "x[0]",
     "().__class__",
+    "sys.path*9",
     "9**9**9",
     "1<<99",
     "[exit()]",
@@ -128,6 +129,8 @@ def test_data_are_read(kind: str, stored) -> None:
         "env://x:1",
         "@@ ",
         "</s>",
+        "\u2581",
+        "/cafe\u0301/$run",
         "1.;0.0",
     )
     for value in (*texts, "", None, [20, 40], 3, 10**5_000, True):
