@@ -23,7 +23,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import safe_getattr
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from common.ops.shared.checks import ArgumentError
@@ -176,8 +176,8 @@ def _is_data(value: Any) -> bool:
         return True
     for parse in (ast.literal_eval, json.loads):
         try:
-            parse(value)
-            return True
+            content = parse(value)
+            return not isinstance(content, (str, bytes)) or _is_data(content)  # fairseq may parse, then evaluate
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     return False
@@ -263,6 +263,9 @@ def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, ValueNode):  # outside of a configuration of omegaconf, fairseq would convert it to a text
+        yield from _walk(name, value._value())
+        return
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)
     elif isinstance(value, Namespace):

@@ -16,7 +16,7 @@ from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import OmegaConf
+from omegaconf import AnyNode, OmegaConf
 
 from fairseq_plugin.convert import convert
 from fairseq_plugin.loading.checkpoint_config import FREE_TEXTS, check_configuration, check_files, check_texts
@@ -32,6 +32,7 @@ CODE = (
     "f'{exit}'",
     "x[0]",
     "().__class__",
+    repr(ATTACK),
     "sys.path*9",
     "9**9**9",
     "1<<99",
@@ -171,7 +172,7 @@ def test_convert_reads_no_other_file(stored, tmp_path: Path) -> None:
     name = f"{'../' * 30}{tmp_path.relative_to('/')}/other"
     for option in ("bpe", "tokenizer", "scoring"):
         state = stored("transformer_lm", "args")
-        torch.save(_put(state, "model", option, name), tmp_path / "stock.pt")
+        torch.save(_put(state, "model", option, AnyNode(name)), tmp_path / "stock.pt")
         with pytest.raises(ValueError, match=rf"stock.pt' has {option} = .*other.*allowed"):
             convert(tmp_path / "stock.pt", "linear_lm")
 
@@ -182,6 +183,7 @@ PLACES: dict[str, tuple[str, str, Any]] = {
     "a group in a group": ("model", "more", {"x": {"adam_betas": ATTACK}}),
     "a namespace": ("model", "more", Namespace(adam_betas=ATTACK)),
     "a list": ("model", "more", [{"adam_betas": ATTACK}]),
+    "a node of omegaconf": ("model", "adam_betas", AnyNode(repr(ATTACK))),
 }
 
 
