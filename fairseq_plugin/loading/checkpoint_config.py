@@ -16,6 +16,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig
@@ -263,8 +264,8 @@ def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, ValueNode):  # outside of a configuration of omegaconf, fairseq would convert it to a text
-        yield from _walk(name, value._value())
+    if isinstance(value, (ValueNode, np.ndarray)):  # fairseq would convert it to a text
+        yield from _walk(name, value.tolist() if isinstance(value, np.ndarray) else value._value())
         return
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import fairseq
 import fairseq_cli
+import numpy as np
 import pytest
 import torch
 from fairseq import options, tasks
@@ -141,6 +142,11 @@ def test_data_are_read(kind: str, stored) -> None:
         check_configuration(_put(stored("linear_lm", kind), "task", name, "/my data (1)/flow*3"), "c.pt")
         for arch in ("linear_lm", "linear", "linear_mlm"):
             check_texts(ARCH_MODEL_REGISTRY[arch], Namespace(**{name: "/my data (1)/flow*3"}))
+
+
+def test_an_array_of_a_text_is_a_text() -> None:
+    with pytest.raises(ValueError, match="'c.pt' has adam_betas = .*allowed"):
+        check_configuration({"args": Namespace(adam_betas=np.array(repr(ATTACK)))}, "c.pt")
 
 
 def test_long_texts_are_refused() -> None:
