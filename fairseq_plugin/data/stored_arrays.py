@@ -96,7 +96,7 @@ class ArrayFolder(NamedTuple):
         names = (*self.step_fields, *self.item_fields, "lengths")
         *values, lengths = read_arrays(folder, split, names, f"a file of {self.writers}")
         arrays = dict(zip(names, values))
-        check_integers(f"{path}: lengths", lengths, least=1, most=len(values[0]) if values[0].ndim else 0)
+        check_integers(f"{path}: lengths", lengths, least=1, most=len(values[0]) if values[0].ndim else math.inf)
         for field, attribute in self.step_fields.items():
             shape = () if attribute is None else (getattr(description, attribute),)
             check_numbers(f"{path}: {field}", arrays[field], (int(lengths.sum()), *shape))
@@ -211,7 +211,7 @@ def described_by(kind: type[Description], content: Any, where: str) -> Any:
     """
     try:
         return typed(content, kind, "it")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         fields = ", ".join(kind.__dataclass_fields__)
         raise ValueError(f"{where} cannot be read: {error} (fields: {fields})") from error
 

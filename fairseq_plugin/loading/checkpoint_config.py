@@ -16,6 +16,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig
@@ -23,7 +24,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import safe_getattr
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from common.ops.shared.checks import ArgumentError
@@ -31,21 +32,25 @@ from common.ops.shared.checks import ArgumentError
 from .known_options import ConfigurationError, model_options
 
 #: Words, numbers, paths and symbols such as </s>. Such an expression calls nothing, since it has no brackets and no
-#: quotes. Powers and shifts are excluded, since they could use up all memory.
-_WORDS = re.compile(r"(?:[\w ?.,:;/@+=~|%#!&^-]|<(?!<)|>(?!>))*")
+#: quotes, for which Python allows no other characters of Unicode. Products, powers and shifts are excluded, since they
+#: could use up all memory.
+_WORDS = re.compile(r"(?!.*(?:<<|>>))[\w ?.,:;/@+=~|%#!&^<>$`\\\x80-\U0010ffff-]*")
 #: Options of pretrained embeddings, which are not needed if weights are loaded.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
-#: Options that may be any text, since none is evaluated: paths of a training, and a pattern that this plugin parses.
-FREE_TEXTS = frozenset(
-    """
-    aim_repo data finetune_from_model lineartime_layers log_file path restore_file results_path save_dir
-    tensorboard_logdir user_dir wandb_project
-    """.split()
-).union(EMBEDDING_FILES)
 #: Options of tasks and of generation that name a file even if their value has no separator, and options of
 #: fairseq's tokenizers that do not name a file.
 _FILES = {"fixed_dictionary", "load_state", "replace_unk", "save_state", "source_dict", "target_dict"}
 _NO_FILES = {"bpe_separator", "source_lang", "target_lang", "_name"}
+#: Options that may be any text, since none is evaluated: paths, the separator of subwords, and a pattern that this
+#: plugin parses.
+FREE_TEXTS = frozenset(
+    """
+    aim_repo bpe_codes bpe_merges bpe_separator bpe_vocab bpe_vocab_file checkpoint_suffix data distributed_init_method
+    ema_seed_model eos_token finetune_from_model gpt2_encoder_json gpt2_vocab_bpe input lineartime_layers lm_path
+    log_file path plasma_path quantization_config_path restore_file results_path save_dir sentencepiece_model
+    sentencepiece_model_path teacher tensorboard_logdir user_dir wandb_project
+    """.split()
+).union(EMBEDDING_FILES, _FILES)
 #: Files in the folder of a checkpoint with which fairseq's hub replaces an option.
 _HUB_FILES = {
     "code": "bpe_codes",
@@ -75,6 +80,8 @@ _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 #: The most values in a configuration, and in a list that a reference names. fairseq's own have about a thousand and
 #: ten; nested lists, and references to lists of references, could use up all memory.
 _MOST_VALUES, _MOST_NAMED = 20_000, 1_000
+#: The most characters of a text that fairseq could evaluate. Python needs about a kilobyte per character to parse some.
+_MOST_CHARACTERS = 1_000_000
 
 
 @contextmanager
@@ -106,12 +113,15 @@ def check_configuration(state: Mapping[str, Any], path: str) -> None:
 
     Raises:
         ValueError: a text is neither words nor a literal, and its option is not in ``FREE_TEXTS``; an interpolation
-        refers to anything but another option; or the configuration is malformed. The message names the file, the
+        refers to anything but another option; the name of a tokenizer or of another part is a path; or the
+        configuration is malformed. The message names the file, the
         option and its value.
     """
     for name, value in _stored_options(state, path, leave_out=("job_logging_cfg",)):
         if name not in FREE_TEXTS and not _is_data(value):
             raise ValueError(f"the checkpoint {path!r} has {_no_data(name, value)}")
+        if name in REGISTRIES and isinstance(value, str) and os.sep in value:  # hydra would read a file of that name
+            raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: a name, no path")
 
 
 def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any]) -> None:
@@ -150,29 +160,33 @@ def check_texts(model: type, args: Any) -> None:
     """
     sides = (("encoder", EncDecBaseConfig), ("decoder", DecoderConfig))
     names = {f"{side}_{name}" for side, config in sides for name in config.__dataclass_fields__}
-    names |= {*TransformerConfig.__dataclass_fields__, *model_options(model)} - FREE_TEXTS
-    for name in sorted(names):
+    names |= {*TransformerConfig.__dataclass_fields__, *model_options(model)}
+    for name in sorted(names - FREE_TEXTS):
         value = safe_getattr(args, name)
         if not _is_data(value):
             raise ValueError(_no_data(name, value))
 
 
 def _is_data(value: Any) -> bool:
-    """Whether evaluating ``value`` calls nothing: it is no text, or words, or a literal of Python or JSON."""
+    """Whether evaluating ``value`` calls nothing: it is no text, or short words, or a short literal."""
     if not isinstance(value, (str, bytes)):
         return True
+    if len(value) > _MOST_CHARACTERS:
+        return False
     if isinstance(value, str) and _WORDS.fullmatch(value):
         return True
     for parse in (ast.literal_eval, json.loads):
         try:
-            parse(value)
-            return True
+            content = parse(value)
+            return not isinstance(content, (str, bytes)) or _is_data(content)  # fairseq may parse, then evaluate
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     return False
 
 
 def _no_data(name: str, value: Any) -> str:
+    if len(value) > _MOST_CHARACTERS:
+        return f"{name} of {len(value):,} characters; allowed: at most {_MOST_CHARACTERS:,}"
     return f"{name} = {value!r}; allowed: numbers, words, and lists and dictionaries as Python writes them, no code"
 
 
@@ -193,11 +207,15 @@ def _stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, .
 def _check_references(config: Any, path: str) -> None:
     """ValueError for an interpolation in ``config`` that does not refer to a value or to a few plain values."""
     for name, value in _leaves(config, path):
-        if "${" not in str(value):
+        if not _has_reference(value):
             continue
         reference = _REFERENCE.fullmatch(str(value))
         if reference is None or not _is_small(_named(config, reference[1].split(".")), path):
             raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: the name of another option")
+
+
+def _has_reference(value: Any) -> bool:
+    return not isinstance(value, int) and "${" in str(value)  # Python does not print integers of thousands of digits
 
 
 def _named(config: Any, parts: list[str]) -> Any:
@@ -214,13 +232,13 @@ def _is_small(named: Any, path: str) -> bool:
     if isinstance(named, (str, bytes, int, float, bool)) or named is None:
         return True
     leaves = _leaves(named, path)
-    return len(leaves) <= _MOST_NAMED and not any("${" in str(value) for _, value in leaves)
+    return len(leaves) <= _MOST_NAMED and not any(_has_reference(value) for _, value in leaves)
 
 
 def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The leaves of ``options``; ValueError for an interpolation, which another configuration would resolve."""
     for name, value in _leaves(options, path):
-        if "${" in str(value):
+        if _has_reference(value):
             raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: no interpolation")
         yield name, value
 
@@ -246,6 +264,9 @@ def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (ValueNode, np.ndarray)):  # fairseq would convert it to a text
+        yield from _walk(name, value.tolist() if isinstance(value, np.ndarray) else value._value())
+        return
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)
     elif isinstance(value, Namespace):

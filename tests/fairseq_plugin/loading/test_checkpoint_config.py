@@ -10,13 +10,14 @@ from typing import Any
 
 import fairseq
 import fairseq_cli
+import numpy as np
 import pytest
 import torch
 from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import OmegaConf
+from omegaconf import AnyNode, OmegaConf
 
 from fairseq_plugin.convert import convert
 from fairseq_plugin.loading.checkpoint_config import FREE_TEXTS, check_configuration, check_files, check_texts
@@ -32,6 +33,8 @@ CODE = (
     "f'{exit}'",
     "x[0]",
     "().__class__",
+    repr(ATTACK),
+    "sys.path*9",
     "9**9**9",
     "1<<99",
     "[exit()]",
@@ -128,13 +131,30 @@ def test_data_are_read(kind: str, stored) -> None:
         "env://x:1",
         "@@ ",
         "</s>",
+        "\u2581",
+        "/cafe\u0301/$run",
         "1.;0.0",
     )
-    for value in (*texts, "", None, [20, 40], 3, True):
+    for value in (*texts, "", None, [20, 40], 3, 10**5_000, True):
         check_configuration(_put(stored("linear_lm", kind), "model", "unheard_of", value), "c.pt")
         check_texts(ARCH_MODEL_REGISTRY["linear_lm"], Namespace(adaptive_softmax_cutoff=value))
     for name in FREE_TEXTS:
         check_configuration(_put(stored("linear_lm", kind), "task", name, "/my data (1)/flow*3"), "c.pt")
+        for arch in ("linear_lm", "linear", "linear_mlm"):
+            check_texts(ARCH_MODEL_REGISTRY[arch], Namespace(**{name: "/my data (1)/flow*3"}))
+
+
+def test_an_array_of_a_text_is_a_text() -> None:
+    with pytest.raises(ValueError, match="'c.pt' has adam_betas = .*allowed"):
+        check_configuration({"args": Namespace(adam_betas=np.array(repr(ATTACK)))}, "c.pt")
+
+
+def test_long_texts_are_refused() -> None:
+    """Python would need a gigabyte to parse a literal of a megabyte; the message does not repeat the text."""
+    for text in ("1," * 600_000, f"[{'0,' * 600_000}]"):
+        with pytest.raises(ValueError, match=r"'c.pt' has adam_betas of 1,200,\d+ characters; allowed") as error:
+            check_configuration({"args": Namespace(adam_betas=text)}, "c.pt")
+        assert len(str(error.value)) < 200
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,12 +172,24 @@ def test_commands_that_read_checkpoints_refuse_code(
     assert not Path(MARK).exists()
 
 
+def test_convert_reads_no_other_file(stored, tmp_path: Path) -> None:
+    """hydra reads the file "bpe/NAME.yaml", in which any interpolation is resolved; NAME may not be a path."""
+    (tmp_path / "other.yaml").write_text("_name: ${oc.env:HOME}\n")
+    name = f"{'../' * 30}{tmp_path.relative_to('/')}/other"
+    for option in ("bpe", "tokenizer", "scoring"):
+        state = stored("transformer_lm", "args")
+        torch.save(_put(state, "model", option, AnyNode(name)), tmp_path / "stock.pt")
+        with pytest.raises(ValueError, match=rf"stock.pt' has {option} = .*other.*allowed"):
+            convert(tmp_path / "stock.pt", "linear_lm")
+
+
 PLACES: dict[str, tuple[str, str, Any]] = {
     "the task's options": ("task", "left_pad_source", ATTACK),
     "the criterion's": ("criterion", "wer_args", ATTACK),
     "a group in a group": ("model", "more", {"x": {"adam_betas": ATTACK}}),
     "a namespace": ("model", "more", Namespace(adam_betas=ATTACK)),
     "a list": ("model", "more", [{"adam_betas": ATTACK}]),
+    "a node of omegaconf": ("model", "adam_betas", AnyNode(repr(ATTACK))),
 }
 
 
