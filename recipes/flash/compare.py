@@ -65,6 +65,7 @@ class FlashModels(Options):
     archs: list[str] | None = option(
         None, f"of {', '.join(MODELS)}; or _mlm for _lm", setting=False, type=architectures
     )
+    jobs: int = option(1, "trainings at a time, each with torch's default threads (%(default)s)", setting=False)
     updates: int = option(150, "of every model (%(default)s)", quick=10)
     seeds: int = option(1, "trainings of each model (%(default)s)", setting=False)
     tokens_per_update: int | None = option(
