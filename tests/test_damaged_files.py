@@ -29,7 +29,7 @@ from recipes.offline_rl import averages
 from recipes.shared.json_files import measured, write_json
 from recipes.shared.settings import check_settings
 from recipes.shared.tables import Run, write_reports
-from recipes.shared.trainings import Trained, read_trained
+from recipes.shared.trainings import TrainingResult, read_trained
 from recipes.time_series.compare import Outcome, Plan, read_results
 from recipes.timm_families.records import add_record, read_records
 from recipes.timm_families.survey import Found
@@ -148,7 +148,7 @@ def _is_away(what: str, found: Any) -> bool:
 
 JSON, ARRAYS = (damages.of_bytes, damages.of_json), (damages.of_bytes, damages.of_arrays)
 SETTINGS = {"width": 32, "lr": 0.001, "quick": True, "more": ["--fp16"], "nothing": None}
-TRAINED = Trained("flow.1", "fairseq-train", 12.5, 1 << 20, "2026-11-25", "2 CPU cores", "torch 2")
+TRAINED = TrainingResult("flow.1", "fairseq-train", 12.5, 1 << 20, "2026-11-25", "2 CPU cores", "torch 2")
 _read_series = partial(series_folder.read_split, name="train")
 _read_episodes = partial(episode_folder.read_split, name="train")
 FORMATS = {
