@@ -20,6 +20,7 @@ from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
 from ..shared.json_files import read_json, write_json
 from ..shared.language_models import (
     FILE_HELP,
+    LIMIT_HELP,
     WHOLE,
     GateVariants,
     model_names,
@@ -28,6 +29,7 @@ from ..shared.language_models import (
     prepare,
     train_arguments,
 )
+from ..shared.scripts import positive_int
 from ..shared.trainings import TrainingResult, read_parameters, read_trained
 from ..shared.variants import NO_POSITIONS
 from . import positions
@@ -63,6 +65,8 @@ class LengthModels(GateVariants):
     most_evaluations: ClassVar[int] = 2
 
     file: Path | None = option(None, FILE_HELP, setting=False, type=Path)
+    # With --quick too the test text is longer than a few windows.
+    limit: int | None = option(None, LIMIT_HELP, quick=8_000, setting=False, type=positive_int, metavar="LINES")
     models: Sequence[str] = models_option(names, default_names())
     seeds: int = option(1, "runs of each model (%(default)s)", setting=False)
     updates: int = option(300, "of every training (%(default)s)", quick=4)

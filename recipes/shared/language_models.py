@@ -26,6 +26,7 @@ from .variants import GATES, NO_POSITIONS, mechanism_of, variant_arguments, with
 WORDS_FROM_BYTES = 20_000_000
 #: Lines of a text with ``--quick``.
 _QUICK_LINES = 400
+LIMIT_HELP = "only the first lines of a text file"
 FILE_HELP = "any text, or WikiText-103 as prepare --file takes it"
 MODELS_HELP = "mechanisms, also with additions, as in NAME+forget+short_conv; default: %(default)s"
 #: Folders in ``--out`` that are replaced, and who writes them.
@@ -103,7 +104,7 @@ class LanguageModels(Budget):
     )
     limit: int | None = option(
         None,
-        "only the first lines of a text file",
+        LIMIT_HELP,
         quick=_QUICK_LINES,
         setting=False,
         type=positive_int,

@@ -16,6 +16,8 @@ from recipes.long_contexts.lengths_report import best_first, refusals
 from recipes.long_contexts.positions import Bin, binned, edges, everywhere, windows
 from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data, Record
+from recipes.shared.language_models import WHOLE
+from recipes.shared.working_folder import working_folder
 
 SIZES = "--width 8 --layers 1 --heads 2 --batch-tokens 64 --tokens-per-sample 16".split()
 
@@ -114,6 +116,15 @@ def test_from_a_text_to_the_results_and_from_another_comparison(
     ):
         assert lengths.main(change) == 1
         assert said in capsys.readouterr().err
+
+
+def test_a_quick_run_has_enough_text_for_its_windows(tmp_path: Path, imported_already) -> None:
+    """The windows of the default size, from the lines that --quick leaves of a text."""
+    text = tmp_path / "long.txt"
+    text.write_text("".join(f"to be or not to be, {i}\n" for i in range(9_000)), encoding="utf-8")
+    options = lengths.EXPERIMENT.parse(["--file", str(text), "--quick", "--out", str(tmp_path / "out")])
+    with working_folder(options.out, lengths.COMMAND, whole=WHOLE):
+        assert lengths.text_of(options).facts["windows"] >= options.times
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
