@@ -211,7 +211,6 @@ EXPERIMENT = Experiment(
     columns=columns,
     notes=notes,
     prepare=prepare,
-    arguments=lambda options, data, name, seed: options.train_arguments(data.folder, name, seed),
     read=read,
     evaluate=validate,
     measure=measure,

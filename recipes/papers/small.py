@@ -6,6 +6,7 @@ of half the width, as in ``recipes.flash.compare``.
 """
 
 import argparse
+import functools
 import math
 import re
 import shlex
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..shared.comparison import PlannedTraining, planned_trainings
-from ..shared.experiment import Data, option
+from ..shared.experiment import Data, option, train_arguments
 from ..shared.language_models import LanguageModels
 from .building import fairseq_options
 from .entries import entries_of
@@ -242,10 +243,7 @@ def _of_units(training: Training) -> bool:
 
 def planned_rows(options: Rows, data: Data) -> list[PlannedTraining]:
     """Every row with every seed; folders have the names of rows in lower case."""
-
-    def arguments(name: str, seed: int) -> list[object]:
-        return options.train_arguments(data.folder, name, seed)
-
+    arguments = functools.partial(train_arguments, options, data)
     return [
         planned._replace(training=planned.training._replace(name=f"{folder_of(planned.model)}.{planned.seed}"))
         for planned in planned_trainings(options.models, range(1, options.seeds + 1), arguments)
