@@ -19,7 +19,6 @@ which has the digest of the records in its metadata.
 import hashlib
 import importlib
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,8 @@ from common.files.output_files import unfinished
 from .shared.commands import shown_path
 from .shared.comparison import Report, Results
 from .shared.experiment import Record
+from .shared.generated_parts import rewrite_files
+from .shared.generated_parts import rewritten as rewritten_parts
 from .shared.json_files import read_json
 from .shared.scripts import script
 from .shared.tables import markdown_table, spread
@@ -43,7 +44,6 @@ COMMAND = "recipes.results"
 #: The file of an area's records.
 RECORDS = "records.jsonl"
 _FOLDER = Path(__file__).parent
-_MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 #: The name of the digest in a picture's metadata.
 _DIGEST = "records"
 
@@ -110,18 +110,16 @@ def rewritten(path: Path) -> str:
     Raises:
         ValueError: a marker names a table that has no records.
     """
-    text = path.read_text(encoding="utf-8")
-    tables = read_tables(path.parent) if _MARKED.search(text) else {}
+    tables = read_tables(path.parent)
 
-    def made(found: re.Match) -> str:
-        begin, name, _, end = found.groups()
+    def make(name: str) -> str:
         if name not in tables:
             raise ValueError(f"{path} has a table {name}; allowed: {', '.join(tables)}, of which {RECORDS} has records")
         head, *records = tables[name]
         table = table_of_rows(head, records) if "results" not in head else table_of_experiment(head, path.parent)
-        return f"{begin}\n{table}\n\n{end}"
+        return f"\n\n{table}\n\n"
 
-    return _MARKED.sub(made, text)
+    return rewritten_parts(path.read_text(encoding="utf-8"), "results", make)
 
 
 def folders(folder: Path = _FOLDER) -> list[Path]:
@@ -170,15 +168,7 @@ def draw(picture: Path, head: Mapping[str, Any]) -> None:
 
 def changed(write: bool, folder: Path = _FOLDER) -> list[Path]:
     """The files that differ from what their records make; they are written if ``write``."""
-    paths = []
-    for path in documents(folder):
-        text = rewritten(path)
-        if text != path.read_text(encoding="utf-8"):
-            paths.append(path)
-            if write:
-                with unfinished(path, COMMAND) as new:
-                    new.write_text(text, encoding="utf-8")
-                    new.replace(path)
+    paths = rewrite_files(documents(folder), rewritten, COMMAND, write)
     for picture, head in pictures(folder):
         if not is_of(picture, digest(head, picture.parent)):
             paths.append(picture)

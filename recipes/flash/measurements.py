@@ -4,11 +4,11 @@ A record is of a model at a ``length`` with a seed; ``curve`` has updates, and t
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..shared.comparison import Column, Results, of_model, table
-from ..shared.experiment import Data, Record
+from ..shared.comparison import Column, Results, by_length, of_model, table
+from ..shared.experiment import Data, Record, largest, mean
 from ..shared.tables import MISSING, Table, break_even, spread
 from .models import ALL_MODELS, masked_name
 
@@ -60,26 +60,13 @@ TITLE = Column("model", known=lambda name: ALL_MODELS[name].title)
 ATTENTION = Column("attention", known=lambda name: ALL_MODELS[name].attention)
 
 
-def _by_length(options: Any, cell: Callable[[list[Record]], str]) -> list[Column]:
-    """A column for each length: ``cell`` of the records that have it."""
-
-    def column(length: int) -> Column:
-        def measured(records: Sequence[Record]) -> str:
-            of_length = [record for record in records if record["length"] == length]
-            return cell(of_length) if of_length else MISSING
-
-        return Column(f"{length:,}", measured)
-
-    return [column(length) for length in options.lengths]
-
-
 def perplexity_columns(options: Any, facts: Record) -> list[Column]:
     """The columns of the first table."""
     return [
         TITLE,
         Column("architecture", known=lambda name: ALL_MODELS[name].architecture),
         Column("parameters", _parameters),
-        *_by_length(options, lambda records: spread([record["perplexity"] for record in records])),
+        *by_length(options.lengths, mean("perplexity")),
     ]
 
 
@@ -112,17 +99,14 @@ def _seconds(comparison: Comparison) -> Table:
     def cell(records: list[Record]) -> str:
         return f"{per_update / statistics.median(record['tokens_per_second'] for record in records):.3f}"
 
-    columns = _by_length(comparison.options, cell)
+    columns = by_length(comparison.options.lengths, cell)
     notes = [f"{per_update:,} over the median of the tokens per second in fairseq's log"]
     title = f"Seconds per training step of {per_update:,} tokens"
     return _table(comparison, title, [TITLE, ATTENTION, *columns], [*notes, *_break_even_notes(comparison)])
 
 
 def _memory(comparison: Comparison, facts: Record) -> Table:
-    def cell(records: list[Record]) -> str:
-        return f"{max(record['peak_bytes'] for record in records) / 2**20:,.0f}"
-
-    columns = _by_length(comparison.options, cell)
+    columns = by_length(comparison.options.lengths, largest("peak_bytes", 2**-20))
     notes = ["the whole process, Python and torch included", *_missing_notes(comparison.options, facts)]
     return _table(comparison, "Peak memory of fairseq-train, MiB", [TITLE, ATTENTION, *columns], notes)
 

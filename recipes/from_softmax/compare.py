@@ -6,7 +6,6 @@ fairseq-train. Another run continues where the last one stopped.
 """
 
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -125,12 +124,11 @@ class Trainings:
             for name in names:
                 self._exchange(name, seed)
         planned = [self.options.planned(stage, name, seed, self.data, self.runs) for name in names]
-        read = functools.partial(self._read, stage)
         if self._interrupted:
-            complete = read_complete(planned, self.runs, read)
+            complete = read_complete(planned, self.runs, self._read)
             compared = Results(complete, {}, len(planned) - len(complete), True)
         else:
-            compared = train_and_read(planned, self.runs, self.options.jobs, read)
+            compared = train_and_read(planned, self.runs, self.options.jobs, self._read)
         for record in compared.outcomes:
             self._complete.setdefault((record["model"], seed), {})[stage] = record
         self._failed |= compared.failed
@@ -138,7 +136,7 @@ class Trainings:
         self._interrupted = compared.interrupted
         return [record["model"] for record in compared.outcomes]
 
-    def _read(self, stage: str, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record:
+    def _read(self, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record:
         return {
             "model": name,
             "seed": seed,

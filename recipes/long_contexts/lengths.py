@@ -8,14 +8,13 @@ interrupted.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, get_type_hints
 
 import torch
 from tqdm import tqdm
 
-from ..shared.comparison import MODEL, SEEDS, Results, planned_trainings, train_and_read
+from ..shared.comparison import MODEL, SEEDS, Results, train_and_read
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
 from ..shared.json_files import read_json, write_json
 from ..shared.language_models import (
@@ -27,7 +26,6 @@ from ..shared.language_models import (
     models_option,
     names_with_gates,
     prepare,
-    train_arguments,
 )
 from ..shared.scripts import positive_int
 from ..shared.trainings import TrainingResult, read_parameters, read_trained
@@ -115,11 +113,6 @@ class LengthModels(GateVariants):
         if self.runs is None:
             return super().settings()
         return {"runs": str(self.runs), "times": self.times, "windows": self.windows}
-
-    @property
-    def of_trainings(self) -> Path:
-        """The folder of the comparison whose models are measured."""
-        return self.out if self.runs is None else self.runs
 
     @property
     def longest(self) -> int:
@@ -210,8 +203,7 @@ def train(options: LengthModels, data: Data) -> Results:
     torch.set_num_threads(1)
     lengths = Lengths(options, data.folder)
     if options.runs is None:
-        arguments = partial(options.train_arguments, data.folder)
-        planned = planned_trainings(options.models, range(1, options.seeds + 1), arguments)
+        planned = EXPERIMENT.planned(options, data)
         return train_and_read(planned, options.out / "runs", options.jobs, lengths.read, lengths.measure)
     records = []
     for (name, seed), (folder, trained) in tqdm(trained_in(options.runs).items(), unit=" models", disable=None):
@@ -231,7 +223,6 @@ EXPERIMENT = Experiment(
     order=best_first,
     notes=notes,
     prepare=text_of,
-    arguments=train_arguments,
     train=train,
     measure=refusals,
     picture=draw,

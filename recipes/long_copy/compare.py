@@ -267,7 +267,6 @@ EXPERIMENT = Experiment(
     ),
     notes=notes,
     prepare=lambda options: Data(prepare.prepare(options.file, options.out, options.data), {}),
-    arguments=lambda options, data, name, seed: options.train_arguments(data.folder, name, seed),
     read=read,
     evaluate=generate,
     picture=Picture(

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
 from ..shared.comparison import SEEDS, Column, Results, by_length, of_model, table
-from ..shared.experiment import PARAMETERS, Data, Experiment, Record, mean
+from ..shared.experiment import PARAMETERS, Data, Experiment, Record, largest, mean
 from ..shared.json_files import read_json, write_json
 from ..shared.plots import STYLE, legend_beside, logarithmic, save, style_of
 from ..shared.tables import MISSING, Table
@@ -84,14 +84,14 @@ def measure(options: Arena, data: Data, compared: Results) -> Record:
         return {"speeds": [], "speed_batch": options.speed_batch}
     arguments = [str(word) for word in options.speed_arguments()]
     path = options.out / "speed.json"
-    stored = read_json(path, arguments=list[str], measured=list[Speed]) if path.exists() else {"arguments": None}
-    if stored["arguments"] != arguments:
+    kinds = {"arguments": list[str], "measured": list[Speed]}
+    if not path.exists() or read_json(path, **kinds)["arguments"] != arguments:
         log = options.out / "logs" / "speed.log"
         run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
         measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
         write_json(path, {"arguments": arguments, "measured": measured})
-        stored["measured"] = [Speed(**speed) for speed in measured]
-    return {"speeds": [speed._asdict() for speed in stored["measured"]], "speed_batch": options.speed_batch}
+    speeds = read_json(path, **kinds)["measured"]
+    return {"speeds": [speed._asdict() for speed in speeds], "speed_batch": options.speed_batch}
 
 
 def columns(options: Arena, facts: Record) -> list[Column]:
@@ -135,12 +135,13 @@ _STEP = {TRAINING: "loss and gradients, no optimizer", INFERENCE: "no gradients"
 def extra_tables(options: Arena, facts: Record, records: list[Record]) -> list[Table]:
     """Speeds of training and inference, and memory."""
 
-    def cell(speed: Speed) -> str:
-        return f"{speed.steps_per_second:.2f}" + ("" if speed.faster is None else f" ({speed.faster:.2f}x)")
+    def steps(speeds: list[Record]) -> str:
+        faster = speeds[0]["faster"]
+        return f"{speeds[0]['steps_per_second']:.2f}" + ("" if faster is None else f" ({faster:.2f}x)")
 
-    def of_lengths(title: str, kind: str, cell: Callable[[Speed], str], notes: list[str]) -> Table:
+    def of_lengths(title: str, kind: str, cell: Callable[[list[Record]], str], notes: list[str]) -> Table:
         speeds = _speeds(facts, kind)
-        lengths = by_length(sorted({speed.length for speed in speeds}), cell)
+        lengths = by_length(sorted({speed["length"] for speed in speeds}), cell)
         return table(title, [TITLE, *lengths], options.models, Results(speeds, {}), notes)
 
     def of_steps(kind: str) -> Table:
@@ -149,19 +150,19 @@ def extra_tables(options: Arena, facts: Record, records: list[Record]) -> list[T
             "median of interleaved rounds; in parentheses how many steps are made in the time of one of softmax, the "
             "median over the rounds",
         ]
-        return of_lengths(f"Steps per second, {kind}", kind, cell, notes)
+        return of_lengths(f"Steps per second, {kind}", kind, steps, notes)
 
     memory = of_lengths(
         "Memory of a training step, MiB",
         TRAINING,
-        lambda speed: f"{speed.peak_bytes / 2**20:,.0f}",
+        largest("peak_bytes", 2**-20),
         ["allocated by torch in one training step, beyond weights and gradients"],
     )
     return [of_steps(TRAINING), of_steps(INFERENCE), memory]
 
 
-def _speeds(facts: Record, kind: str) -> list[Speed]:
-    return [Speed(**speed) for speed in facts["speeds"] if speed["kind"] == kind]
+def _speeds(facts: Record, kind: str) -> list[Record]:
+    return [speed for speed in facts["speeds"] if speed["kind"] == kind]
 
 
 def draw(options: Arena, facts: Record, records: Sequence[Record], path: Path) -> None:
@@ -188,13 +189,13 @@ def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequenc
     axes.set_title(f"{TASKS[options.task].title}, a dot for each seed, a line for the mean")
 
 
-def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Speed]) -> None:
+def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Record]) -> None:
     for number, name in enumerate(options.models):
-        points = sorted((speed.length, speed.steps_per_second) for speed in of_model(speeds, name))
+        points = sorted((speed["length"], speed["steps_per_second"]) for speed in of_model(speeds, name))
         if points:
             axes.plot(*zip(*points), marker=style_of(number).marker, label=MODELS[name].title, **style_of(number).line)
     axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
-    logarithmic(axes, sorted({speed.length for speed in speeds}))
+    logarithmic(axes, sorted({speed["length"] for speed in speeds}))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.25)
@@ -210,7 +211,6 @@ EXPERIMENT = Experiment(
     columns=columns,
     notes=notes,
     prepare=prepare,
-    arguments=lambda options, data, name, seed: options.train_arguments(data.folder, name, seed),
     read=read,
     evaluate=validate,
     measure=measure,

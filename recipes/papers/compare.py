@@ -14,7 +14,6 @@ from ..shared.language_models import WHOLE, prepare, read_perplexity
 from ..shared.tables import spread
 from .measured import said_of_order
 from .small import COMMAND, Rows, planned_rows
-from .tables import read_paper
 
 _LIMITS = (
     "{unit} after {updates:,} updates of a model of width {width}: what is learned first, by a fraction of the paper's "
@@ -89,7 +88,7 @@ EXPERIMENT = Experiment(
     command=COMMAND,
     about=__doc__.splitlines()[0],
     options=Rows,
-    title=lambda options, facts: read_paper(options.paper).tables[options.table].title,
+    title=lambda options, facts: options.published.title,
     columns=columns,
     notes=notes,
     prepare=prepare,

@@ -15,12 +15,10 @@ from ..shared.comparison import SEEDS, Column, Results, by_model
 from ..shared.digits import SIDE, write_digits
 from ..shared.experiment import PARAMETERS, PEAK, Data, Experiment, Record, mean
 from .building import count_parameters
-from .entries import entries_of
-from .images import PATCH, ImageRows, Model, models_of, planned_rows, published, small_model, typed
+from .images import PATCH, ImageRows, Model, planned_rows, small_model, typed
 from .measured import said_of_order
 from .small import IMAGE_TABLES
 from .small import IMAGES as COMMAND
-from .tables import read_paper
 from .trainings import NotTrained
 
 _LIMITS = (
@@ -43,7 +41,7 @@ def read_score(options: ImageRows, folder: Path, known: Record) -> Record:
     """Parameters, and ``top1``: per cent of the held-out digits after the last epoch, as these select nothing."""
     with open(folder / "timm" / "summary.csv", newline="", encoding="utf-8") as file:
         top1 = float(list(csv.DictReader(file))[-1]["eval_top1"])
-    row = models_of(options.paper, options.table)[known["model"]].training
+    row = options.models_by_name[known["model"]].training
     name, kwargs = small_model(row.model, options)
     model = f"{name} --model-kwargs {' '.join(typed({**kwargs, 'num_classes': 10}))}"
     return {"parameters": count_parameters(replace(row, model=model)), "top1": top1}
@@ -51,12 +49,12 @@ def read_score(options: ImageRows, folder: Path, known: Record) -> Record:
 
 def columns(options: ImageRows, facts: Record) -> list[Column]:
     """The columns of the table."""
-    printed = published(options.paper, options.table, models_of(options.paper, options.table))
+    models = options.models_by_name
     return [
         Column(f"Table {options.table} of {options.paper}", known=str),
         PARAMETERS,
         Column("top-1, %", _TOP1),
-        Column("published", known=printed.__getitem__),
+        Column("published", known=lambda name: models[name].published),
         SEEDS,
         PEAK,
     ]
@@ -64,7 +62,7 @@ def columns(options: ImageRows, facts: Record) -> list[Column]:
 
 def measured(options: ImageRows, data: Data, compared: Results) -> Record:
     """Facts: ``measured``, for each column the cells by row as ``measured.json`` has them, and ``order`` in words."""
-    models = models_of(options.paper, options.table)
+    models = options.models_by_name
     cells = {name: _TOP1(records) for name, records in by_model(compared.outcomes, options.models).items()}
     described = (
         f"handwritten digits, {options.layers} layers of width {options.width}, {options.epochs} epochs; accuracy on "
@@ -79,7 +77,7 @@ def measured(options: ImageRows, data: Data, compared: Results) -> Record:
         }
         for column in IMAGE_TABLES[options.paper, options.table]
     ]
-    return {"measured": kept, "order": said_of_order(cells, published(options.paper, options.table, models))}
+    return {"measured": kept, "order": said_of_order(cells, {name: model.published for name, model in models.items()})}
 
 
 def _notes_of_shapes(models: dict[str, Model], width: int) -> list[str]:
@@ -95,13 +93,12 @@ def _notes_of_shapes(models: dict[str, Model], width: int) -> list[str]:
 
 def notes(options: ImageRows, facts: Record) -> list[str]:
     """Notes below the table, and what the order says."""
-    entries = entries_of(options.paper)[options.table]
     return [
         f"{facts['measured'][0]['what']}; after the last epoch, mean ± standard deviation over seeds; highest learning "
         f"rate {options.lr:g}",
         f"images of {SIDE} x {SIDE} in patches of {PATCH} x {PATCH}; a window is the same part of the grid as there",
-        *_notes_of_shapes(models_of(options.paper, options.table), options.width),
-        *(f"not run: {row}: {entry.reason}" for row, entry in entries.items() if isinstance(entry, NotTrained)),
+        *_notes_of_shapes(options.models_by_name, options.width),
+        *(f"not run: {row}: {entry.reason}" for row, entry in options.entries.items() if isinstance(entry, NotTrained)),
         facts["order"],
         _LIMITS,
     ]
@@ -111,7 +108,7 @@ EXPERIMENT = Experiment(
     command=COMMAND,
     about=__doc__.splitlines()[0],
     options=ImageRows,
-    title=lambda options, facts: read_paper(options.paper).tables[options.table].title,
+    title=lambda options, facts: options.published.title,
     columns=columns,
     notes=notes,
     prepare=prepare,

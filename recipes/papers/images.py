@@ -1,19 +1,17 @@
 """The rows of a table of image models in small: models of timm and their trainings on handwritten digits."""
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..shared.comparison import PlannedTraining, planned_trainings
 from ..shared.digits import SIDE
-from ..shared.experiment import Data, Options, option
+from ..shared.experiment import Data, option
 from ..shared.trainings import Training
 from .building import timm_arguments
 from .entries import entries_of
-from .measured import published_cells, value
-from .small import FOLDER, IMAGE_TABLES, PAPER, TABLE, folder, folder_of, refusal
+from .measured import value
+from .small import IMAGE_TABLES, TableOptions, folder_of
 from .tables import read_paper
 from .trainings import Training as Row
 from .trainings import trainings_of
@@ -26,14 +24,10 @@ _BIAS_SHARE, _WINDOW, _EPOCHS = 3, 11, 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRows(Options):
+class ImageRows(TableOptions):
     """The options of a table's rows as models of images: the size and the budget of all rows."""
 
-    out: Path = option(FOLDER, "default: %(default)s", setting=False, type=Path)
-    models: Sequence[str] = ()
     quick: bool = False
-    paper: str = PAPER
-    table: str = TABLE
     lr: float = option(2e-3, "highest learning rate, of all models (%(default)s)")
     width: int = option(48)
     layers: int = option(2)
@@ -42,10 +36,13 @@ class ImageRows(Options):
 
     def completed(self) -> "ImageRows":
         """The options with the names of the models, and their folder; ArgumentTypeError for an unknown table."""
-        if (self.paper, self.table) not in IMAGE_TABLES:
-            raise argparse.ArgumentTypeError(refusal(IMAGE_TABLES, self.paper, self.table))
-        out = folder(self.out, self.paper, self.table)
-        return replace(self, models=list(models_of(self.paper, self.table)), out=out)
+        self.check_table(IMAGE_TABLES)
+        return replace(self, models=list(self.models_by_name), out=self.folder())
+
+    @property
+    def models_by_name(self) -> dict[str, "Model"]:
+        """The models of the table; see ``models_of``."""
+        return models_of(self.paper, self.table)
 
 
 class Model(NamedTuple):
@@ -54,22 +51,17 @@ class Model(NamedTuple):
     row: str
     column: str
     training: Row
+    published: str  # its cell
 
 
 def models_of(paper: str, table: str) -> dict[str, Model]:
     """The models of a table by their names, the best first as published."""
-    columns, models = IMAGE_TABLES[paper, table], {}
+    columns, models, printed = IMAGE_TABLES[paper, table], {}, read_paper(paper).tables[table]
     for row, entry in entries_of(paper)[table].items():
         for column, training in zip(columns, trainings_of(entry)):
-            models[row if len(columns) == 1 else f"{row}, {column}"] = Model(row, column, training)
-    cells = published(paper, table, models)
-    return {name: models[name] for name in sorted(models, key=lambda name: -value(cells[name]))}
-
-
-def published(paper: str, table: str, models: dict[str, Model]) -> dict[str, str]:
-    """The published cell of each model in the table, by the model's name."""
-    printed = read_paper(paper).tables[table]
-    return {name: published_cells(printed, model.column, [model.row])[model.row] for name, model in models.items()}
+            name = row if len(columns) == 1 else f"{row}, {column}"
+            models[name] = Model(row, column, training, printed.cell(row, column))
+    return dict(sorted(models.items(), key=lambda item: -value(item[1].published)))
 
 
 def small_model(model: str, size: ImageRows) -> tuple[str, dict[str, Any]]:
@@ -122,7 +114,7 @@ def train_arguments(out: Path, data: Path, training: Row, size: ImageRows, seed:
 
 def planned_rows(options: ImageRows, data: Data) -> list[PlannedTraining]:
     """Every model with every seed."""
-    models, plans = models_of(options.paper, options.table), []
+    models, plans = options.models_by_name, []
     for planned in planned_trainings(options.models, range(1, options.seeds + 1), lambda model, seed: []):
         name = f"{folder_of(planned.model)}.{planned.seed}"
         out, row = options.out / "runs" / name, models[planned.model].training

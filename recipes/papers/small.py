@@ -6,6 +6,7 @@ of half the width, as in ``recipes.flash.compare``.
 """
 
 import argparse
+import functools
 import math
 import re
 import shlex
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..shared.comparison import PlannedTraining, planned_trainings
-from ..shared.experiment import Data, option
+from ..shared.experiment import Data, Options, option, train_arguments
 from ..shared.language_models import LanguageModels
 from .building import fairseq_options
-from .entries import entries_of
+from .entries import Entries, entries_of
 from .measured import published_cells, value
-from .tables import PAPERS, names_like, read_paper
+from .tables import PAPERS, PublishedTable, names_like, read_paper
 from .trainings import NotTrained, Training, trainings_of
 
 COMMAND = "recipes.papers.compare"
@@ -28,11 +29,6 @@ COMMAND = "recipes.papers.compare"
 IMAGES = "recipes.papers.compare_images"
 #: The default folder of a comparison.
 FOLDER = Path("work/papers/PAPER_TABLE")
-
-
-def folder(out: Path, *named: str) -> Path:
-    """``out``, or by default the folder of the comparison that ``named`` names."""
-    return FOLDER.with_name("_".join(named)) if out == FOLDER else out
 
 
 class Values(NamedTuple):
@@ -91,32 +87,50 @@ def small_command(paper: str, table: str) -> str | None:
     return _ELSEWHERE.get((paper, table))
 
 
-def refusal(known: Iterable[tuple[str, str]], paper: str, table: str) -> str:
-    """The error message for a table that is not among the ``known`` ones of a command."""
-    here = [number for name, number in known if name == paper]
-    command = small_command(paper, table)
-    hint = f"; its rows in small: {command}" if command else ""
-    return f"TABLE is {table}; allowed for {paper}: {', '.join(here) or 'none'}{hint}"
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Options):
+    """The options of a comparison of the rows of a published table; ``models`` are rows."""
 
+    out: Path = option(FOLDER, "default: %(default)s", setting=False, type=Path)
+    models: Sequence[str] = ()
+    paper: str = option(None, ", ".join(PAPERS), names=("paper",), metavar="PAPER", type=str.lower, choices=PAPERS)
+    table: str = option(
+        None, "as python -m recipes.papers lists them", names=("table",), metavar="TABLE", type=str.lower
+    )
 
-#: Options of language models and image models: the table whose rows are compared.
-PAPER = option(None, ", ".join(PAPERS), names=("paper",), metavar="PAPER", type=str.lower, choices=PAPERS)
-TABLE = option(None, "as python -m recipes.papers lists them", names=("table",), metavar="TABLE", type=str.lower)
+    @property
+    def published(self) -> PublishedTable:
+        """The table as printed."""
+        return read_paper(self.paper).tables[self.table]
+
+    @property
+    def entries(self) -> Entries:
+        """The entries of the table."""
+        return entries_of(self.paper)[self.table]
+
+    def folder(self, *more: str) -> Path:
+        """``out``, or by default a folder whose name has the table and ``more``."""
+        return FOLDER.with_name("_".join([self.paper, self.table, *more])) if self.out == FOLDER else self.out
+
+    def check_table(self, known: Iterable[tuple[str, str]]) -> None:
+        """Raise argparse.ArgumentTypeError if the table is not among the ``known`` ones of the command."""
+        if (self.paper, self.table) not in known:
+            here = [number for name, number in known if name == self.paper]
+            command = small_command(self.paper, self.table)
+            hint = f"; its rows in small: {command}" if command else ""
+            allowed = f"allowed for {self.paper}: {', '.join(here) or 'none'}{hint}"
+            raise argparse.ArgumentTypeError(f"TABLE is {self.table}; {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows(LanguageModels):
+class Rows(TableOptions, LanguageModels):
     """The options of a table's rows as language models; ``models`` are the names of rows."""
 
     most_evaluations: ClassVar[int] = 2
 
-    out: Path = option(FOLDER, "default: %(default)s", setting=False, type=Path)
-    models: Sequence[str] = ()
     updates: int = option(300, "of every training (%(default)s)", quick=8)
     width: int = option(64)
     tokens_per_sample: int = option(128)
-    paper: str = PAPER
-    table: str = TABLE
     rows: Sequence[str] | None = option(
         None, "of the table; default: all that are models here", setting=False, nargs="+", metavar="NAME"
     )
@@ -128,17 +142,15 @@ class Rows(LanguageModels):
         Raises:
             argparse.ArgumentTypeError: an unknown table or row, or one without such models.
         """
-        if (self.paper, self.table) not in TABLES:
-            raise argparse.ArgumentTypeError(refusal(TABLES, self.paper, self.table))
+        self.check_table(TABLES)
         if self.masked and not self.values.masked:
             masked = ", ".join(" ".join(key) for key, values in TABLES.items() if values.masked)
             raise argparse.ArgumentTypeError(f"--masked is given with {self.paper} {self.table}; allowed: {masked}")
-        out = folder(self.out, self.paper, self.table, *["masked"] * self.masked)
-        return replace(self, models=self._chosen_rows(), out=out)
+        return replace(self, models=self._chosen_rows(), out=self.folder(*["masked"] * self.masked))
 
     def _chosen_rows(self) -> list[str]:
         """The rows that ``rows`` selects, in the published order."""
-        entries = entries_of(self.paper)[self.table]
+        entries = self.entries
         trained = trained_rows(self.paper, self.table, self.masked)
         if self.rows is None:
             return trained
@@ -165,7 +177,7 @@ class Rows(LanguageModels):
         ]
 
     def _training(self, row: str) -> Training:
-        return trainings_of(entries_of(self.paper)[self.table][row])[int(self.masked)]
+        return trainings_of(self.entries[row])[int(self.masked)]
 
     def _shape(self, training: Training) -> dict[str, int]:
         """Widths, layers and heads by the names of options."""
@@ -210,15 +222,13 @@ class Rows(LanguageModels):
 
     def published_cells(self) -> dict[str, str]:
         """The published cell of each row, by the row's name."""
-        table = read_paper(self.paper).tables[self.table]
-        return published_cells(table, self.values.column, self.models, int(self.masked))
+        return published_cells(self.published, self.values.column, self.models, int(self.masked))
 
     def not_run(self) -> dict[str, str]:
         """The rows that are not among the models, and why."""
-        entries = entries_of(self.paper)[self.table]
         return {
             row: entry.reason if isinstance(entry, NotTrained) else "not asked for"
-            for row, entry in entries.items()
+            for row, entry in self.entries.items()
             if row not in self.models
         }
 
@@ -242,10 +252,7 @@ def _of_units(training: Training) -> bool:
 
 def planned_rows(options: Rows, data: Data) -> list[PlannedTraining]:
     """Every row with every seed; folders have the names of rows in lower case."""
-
-    def arguments(name: str, seed: int) -> list[object]:
-        return options.train_arguments(data.folder, name, seed)
-
+    arguments = functools.partial(train_arguments, options, data)
     return [
         planned._replace(training=planned.training._replace(name=f"{folder_of(planned.model)}.{planned.seed}"))
         for planned in planned_trainings(options.models, range(1, options.seeds + 1), arguments)

@@ -1,6 +1,6 @@
 """Parts of an experiment: trainings that survive an interruption, their outcomes, and a table of the outcomes.
 
-An outcome is a record (see ``experiment``) or a named tuple whose first field is the model.
+An outcome is a record (see ``experiment``), a dictionary with at least the ``model``.
 """
 
 import sys
@@ -135,8 +135,8 @@ def read_complete(
 
 
 def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
-    """The outcomes of one model: records, or named tuples whose first field is the model."""
-    return [outcome for outcome in outcomes if outcome["model" if isinstance(outcome, dict) else 0] == model]
+    """The outcomes of one model."""
+    return [outcome for outcome in outcomes if outcome["model"] == model]
 
 
 def by_model(outcomes: Sequence[Any], models: Sequence[str]) -> dict[str, list[Any]]:
@@ -149,14 +149,15 @@ def rows(columns: Sequence[Column], models: Sequence[str], outcomes: Sequence[An
     return [tuple(column.cell(model, of_model(outcomes, model)) for column in columns) for model in models]
 
 
-def by_length(lengths: Iterable[int], cell: Callable[[Any], str]) -> list[Column]:
-    """A column for each length: ``cell`` of the outcome that has it."""
+def by_length(lengths: Iterable[int], cell: Callable[[list[Any]], str]) -> list[Column]:
+    """A column for each ``length`` of outcomes: ``cell`` of the outcomes that have it."""
 
     def column(length: int) -> Column:
-        return Column(
-            f"{length:,}",
-            lambda outcomes: next((cell(outcome) for outcome in outcomes if outcome.length == length), MISSING),
-        )
+        def measured(outcomes: Sequence[Any]) -> str:
+            of_length = [outcome for outcome in outcomes if outcome["length"] == length]
+            return cell(of_length) if of_length else MISSING
+
+        return Column(f"{length:,}", measured)
 
     return [column(length) for length in lengths]
 

@@ -8,7 +8,8 @@ An area has one file for each command, ``recipes/AREA/NAME.py``, run by ``python
    change a field of a base class, define it again; without ``option`` it is no longer an option. ``completed`` fills in
    values that depend on other options, and raises ValueError for contradictions;
 2. functions: ``prepare`` makes the data and returns facts about it; ``arguments`` returns those of fairseq-train for a
-   model and a seed; ``read`` returns the values that a complete training adds to its record;
+   model and a seed, unless the options have a method ``train_arguments``; ``read`` returns the values that a complete
+   training adds to its record;
 3. ``EXPERIMENT``, an ``Experiment`` with these, the columns of the table (``Column`` with ``mean``, ``median`` or
    ``largest`` of a name of the records), the notes below it, and a picture (``Picture``, or a function that draws);
 4. ``main = EXPERIMENT.main``, and ``sys.exit(main())`` where the file is run.
@@ -171,6 +172,11 @@ class Data(NamedTuple):
     facts: Record
 
 
+def train_arguments(options: Any, data: Data, model: str, seed: int) -> list[object]:
+    """The ``arguments`` of an experiment whose options have a method ``train_arguments``."""
+    return options.train_arguments(data.folder, model, seed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Picture:
     """A curve by update, averaged over seeds, and a dot for each model; values are given by their names in a record."""
@@ -243,7 +249,7 @@ class Experiment:
     #: Makes the data unless it exists.
     prepare: Callable[[Any], Data]
     #: Options, data, model and seed -> arguments of fairseq-train, without the folder of checkpoints.
-    arguments: Callable[[Any, Data, str, int], list[object]] | None = None
+    arguments: Callable[[Any, Data, str, int], list[object]] = train_arguments
     #: Records of earlier runs, which are shown; their trainings are not run again.
     earlier: Callable[[Any, Data], list[Record]] | None = None
     #: Instead of ``arguments``: the trainings, if they are not every model with every seed.

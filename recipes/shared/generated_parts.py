@@ -18,14 +18,17 @@ def rewritten(text: str, name: str, make: Callable[..., str]) -> str:
     return part.sub(lambda match: match[1] + make(*match[2].split()) + match[3], text)
 
 
-def rewrite_files(paths: Iterable[Path], rewrite: Callable[[Path], str], command: str) -> list[Path]:
-    """Write ``rewrite(path)`` to each of ``paths``; returns the files that changed."""
+def rewrite_files(
+    paths: Iterable[Path], rewrite: Callable[[Path], str], command: str, write: bool = True
+) -> list[Path]:
+    """Write ``rewrite(path)`` to each of ``paths`` if ``write``; returns the files that change."""
     changed = []
     for path in paths:
         after = rewrite(path)
         if after != path.read_text(encoding="utf-8"):
-            with unfinished(path, command) as new:
-                new.write_text(after, encoding="utf-8")
-                new.replace(path)
             changed.append(path)
+            if write:
+                with unfinished(path, command) as new:
+                    new.write_text(after, encoding="utf-8")
+                    new.replace(path)
     return changed

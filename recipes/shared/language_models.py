@@ -182,11 +182,6 @@ def _gates(name: str) -> str | None:
     return next((gates for gates in GATES if gates in name.split("+")[1:]), None)
 
 
-def train_arguments(options: LanguageModels, data: Data, name: str, seed: int) -> list[object]:
-    """The ``arguments`` of an experiment with language models."""
-    return options.train_arguments(data.folder, name, seed)
-
-
 def prepare(options: LanguageModels) -> Data:
     """The text of the options in tokens; the facts are the ``tokens`` of each split and the ``unit``, as "words".
 

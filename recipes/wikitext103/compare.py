@@ -8,14 +8,7 @@ import sys
 
 from ..shared.comparison import MODEL, SEEDS, Column
 from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Experiment, Picture, Record, mean, median
-from ..shared.language_models import (
-    WHOLE,
-    LanguageModels,
-    prepare,
-    read_perplexity,
-    state_is_constant,
-    train_arguments,
-)
+from ..shared.language_models import WHOLE, LanguageModels, prepare, read_perplexity, state_is_constant
 from ..shared.variants import variant_notes
 
 
@@ -52,7 +45,6 @@ EXPERIMENT = Experiment(
     ),
     notes=notes,
     prepare=prepare,
-    arguments=train_arguments,
     read=read_perplexity,
     picture=Picture(
         curve="curve",

@@ -59,7 +59,7 @@ def test_heads_windows_and_biases_shrink_with_the_model():
 def test_rows_come_in_the_published_order():
     assert list(models_of("daft", "8")) == ["with q (default), 15", "with q (default), 11", "w/o q, 15", "w/o q, 11"]
     assert list(models_of("daft", "2"))[0] == "DAFT-conv, Heads 384, Epochs 300"
-    assert images.published("daft", "8", models_of("daft", "8"))["w/o q, 15"] == "79.5"
+    assert models_of("daft", "8")["w/o q, 15"].published == "79.5"
 
 
 def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):

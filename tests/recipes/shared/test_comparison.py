@@ -2,23 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from recipes.shared import comparison
 from recipes.shared.commands import CommandFailed
 from recipes.shared.comparison import MODEL, SEEDS, Column, Results, planned_trainings, rows, train_and_read
+from recipes.shared.experiment import Record
 from recipes.shared.trainings import Training, TrainingResult
 from tests.recipes.folders import made_by
 
 
-class Result(NamedTuple):
+def result(model: str, seed: int, score: str) -> Record:
     """An outcome."""
-
-    model: str
-    seed: int
-    score: str
+    return {"model": model, "seed": seed, "score": score}
 
 
 @pytest.fixture
@@ -40,17 +37,17 @@ def evaluate(folder: Path) -> None:
     (folder / "score").write_text(folder.name)
 
 
-def read(model: str, seed: int, folder: Path, trained: TrainingResult) -> Result | None:
+def read(model: str, seed: int, folder: Path, trained: TrainingResult) -> Record | None:
     """The score that the command wrote."""
     score = folder / "score"
-    return Result(model, seed, score.read_text()) if score.exists() else None
+    return result(model, seed, score.read_text()) if score.exists() else None
 
 
 def test_outcomes_model_by_model_and_why_one_is_missing(runs: Path, capsys: pytest.CaptureFixture) -> None:
     planned = planned_trainings(["a/x", "b"], (1, 2), lambda model, seed: ["data", "--seed", seed])
     assert planned[1] == ("b", 1, Training("b.1", ["data", "--seed", 1]))
     compared = train_and_read(planned, runs, 1, read, evaluate)
-    assert compared.outcomes == [("a/x", 1, "a-x.1"), ("a/x", 2, "a-x.2"), ("b", 2, "b.2")]
+    assert compared.outcomes == [result("a/x", 1, "a-x.1"), result("a/x", 2, "a-x.2"), result("b", 2, "b.2")]
     assert compared.failed == {"b.1": "out of memory"} and compared.status == 1 and not compared.interrupted
     assert "fairseq-generate" in capsys.readouterr().err
 
@@ -65,13 +62,13 @@ def test_after_an_interruption_nothing_runs_and_what_is_there_is_read(
     (runs / "b.2" / "score").write_text("kept")
     planned = planned_trainings(["a/x", "b"], (1, 2), lambda model, seed: ["data"])
     compared = train_and_read(planned, runs, 1, read, evaluate)
-    assert compared.outcomes == [("b", 2, "kept")] and compared.interrupted and compared.status == 1
+    assert compared.outcomes == [result("b", 2, "kept")] and compared.interrupted and compared.status == 1
     assert "Interrupted" in capsys.readouterr().err
 
 
 def test_cells_without_outcomes() -> None:
-    columns = [MODEL, Column("score", lambda outcomes: outcomes[0].score), SEEDS, Column("size", known=str.upper)]
-    compared = Results([Result("b", 1, "high")], {"a.1": "too large"})
+    columns = [MODEL, Column("score", lambda outcomes: outcomes[0]["score"]), SEEDS, Column("size", known=str.upper)]
+    compared = Results([result("b", 1, "high")], {"a.1": "too large"})
     table = comparison.table("Title", columns, ["a", "b"], compared, ["a note"])
     assert table.header == ("model", "score", "seeds", "size")
     assert table.rows == [("a", "-", "0", "A"), ("b", "high", "1", "B")]
