@@ -18,9 +18,6 @@ from ...shared.state import State
 from ..causal import STATE_SUMS, CausalInputs
 from ..causal_weights import Positions, flow_scale, flow_weights
 
-#: The kernels' name in the warning when they fail.
-NAME = "flow_attention"
-
 
 class _Flows(NamedTuple):
     """Kept for the backward pass: flows (B, H, n), and the sums of q and k before each chunk (2, B H, G + 1, d)."""
