@@ -61,7 +61,7 @@ class GatedAttentionUnit(RemembersOptions):
         gate: multiply by U; without it the block has no U.
         separate_ffn: a ``FeedForward`` of inner width e after attention, only without a gate. It has as many parameters
             as U and a second W_o, which gives the 131 M of Table 1.
-        overlap, chunk_summaries: further terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
+        overlap, chunk_summaries: extra terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
             keeps every token and computes the whole sequence at each call.
         local, linear: False drops the quadratic or the linear term of mixed chunk attention (Figure 7).
         forget: gates from norm(x) that make the linear term's sum forget: ``head``, one for each head, ``channel``, one
