@@ -336,7 +336,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _attend_part(
         self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, gates: dict[str, Tensor]
     ) -> Tensor:
-        """The attention of this process's part of a sequence, after the parts before it.
+        """The attention (B, H, n, e/H) of this process's part of a sequence, after the parts before it.
 
         If all parts start at a chunk boundary, parts only share the sums of the linear term, and without gates these
         add up.
