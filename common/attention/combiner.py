@@ -94,7 +94,7 @@ class CombinerAttention(OpAttention):
         return self._extend({"q": q, "k": k, "v": v, "x": x.unsqueeze(1).to(q.dtype)}, key_padding_mask, initial_state)
 
     def _extend(self, tokens: State, padding_mask: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Outputs of the next tokens after ``state``, and the new state."""
+        """Outputs (B, H, n, e) of the next tokens after ``state``, and the new state."""
         row_length, q, k = self.options.row_length, tokens["q"], tokens["k"]
         state = state_before(tokens, row_length, state)
         if self.options.rotary:
@@ -121,7 +121,10 @@ class CombinerAttention(OpAttention):
         query_padding_mask: Tensor | None,
         weighed: Tensor | None = None,
     ) -> Tensor:
-        """The output for a whole sequence; with ``weighed``, these values replace v but v still makes the weights."""
+        """The output (B, H, n, e) of a whole sequence.
+
+        With ``weighed`` (B, H, n, e), these values replace v, but v still makes the weights.
+        """
         x = zero_padded_tokens(x, key_padding_mask)  # padding must not reach the parameters' gradients
         positions = token_positions(q, key_padding_mask)
         if self.options.rotary:
@@ -137,7 +140,10 @@ class CombinerAttention(OpAttention):
     def _summaries(
         self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Tensor, padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Summary keys and values of tokens that start at a row; q and k are rotated already, x is 0 at padding."""
+        """Summary keys (B, H, n, d) and values (B, H, n, e) of tokens that start at a row.
+
+        q and k are rotated already, x (B, n, D) is 0 at padding.
+        """
         summary_v = row_attention(q, k, v, row_length=self.options.row_length, key_padding_mask=padding_mask)
         summary_k = self.summary_proj(summary_v.transpose(1, 2).flatten(2))  # (B, H, n, d) -> (B, n, D)
         summary_k = self.summary_k_proj(self.summary_norm(x + summary_k))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..ops.flow import flow_attention, flow_attention_map, flow_attention_of_part, flow_attention_weights
 from ..ops.flow.full import flow_attention_in_graph
-from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, check_competition, flow_options
+from ..ops.flow.options import ALLOCATIONS, COMPETITIONS, FORMS, FlowOptions, flow_options
 from ..ops.flow.parts import SumsBefore
 from ..ops.flow.reference import flow_attention_reference
 from ..ops.shared.checks import check_both_masks
@@ -82,9 +82,7 @@ class FlowAttention(OpAttention):
     _flow_options: FlowOptions  # for TorchScript
 
     def setup(self) -> None:
-        names = ("form", "clamp", "phi", "competition", "allocation")
-        self._flow_options = flow_options(*(getattr(self.options, name) for name in names))
-        check_competition(self._flow_options, self.causal)
+        self._flow_options = flow_options(*(getattr(self.options, name) for name in FlowOptions._fields), self.causal)
 
     def forward(
         self,

@@ -61,7 +61,7 @@ class GatedAttentionUnit(RemembersOptions):
         gate: multiply by U; without it the block has no U.
         separate_ffn: a ``FeedForward`` of inner width e after attention, only without a gate. It has as many parameters
             as U and a second W_o, which gives the 131 M of Table 1.
-        overlap, chunk_summaries: further terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
+        overlap, chunk_summaries: extra terms of mixed chunk attention (section 3.2.1 and Appendix A); decoding then
             keeps every token and computes the whole sequence at each call.
         local, linear: False drops the quadratic or the linear term of mixed chunk attention (Figure 7).
         forget: gates from norm(x) that make the linear term's sum forget: ``head``, one for each head, ``channel``, one
@@ -157,8 +157,7 @@ class GatedAttentionUnit(RemembersOptions):
         roles = 4 if chunk_size is not None and local and linear else 2  # query and key, for one term or for both
         self.gamma = nn.Parameter(torch.empty(roles, heads, query_dim))
         self.beta = nn.Parameter(torch.empty(roles, heads, query_dim))
-        tokens = max_positions if chunk_size is None else 2 * chunk_size if overlap else chunk_size
-        self.bias = relative_bias(bias, tokens, query_dim, heads) if local else None
+        self.bias = relative_bias(bias, self._bias_reach(), query_dim, heads) if local else None
         self.dropout = dropout_layer(dropout)
         self.attention_dropout = dropout_layer(attention_dropout)
         self.activation_dropout = dropout_layer(activation_dropout)
@@ -337,7 +336,7 @@ class GatedAttentionUnit(RemembersOptions):
     def _attend_part(
         self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, gates: dict[str, Tensor]
     ) -> Tensor:
-        """The attention of this process's part of a sequence, after the parts before it.
+        """The attention (B, H, n, e/H) of this process's part of a sequence, after the parts before it.
 
         If all parts start at a chunk boundary, parts only share the sums of the linear term, and without gates these
         add up.
@@ -430,10 +429,16 @@ class GatedAttentionUnit(RemembersOptions):
         return resize_toeplitz(self.bias(longest), tokens)
 
     def _mixed_chunk(self, heads: tuple[Tensor, ...], v: Tensor, padding_mask: Tensor | None, **further: Any) -> Any:
-        bias = None if self.bias is None else self.bias(2 * self.chunk_size if self.overlap else self.chunk_size)
+        bias = None if self.bias is None else self.bias(self._bias_reach())
         heads = heads if len(heads) == 4 else heads * 2
         tensors = {"bias": bias, "key_padding_mask": padding_mask}
         return mixed_chunk.mixed_chunk_attention(*heads, v, **tensors, **self._chunk_options(), **further)
+
+    def _bias_reach(self) -> int:
+        """The number of tokens that the relative bias covers: without chunks, ``max_positions``."""
+        if self.chunk_size is None:
+            return self.max_positions
+        return mixed_chunk.MixedChunkOptions(**self._chunk_options()).bias_reach()
 
     def _chunk_options(self) -> dict[str, int | bool | str]:
         """The options of mixed chunk attention."""

@@ -135,7 +135,7 @@ def _several(
     summarise: Summarise,
     state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens, computed as a sequence that begins with the last row of the state."""
+    """The outputs (B, H, n, e) of tokens, computed as a sequence that begins with the last row of the state."""
     width, n = state["q"].shape[2], tokens["q"].shape[2]
     row_count = state["count"] % row_length  # (B,)
     new = [n] * len(counts) if padding_mask is None or padding_mask.is_meta else (~padding_mask).sum(1).tolist()

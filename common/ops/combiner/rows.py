@@ -31,7 +31,7 @@ def attend_rows(
     padding_mask: Tensor | None,
     earlier: Earlier | None,
 ) -> Tensor:
-    """``combiner_attention`` of checked tokens that begin with a row; outputs at padding are arbitrary.
+    """``combiner_attention``, (B, H, n, e), of checked tokens that begin with a row; arbitrary at padding.
 
     All tokens also see the summaries of ``earlier``.
     """

@@ -139,7 +139,10 @@ def _raster(
 
 
 def _causal(k: Tensor, v: Tensor, index: Tensor, bias: Tensor, window: int, padding_mask: Tensor | None) -> Tensor:
-    """A causal sequence, real tokens first; in float64, because the scale is the largest key, which may come later."""
+    """The outputs of a causal sequence, real tokens first, in the shape of v (B, h, T, c).
+
+    In float64, because the scale is the largest key, which may come later.
+    """
     back = window - 1 - index  # (h,)
     neighbour = torch.arange(v.shape[2], device=v.device) - back[:, None]  # (h, T)
     exists = neighbour >= 0

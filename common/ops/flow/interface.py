@@ -33,7 +33,7 @@ from .full import flow_attention_in_graph, full_flow
 from .full_cpu import full_attention_in_blocks
 from .gpu import causal as causal_gpu
 from .gpu import operator as causal_gpu_operator
-from .options import DEFAULTS, check_competition, flow_options
+from .options import DEFAULTS, flow_options
 
 
 @takes_segments("q", "k", "v", "log_decay")
@@ -101,11 +101,10 @@ def flow_attention(
         ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state or gates without
             causal; only one mask without causal; a competition over heads with causal.
     """
-    options = flow_options(form, clamp, phi, competition, allocation)
+    options = flow_options(form, clamp, phi, competition, allocation, causal)
     check_positive_int("chunk_size", chunk_size)
     _check_tensors(q, k, v, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state)
-    check_competition(options, causal)
     check_log_decay(log_decay, causal, q, q.shape[3])
     with autocast_off(q):
         if not causal:
@@ -162,11 +161,10 @@ def flow_attention_weights(
     token is the mean over its channels. Cost and errors as in ``flow_attention``. ``initial_state`` (causal) is the
     state of ``flow_attention`` after the earlier tokens.
     """
-    options = flow_options(form, clamp, phi, competition, allocation)
+    options = flow_options(form, clamp, phi, competition, allocation, causal)
     check_positive_int("chunk_size", chunk_size)
     _check_tensors(q, k, k, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state=False)
-    check_competition(options, causal)
     check_log_decay(log_decay, causal, q, q.shape[3])
     with autocast_off(q):
         dtype = compute_dtype(q)

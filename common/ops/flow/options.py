@@ -60,23 +60,20 @@ def flow_options(
     phi: str = DEFAULTS.phi,
     competition: str = DEFAULTS.competition,
     allocation: str = DEFAULTS.allocation,
+    causal: bool = False,
 ) -> FlowOptions:
     """Check the options of ``flow_attention`` and put them into one tuple; ValueError names the wrong one."""
     check_choice("form", form, tuple(FORMS))
     check_choice("phi", phi, FEATURE_MAPS)
     check_choice("competition", competition, COMPETITIONS)
     check_choice("allocation", allocation, ALLOCATIONS)
+    if causal and competition == "softmax_heads":
+        allowed = ", ".join(name for name in COMPETITIONS if name != "softmax_heads")
+        raise ArgumentError(f"`competition` is 'softmax_heads'; allowed with causal attention: {allowed}")
     if clamp is not None and not (isinstance(clamp, (int, float)) and clamp > 0.0):
         raise ValueError(f"clamp is {clamp!r}; allowed: a number above 0, or None (or inf) for no clamp")
     unclamped = clamp is None or not FORMS[form].rescale
     return FlowOptions(FORMS[form], math.inf if unclamped else float(clamp), phi, competition, allocation)
-
-
-def check_competition(options: FlowOptions, causal: bool) -> None:
-    """Raise ValueError for the competition over heads in causal attention, which does not support it."""
-    if causal and options.competition == "softmax_heads":
-        allowed = ", ".join(name for name in COMPETITIONS if name != "softmax_heads")
-        raise ArgumentError(f"`competition` is 'softmax_heads'; allowed with causal attention: {allowed}")
 
 
 def replace_zero_by_one(flow: Tensor) -> Tensor:

@@ -7,7 +7,11 @@ from torch import Tensor
 def delta_step(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``delta_chunks`` of one token, in the few operations that it needs; O(d e)."""
+    """``delta_chunks`` of one token, in the few operations that it needs; O(d e).
+
+    q, k (B, H, 1, d), v (B, H, 1, e), beta and log_decay (B, H, 1), memory (B, H, d, e) -> the output (B, H, 1, e) and
+    the new memory.
+    """
     if log_decay is not None:
         memory = memory * log_decay.exp().unsqueeze(-1)
     error = (v - k @ memory) * beta.unsqueeze(-1)  # (B, H, 1, e)

@@ -47,7 +47,10 @@ def extend(
 def _step(
     q: Tensor, k: Tensor, v: Tensor, maps: Maps, share: Tensor, window: int, state: State
 ) -> tuple[Tensor, State]:
-    """One real token after ``state``; O((L + f) (d + e)) if the state holds L tokens."""
+    """The output (B, H, 1, e) of one real token after ``state``, and the new state.
+
+    O((L + f) (d + e)) if the state holds L tokens.
+    """
     count, sums, is_full = state["count"] + 1, {}, state["k"].shape[2] == window
     keys, values = (with_next(state[name], x, window) for name, x in (("k", k), ("v", v)))
     size = keys.shape[2]
@@ -87,7 +90,10 @@ def _several(
     chunk_size: int,
     state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, computed as a sequence that begins with the window of the state."""
+    """The outputs (B, H, n, e) of the tokens after ``state``, and the new state.
+
+    They are computed as a sequence that begins with the window of the state.
+    """
     n, held_count = q.shape[2], state["k"].shape[2]
     if padding_mask is None:
         padding_mask = torch.zeros(q.shape[0], n, dtype=torch.bool, device=q.device)

@@ -15,7 +15,7 @@ from ..shared.score_kernels import score_kernel
 from .sequence import MixedChunkOptions, Tokens, attend_in_graph
 
 
-def attend_further(
+def attend_with_extra_terms(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None
 ) -> Tensor:
     """All terms of a sequence whose real tokens come first, in differentiable PyTorch functions: (B, H, n, e)."""

@@ -16,16 +16,10 @@ from ..shared.relative_bias import check_bias
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled
 from . import causal_cpu, decoding, forgetting
-from .extra_terms import attend_further
+from .extra_terms import attend_with_extra_terms
 from .gpu import operator as gpu_operator
 from .gpu import sequence as gpu_sequence
-from .sequence import (
-    MixedChunkOptions,
-    Tokens,
-    attend_in_graph,
-    prepare,
-    whole_sequence,
-)
+from .sequence import MixedChunkOptions, Tokens, attend_in_graph, prepare, whole_sequence
 
 
 @takes_segments("q_quad", "k_quad", "q_lin", "k_lin", "v", "log_decay")
@@ -103,10 +97,10 @@ def mixed_chunk_attention(
     if log_decay is not None:
         check_log_decay(log_decay, options.causal, tokens.v, tokens.k_lin.shape[3])
         forgetting.check_terms(options)
-    if options.sees_more():
+    if options.has_extra_terms():
         goes_on = initial_state is not None or return_state
         state = extend_kv_cache(tokens._asdict(), key_padding_mask, initial_state) if goes_on else None
-        out = _further(tokens, bias, options, key_padding_mask, state)
+        out = _with_extra_terms(tokens, bias, options, key_padding_mask, state)
         out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
         return (out, state) if return_state else out
     forms = decoding if log_decay is None else forgetting
@@ -137,7 +131,10 @@ def _whole(
     padding_mask: Tensor | None,
     log_decay: Tensor | None = None,
 ) -> Tensor:
-    """A whole sequence: kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch."""
+    """The outputs (B, H, n, e) of a whole sequence.
+
+    Kernels on a GPU, blocks on a CPU for the paper's language model, otherwise plain PyTorch.
+    """
     if log_decay is not None:
         prepared, bias = prepare(tokens, bias, padding_mask)
         return forgetting.whole_sequence(prepared, log_decay, bias, options, padding_mask)
@@ -149,15 +146,15 @@ def _whole(
     return whole_sequence(*arguments, causal_cpu.causal_attention_in_blocks if in_blocks else attend_in_graph)
 
 
-def _further(
+def _with_extra_terms(
     tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State | None
 ) -> Tensor:
-    """The outputs (B, H, n, e) of ``tokens`` with further terms; ``state`` holds these and all earlier tokens."""
+    """The outputs (B, H, n, e) of ``tokens`` with extra terms; ``state`` holds these and all earlier tokens."""
     v, seen, padding = tokens.v, tokens, padding_mask
     if state is not None:
         seen, padding = Tokens(*(state[name].to(v.dtype) for name in Tokens._fields)), state["padding_mask"]
     with autocast_off(v):
-        out = whole_sequence(seen, bias, options, padding, attend_further)
+        out = whole_sequence(seen, bias, options, padding, attend_with_extra_terms)
         return zero_padding(out[:, :, -v.shape[2] :], padding_mask).to(v.dtype)
 
 

@@ -54,7 +54,7 @@ class MixedChunkOptions(NamedTuple):
                 raise ArgumentError(f"`overlap=True` is given; allowed: without `{name}={value}`")
         return self
 
-    def sees_more(self) -> bool:
+    def has_extra_terms(self) -> bool:
         """Whether there are terms in addition to the local and the linear one; see ``extra_terms``."""
         return self.overlap or self.chunk_summaries
 
@@ -94,7 +94,10 @@ def whole_sequence(
     padding_mask: Tensor | None,
     attend: Callable[..., Tensor] = attend_in_graph,
 ) -> Tensor:
-    """A whole sequence with padding on any side; ``attend`` gets real tokens first, in the dtype for sums."""
+    """The outputs (B, H, n, e) of a whole sequence with padding on any side, in the dtype for sums.
+
+    ``attend`` gets real tokens first.
+    """
     tokens, bias = prepare(tokens, bias, padding_mask)
     order = real_first(padding_mask)
     tokens = Tokens(*(take(x, order) for x in tokens))

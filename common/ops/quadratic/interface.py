@@ -110,7 +110,7 @@ def _whole(
     kernel: str,
     first_softmax: bool,
 ) -> Tensor:
-    """A whole sequence, block of rows by block of rows."""
+    """The outputs (B, H, n, e) of a whole sequence, block of rows by block of rows."""
     n, dtype = q.shape[2], compute_dtype(q)
     order = real_first(padding_mask)
     q, k, v = (take(zero_padding(x.to(dtype), padding_mask), order) for x in (q, k, v))
@@ -151,7 +151,10 @@ def _block(
     stop: int,
     tokens: int,
 ) -> Tensor:
-    """The outputs of rows start..stop-1 for divided q. The causal mask is made here, so that it is not kept."""
+    """The outputs (B, H, stop - start, e) of these rows for divided q.
+
+    The causal mask is made here, so that it is not kept.
+    """
     if causal:
         position = torch.arange(k.shape[2], device=k.device)
         hidden = position > position[start:stop, None]  # (rows, keys)
@@ -169,7 +172,7 @@ def _continued(
     padding_mask: Tensor | None,
     kernel: str,
 ) -> Tensor:
-    """The outputs of the last n of the m tokens of ``history``; O(n m) memory."""
+    """The outputs (B, H, n, e) of the last n of the m tokens of ``history``; O(n m) memory."""
     n, dtype, padding = q.shape[2], compute_dtype(q), padding_or_none(history["padding_mask"])
     order = real_first(padding)
     k, v = (take(zero_padding(history[name].to(dtype), padding), order) for name in ("k", "v"))

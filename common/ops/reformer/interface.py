@@ -111,7 +111,7 @@ def _causal(
 
 
 def _prepared(q: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, unit keys, and values, in the dtype for sums and 0 at padding."""
+    """Queries and unit keys (B, H, n, d) and values (B, H, n, e), in the dtype for sums and 0 at padding."""
     dtype = compute_dtype(q)
     q = zero_padding(q.to(dtype), padding_mask)
     return q, unit_vectors(q), zero_padding(v.to(dtype), padding_mask)

@@ -109,9 +109,8 @@ def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:
     if state is None:
         raise ValueError("state is None; allowed: what source_state returned")
     values = state.get("sum_kv") if isinstance(state, dict) else None
-    channels = (
-        values.shape[-1:] if isinstance(values, Tensor) else ()
-    )  # any e is allowed: no other argument determines it
+    # Any e is allowed: no other argument determines it.
+    channels = values.shape[-1:] if isinstance(values, Tensor) else ()
     vector = (*q.shape[:2], q.shape[3])
     return state_of_sums(state, {**dict.fromkeys(vectors, vector), "sum_kv": (*vector, *channels)}, q.dtype, q, "state")
 

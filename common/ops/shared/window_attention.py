@@ -88,7 +88,7 @@ def _whole(
     options: WindowOptions,
     causal: bool,
 ) -> Tensor:
-    """A whole sequence, in v's dtype."""
+    """The outputs (B, H, n, e) of a whole sequence, in v's dtype."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     n, count = q.shape[2], options.global_tokens
     window = _window(options, causal, n)

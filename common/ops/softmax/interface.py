@@ -66,7 +66,10 @@ def softmax_attention(
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor, causal: bool, dropout_p: float) -> Tensor:
-    """Attention to real keys only, 0 without real keys; when causal, the n queries are the last n of the m tokens."""
+    """Attention (B, H, n, e) to real keys only, 0 without real keys.
+
+    If causal, the n queries are the last n of the m tokens.
+    """
     n, m = q.shape[2], k.shape[2]
     visible = ~key_padding_mask[:, None, None, :]  # (B, 1, 1, m)
     if causal:

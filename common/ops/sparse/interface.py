@@ -89,7 +89,7 @@ def _whole(
     pattern: Pattern,
     causal: bool,
 ) -> Tensor:
-    """A whole sequence, in v's dtype."""
+    """The outputs (B, H, n, e) of a whole sequence, in v's dtype."""
     tokens = real_tokens_first(q, k, v, key_padding_mask, query_padding_mask)
     stride = pattern.stride
     if not torch.compiler.is_compiling():

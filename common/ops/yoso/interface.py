@@ -86,7 +86,7 @@ def yoso_attention(
 def _prepared(
     q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, query_padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit queries and keys, and values, in the dtype for sums and 0 at padding."""
+    """Unit queries (B, H, n, d), unit keys (B, H, m, d) and values (B, H, m, e) in the dtype for sums, 0 at padding."""
     dtype = compute_dtype(q)
     q = unit_vectors(zero_padding(q.to(dtype), query_padding_mask))
     k = unit_vectors(zero_padding(k.to(dtype), key_padding_mask))

@@ -83,7 +83,7 @@ def of_mixed_chunk_attention(sizes: Sizes) -> Call:
     def attend(*inputs: Tensor) -> Tensor:
         *tokens, bias = inputs
         options = MixedChunkOptions(CHUNK, causal=True)
-        return whole_sequence(Tokens(*tokens), bias, options, sizes.padding, walk=True)
+        return whole_sequence(Tokens(*tokens), bias, options, sizes.padding, program_per_head=True)
 
     return Call(attend, (*_leaves(sizes, s, s, s, s, e), bias), _products(s, e, CHUNK))
 

@@ -410,7 +410,7 @@ def test_separate_feed_forward_is_instead_of_a_gate():
 
 @pytest.mark.parametrize("further", [{"overlap": True}, {"chunk_summaries": True}])
 @pytest.mark.parametrize("bias", ["toeplitz", "rotary"])
-def test_further_terms_in_pieces(further, bias):
+def test_extra_terms_in_pieces(further, bias):
     """With overlapping chunks or chunk summaries, decoding equals the full pass; the state keeps tokens."""
     module, x = unit(causal=True, bias=bias, **further), tokens(13)
     out, expected = module(x), unit(causal=True, bias=bias)(x) if bias == "rotary" else None
@@ -420,7 +420,7 @@ def test_further_terms_in_pieces(further, bias):
     assert expected is None or (out - expected).norm() > 1e-3 * expected.norm()
 
 
-def test_further_terms_are_remembered_and_of_chunks_alone():
+def test_extra_terms_are_remembered_and_of_chunks_alone():
     assert unit(overlap=True).remembered_options()["overlap"] is True
     with pytest.raises(ValueError, match="chunk_summaries=True is given; allowed: with chunk_size"):
         unit("quad", chunk_summaries=True)

@@ -16,10 +16,13 @@ from ..causal_weights import Positions
 from ..options import FlowOptions
 from . import chunks
 
+#: The kernels' name in the warning when they fail.
+NAME = "flow_attention"
+
 
 def applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether causal Flow-Attention of q, k (B, H, n, d) and v (B, H, n, e) goes through kernels: d up to 128."""
-    return dispatch.applies(chunks.NAME, q, k, v) and q.shape[3] <= dispatch.MAX_CHANNELS
+    return dispatch.applies(NAME, q, k, v) and q.shape[3] <= dispatch.MAX_CHANNELS
 
 
 def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
@@ -53,7 +56,7 @@ def first_use(inputs: CausalInputs) -> FirstUse:
         return run
 
     case = (q.dtype, q.shape[3], v.shape[3], options, padded)
-    return FirstUse(chunks.NAME, q.device, case, sample, by(causal_attention), by(attention_in_chunks))
+    return FirstUse(NAME, q.device, case, sample, by(causal_attention), by(attention_in_chunks))
 
 
 class _Call(NamedTuple):
@@ -102,7 +105,7 @@ class _CausalFlowAttention(torch.autograd.Function):
 
         # With create_graph=True gradients must be differentiable, which those of kernels are not.
         in_graph = torch.is_grad_enabled()
-        grads = by_pytorch() if in_graph else dispatch.guarded(chunks.NAME, by_kernels, by_pytorch)
+        grads = by_pytorch() if in_graph else dispatch.guarded(NAME, by_kernels, by_pytorch)
         grads = [grad if need else None for grad, need in zip(grads, needed)]
         return (*grads[:3], None, *grads[3:])
 

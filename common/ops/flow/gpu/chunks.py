@@ -18,9 +18,6 @@ from ...shared.state import State
 from ..causal import STATE_SUMS, CausalInputs
 from ..causal_weights import Positions, flow_scale, flow_weights
 
-#: The kernels' name in the warning when they fail.
-NAME = "flow_attention"
-
 
 class _Flows(NamedTuple):
     """Kept for the backward pass: flows (B, H, n), and the sums of q and k before each chunk (2, B H, G + 1, d)."""
@@ -89,7 +86,7 @@ class _Chunks:
 
 
 def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[Tensor, ...], State]:
-    """The output, the other tensors that ``backward`` needs, and the state after the tokens."""
+    """The output (B, H, n, e), the other tensors that ``backward`` needs, and the state after the tokens."""
     chunks, state = _Chunks(inputs, positions), inputs.state
     flows = _flows(chunks, state)
     conserved = flows.conserved_incoming, flows.conserved_outgoing
@@ -120,7 +117,10 @@ def backward(
     grad_out: Tensor,
     grad_state: State | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v and of the initial state's sums. The gradient of a running sum is a sum from the end."""
+    """Gradients of q, k, v and of the initial state's sums, in their shapes.
+
+    The gradient of a running sum is a sum from the end.
+    """
     chunks, flows, state, grad_out = _Chunks(inputs, positions), _Flows(*kept), inputs.state, rows(grad_out)
     if grad_state is None:
         grad_state = {name: torch.zeros_like(state[name]) for name in STATE_SUMS}
@@ -248,7 +248,7 @@ def _scales_backward(
 def _values_backward(
     chunks: _Chunks, grad_out: Tensor, weights: _Weights, reversed_kv_sums: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of v and of competition."""
+    """Gradients of v (B, H, n, e) and of competition (B, H, n)."""
     from . import chunks_kernels as kernels
 
     grad_v, grad_competition = chunks.v.new_empty(chunks.v.shape), chunks.numbers(chunks.value_grid[1])

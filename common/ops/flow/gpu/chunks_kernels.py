@@ -18,15 +18,8 @@ import triton
 import triton.language as tl
 
 from ...shared.gpu.launch import tuned
-from ...shared.gpu.tiles import (
-    feature_scores,
-    feature_slope,
-    load_features,
-    load_matrix,
-    load_tile,
-    product,
-    store_tile,
-)
+from ...shared.gpu.tiles import load_matrix, load_tile, product, store_tile
+from .tiles import feature_scores, feature_slope, load_features
 
 
 @triton.jit

@@ -10,22 +10,15 @@ from torch import Tensor
 from ...shared.gpu import dispatch
 from ...shared.gpu.operators import differentiable_operator
 from ...shared.state import State
-from ..causal import (
-    STATE_SUMS,
-    CausalInputs,
-    attention_in_chunks,
-    chunk_positions,
-    empty_state,
-    state_shapes,
-)
+from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, empty_state, state_shapes
 from ..options import FlowForm, FlowOptions
-from . import causal, chunks
+from . import causal
 
 
 def guarded_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     """Kernels, or plain PyTorch if they fail."""
     kernels, fallback = partial(causal.causal_attention, inputs), partial(attention_in_chunks, inputs)
-    return dispatch.guarded(chunks.NAME, kernels, fallback, causal.first_use(inputs))
+    return dispatch.guarded(causal.NAME, kernels, fallback, causal.first_use(inputs))
 
 
 def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:

@@ -103,7 +103,7 @@ def _sum_address(sums, head, slot, groups, s: tl.constexpr, e: tl.constexpr, cau
 @triton.jit
 def chunk_sums(
     x, v, lengths, divisors, sums,
-    n, heads, groups, shares, xb, xh, xn, vb, vh, vn,
+    heads, groups, shares, xb, xh, xn, vb, vh, vn,
     s: tl.constexpr, e: tl.constexpr, causal: tl.constexpr, REVERSED: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
     S: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip

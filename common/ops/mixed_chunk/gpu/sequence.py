@@ -40,7 +40,7 @@ class _Call(NamedTuple):
     divisors: Tensor  # of the products across chunks (B,), float32
     padding: Tensor | None  # the same real tokens as a mask (B, n), True = padding, after them
     options: MixedChunkOptions
-    walk: bool | None  # see ``whole_sequence``
+    program_per_head: bool | None  # see ``whole_sequence``
 
 
 def whole_sequence(
@@ -48,12 +48,12 @@ def whole_sequence(
     bias: Tensor | None,
     options: MixedChunkOptions,
     padding_mask: Tensor | None,
-    walk: bool | None = None,
+    program_per_head: bool | None = None,
 ) -> Tensor:
     """``sequence.whole_sequence`` by kernels, in v's dtype; float32, float16 or bfloat16, if ``applies`` is True.
 
-    ``walk``: whether a program forms the sums over all chunks of a head, or of one chunk; None: as it fills the GPU.
-    Gradients of gradients come from plain PyTorch. Cost as there.
+    ``program_per_head``: whether a program forms the sums over all chunks of a head, or of one chunk; None: as it fills
+    the GPU. Gradients of gradients come from plain PyTorch. Cost as there.
     """
     order, n = real_first(padding_mask), tokens.v.shape[2]
     tokens = [take(x, order) for x in tokens]
@@ -63,7 +63,7 @@ def whole_sequence(
         lengths = (~padding_mask).sum(1)
         padding = torch.arange(n, device=lengths.device) >= lengths[:, None]
     divisors = torch.full_like(lengths, options.chunk_size) if options.causal else lengths.clamp(min=1)
-    call = _Call(lengths.int(), divisors.float(), padding, options, walk)
+    call = _Call(lengths.int(), divisors.float(), padding, options, program_per_head)
     return put_back(_MixedChunkAttention.apply(*tokens, bias, call), order)
 
 
@@ -164,17 +164,18 @@ def _bias(bias: Tensor | None, chunk_size: int, like: Tensor) -> tuple[Tensor, s
 def _sums(x: Tensor, v: Tensor, shapes: _Shapes, call: _Call, reversed_: bool) -> Tensor:
     """Σ x vᵀ before (or, reversed, after) each chunk (B H, G, s, e), or, not causal, of all chunks (B H, 1, s, e).
 
-    One program walks through the chunks of a head and a block of columns, where these are enough to fill a GPU;
-    elsewhere each chunk has a program, and their sums are added up here.
+    One program walks through the chunks of a head and a block of columns, if these are enough to fill a GPU; otherwise
+    each chunk has a program, and their sums are added up here.
     """
     from . import kernels
 
     causal, (heads, blocks) = call.options.causal, (shapes.heads, shapes.parts)
-    walk = heads * blocks >= processors(x.device) if call.walk is None else call.walk
-    shares = 1 if walk else shapes.groups
+    per_head = call.program_per_head
+    per_head = heads * blocks >= processors(x.device) if per_head is None else per_head
+    shares = 1 if per_head else shapes.groups
     slots = shapes.groups if causal else shares
     sums = x.new_empty(heads, slots, x.shape[3], v.shape[3], dtype=torch.float32)
-    numbers = (*shapes.counts, shares, *strides(x), *strides(v))
+    numbers = (*shapes.counts[1:], shares, *strides(x), *strides(v))
     kernels.chunk_sums[heads * shares, blocks](
         x, v, call.lengths, call.divisors, sums, *numbers, **shapes.product, causal=causal, REVERSED=reversed_
     )

@@ -2,6 +2,6 @@
 (``launch``) and tiles (``tiles``).
 
 Kernels are optional. Those of a mechanism are in its own folder ``gpu``: the host side, whose ``applies`` determines
-which tensors are supported; ``operator.py``, for torch.compile; and ``*kernels.py``, the device side, the only files
-that import Triton.
+which tensors are supported; ``operator.py``, for torch.compile; and ``*kernels.py`` and ``tiles.py``, the device side,
+the only files that import Triton.
 """

@@ -111,8 +111,8 @@ def guarded(
 ) -> Any:
     """``kernel()``; if it fails, warn once and use ``fallback()`` from then on for all kernels of ``name``.
 
-    The fallback is plain PyTorch, or first kernels of another name. A kernel that a combination of GPU, driver and
-    Triton cannot compile must not end a training that PyTorch can do.
+    The fallback is plain PyTorch. A kernel that a combination of GPU, driver and Triton cannot compile must not end a
+    training that PyTorch can do.
     With ``first_use`` it is compared with plain PyTorch first, and a difference is a failure; while a CUDA graph is
     captured nothing can be compared, and ``fallback()`` is called. Lack of memory, a ValueError, and an error of
     earlier work on the device are raised: they are not failures of the kernel.

@@ -1,4 +1,4 @@
-"""Tiles of tokens and channels inside a kernel: reading, features, writing, and products on the matrix units.
+"""Tiles of tokens and channels inside a kernel: reading, writing, and products on the matrix units.
 
 ``README.md`` next to this file bounds the errors of the products.
 """
@@ -25,31 +25,6 @@ def store_tile(x, stride, rows, channels, keep, size: tl.constexpr, values):
     if x.dtype.element_ty == tl.bfloat16:
         values = _bfloat16(values)
     tl.store(x + rows[:, None] * stride + channels[None, :], values.to(x.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_features(x, stride, rows, channels, keep, d: tl.constexpr, phi: tl.constexpr):
-    """phi(x) of a tile (C, D) in float32, zero where not ``keep`` and beyond d channels."""
-    inside = keep[:, None] & (channels < d)[None, :]
-    x = tl.load(x + rows[:, None] * stride + channels[None, :], mask=inside, other=0.0).to(tl.float32)
-    if phi == "sigmoid":
-        x = 1.0 / (1.0 + tl.exp(-x))
-    elif phi == "elu+1":
-        x = tl.where(x > 0.0, x + 1.0, tl.exp(x))
-    else:
-        x = tl.where(x < 0.0, 0.0, x) + 1e-6  # not maximum, which need not hand on a NaN
-    return tl.where(inside, x, 0.0)
-
-
-@triton.jit
-def feature_slope(features, phi: tl.constexpr):
-    """The derivative of phi, from ``features`` = phi(x)."""
-    if phi == "sigmoid":
-        return features * (1.0 - features)
-    elif phi == "elu+1":
-        return tl.where(features > 1.0, 1.0, features)
-    else:
-        return tl.where(features > 1e-6, 1.0, 0.0)
 
 
 @triton.jit
@@ -80,28 +55,6 @@ def product(a, b, total, dtype: tl.constexpr):
         scale_a, scale_b = _float16_scale(a), _float16_scale(b)
         total += tl.dot(_float16(a, scale_a), _float16(b, scale_b)) * scale_a * scale_b
     return total
-
-
-@triton.jit
-def flow_product(a, b, dtype: tl.constexpr):
-    """a b of float32 operands: exact for a kernel of float32, else with TF32's 10 bits, never fewer."""
-    if dtype == tl.float32:
-        return tl.dot(a, b, input_precision="tf32x3")
-    else:
-        return tl.dot(a, b, input_precision="tf32")
-
-
-@triton.jit
-def feature_scores(q, k, qn, kn, rows, real, d: tl.constexpr, phi: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
-    """φ(q) φ(k)ᵀ of a tile, a few channels at a time: float32 operands take many registers."""
-    dtype: tl.constexpr = q.dtype.element_ty
-    scores = tl.zeros((C, C), tl.float32)
-    for start in range(0, D, 16):
-        channels = start + tl.arange(0, 16)
-        phi_q = load_features(q, qn, rows, channels, real, d, phi)
-        phi_k = load_features(k, kn, rows, channels, real, d, phi)
-        scores += flow_product(phi_q, tl.trans(phi_k), dtype)
-    return scores
 
 
 @triton.jit
