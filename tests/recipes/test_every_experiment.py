@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ from tests.recipes.folders import made_by
 RUN = Run("python -m recipes.AREA.compare", "2 CPU cores", "Python 3.11", "2026-11-22", 9.0)
 #: What all records have.
 KNOWN = {"parameters": 4321, "seconds": 60.0, "peak_bytes": 2**30, "command": "fairseq-train"}
+#: Arguments of fairseq-train that are equal for all models, beside the number of updates.
+BUDGET = "optimizer lr lr_scheduler clip_norm max_tokens batch_size".split()
 
 
 class Case(NamedTuple):
@@ -86,23 +89,17 @@ TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"
 PERPLEXITY = {"perplexity": 9.5, "update": 96, "curve": [[12, 9.0], [96, 8.0]], "tokens_per_second": 1000.0}
 GENERATED = {"exact": 25.0, "passages": 50.0, "tokens": 60.0, "milliseconds": 40.0}
 TEXT_LOG = {"train_inner": {"wps": 500.0}, "valid": {"ppl": 18.0}, "test": {"ppl": 19.5}}
+
+
+def by_perplexity(experiment: Experiment, models: tuple[str, str], state: str) -> Case:
+    """A comparison of language models; the first model's decoding state is constant or grows."""
+    shown = (models[0], "4,321", "9.50 ± 0.00", "2", "1,000", "1,024", state, "1.0")
+    return Case(experiment, ("--file", "FILE", "--models", *models), TEXT_FACTS, PERPLEXITY, TEXT_LOG, shown=shown)
+
+
 CASES = {
-    "wikitext103.compare": Case(
-        compare.EXPERIMENT,
-        ("--file", "FILE", "--models", "softmax", "flow+short_conv"),
-        TEXT_FACTS,
-        PERPLEXITY,
-        TEXT_LOG,
-        shown=("softmax", "4,321", "9.50 ± 0.00", "2", "1,000", "1,024", "grows", "1.0"),
-    ),
-    "wikitext103.gates": Case(
-        gates.EXPERIMENT,
-        ("--file", "FILE", "--models", "linear+fixed", "linear+no_positions"),
-        TEXT_FACTS,
-        PERPLEXITY,
-        TEXT_LOG,
-        shown=("linear+fixed", "4,321", "9.50 ± 0.00", "2", "1,000", "1,024", "constant", "1.0"),
-    ),
+    "wikitext103.compare": by_perplexity(compare.EXPERIMENT, ("softmax", "flow+short_conv"), "grows"),
+    "wikitext103.gates": by_perplexity(gates.EXPERIMENT, ("linear+fixed", "linear+no_positions"), "constant"),
     "wikitext103.recall": Case(
         recall.EXPERIMENT,
         ("--models", "local", "linear"),
@@ -237,6 +234,17 @@ def case(request) -> Case:
     return CASES[request.param]
 
 
+def where(fits: Callable[[Case], object]) -> pytest.MarkDecorator:
+    """Run a test for the experiments that it fits."""
+    chosen = {name: case for name, case in CASES.items() if fits(case)}
+    return pytest.mark.parametrize("case", chosen.values(), ids=chosen)
+
+
+def options_of(case: Case) -> set[str]:
+    """The fields that are options of the command."""
+    return {field.name for field in dataclasses.fields(case.experiment.options) if field.metadata}
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """Some short lines."""
@@ -271,13 +279,12 @@ def test_help_has_every_option_and_a_text_for_it(case, capsys):
             assert f"--{field.name.replace('_', '-')}" in shown and field.metadata["help"]
 
 
+@where(lambda case: "quick" in options_of(case))
 def test_an_option_that_is_typed_wins_over_quick(case, text):
-    if not any(field.name == "quick" and field.metadata for field in dataclasses.fields(case.experiment.options)):
-        return
     usual, quick = (case.experiment.parse(command_line(case, text, *more)) for more in ([], ["--quick"]))
     changed = [name for name, value in usual.settings().items() if quick.settings()[name] != value]
     assert changed
-    for name in {"updates", "epochs"} & {field.name for field in dataclasses.fields(usual) if field.metadata}:
+    for name in {"updates", "epochs"} & options_of(case):
         again = case.experiment.parse(command_line(case, text, "--quick", f"--{name}", "77"))
         assert getattr(again, name) == 77
 
@@ -290,11 +297,10 @@ def test_models_and_seeds_may_be_added_and_nothing_else_changed(case, text):
             assert dataclasses.replace(options, **{field.name: 55}).settings() != options.settings()
 
 
+@where(lambda case: case.experiment.train is None)
 def test_fairseq_takes_the_arguments_of_every_training(case, text):
-    """With the same budget for all models: what an architecture does not bring is equal."""
-    experiment = case.experiment
-    if experiment.train is not None:
-        return
+    """With the same budget for all models; where facts have another number of updates, it is that of some."""
+    experiment, budgets = case.experiment, set()
     options = experiment.parse(command_line(case, text, "--seeds", "2"))
     planned = experiment.planned(options, data_of(case))
     assert len({item.training.name for item in planned}) == len(planned)
@@ -304,6 +310,9 @@ def test_fairseq_takes_the_arguments_of_every_training(case, text):
             words = [str(word) for word in item.training.arguments]
             parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*words, "--cpu"])
             assert parsed.seed == item.seed
+            updates = None if parsed.max_update == case.facts.get("updates") else parsed.max_update
+            budgets.add((updates, *(str(getattr(parsed, name)) for name in BUDGET)))
+    assert len({budget[1:] for budget in budgets}) <= 1 and len({budget[0] for budget in budgets} - {None}) <= 1
 
 
 def test_records_make_the_tables_and_the_picture(case, text, tmp_path):
@@ -337,10 +346,9 @@ def worsened(name: str, value: float, factor: float) -> float:
     return value / factor if name == "accuracy" else value * factor
 
 
+@where(lambda case: case.log is not None)
 def test_a_stored_log_is_read(case, text, tmp_path):
     """Of two evaluations the better one is the first."""
-    if case.log is None:
-        return
     lines = ["num. shared model params: 4,321 (num. trained: 4,321)"]
     for update, worse in ((50, 1.0), (100, 1.5)):
         for split, values in case.log.items():
@@ -390,16 +398,19 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
         assert said in capsys.readouterr().err
 
 
-def test_wrong_models_and_files_are_refused(case, text, tmp_path, capsys):
-    models = next(field for field in dataclasses.fields(case.experiment.options) if field.name == "models").metadata
-    for name in ("gpt", "softmax+nothing") if models else ():
-        with pytest.raises(SystemExit) as ended:
-            case.experiment.main(command_line(case, text, "--models", name))
-        assert ended.value.code == 2 and name in capsys.readouterr().err
-    if "FILE" in case.arguments:
-        out = tmp_path / "out"
-        assert case.experiment.main(command_line(case, tmp_path / "none.txt", "--out", str(out))) == 1
-        assert "none.txt" in capsys.readouterr().err and not out.exists()
+@where(lambda case: "models" in options_of(case))
+@pytest.mark.parametrize("name", ["gpt", "softmax+nothing"])
+def test_wrong_models_are_refused(name, case, text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        case.experiment.main(command_line(case, text, "--models", name))
+    assert ended.value.code == 2 and name in capsys.readouterr().err
+
+
+@where(lambda case: "FILE" in case.arguments)
+def test_wrong_files_are_refused(case, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert case.experiment.main(command_line(case, tmp_path / "none.txt", "--out", str(out))) == 1
+    assert "none.txt" in capsys.readouterr().err and not out.exists()
 
 
 def test_cells_are_of_all_seeds():

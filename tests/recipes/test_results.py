@@ -1,5 +1,6 @@
 """Tables and pictures in the recipes' Markdown files match the stored records of comparisons."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -44,10 +45,10 @@ def test_nothing_differs_from_the_records():
 
 
 def test_every_table_of_records_is_shown_once():
-    lines = [text for path in results.documents() for text in path.read_text(encoding="utf-8").splitlines()]
     for folder in {path.parent for path in results.documents()}:
+        lines = [line for path in folder.glob("*.md") for line in path.read_text(encoding="utf-8").splitlines()]
         for name in results.read_tables(folder):
-            assert lines.count(f"<!-- results: {name} -->") >= 1
+            assert lines.count(f"<!-- results: {name} -->") == 1
 
 
 def test_a_table_is_made_of_its_rows_and_the_rest_stays(area):
@@ -88,6 +89,13 @@ def test_a_picture_is_of_its_results(tmp_path):
     assert picture.read_bytes() != before and not results.changed(write=False, folder=tmp_path)
 
 
-def test_the_command_says_what_differs(capsys):
-    assert results.main(["--check"]) == 0
-    assert not capsys.readouterr().out
+def test_the_command_says_what_differs(area, monkeypatch, capsys):
+    """With --check it writes nothing, and its exit status is 1."""
+    assert results.main(["--check"]) == 0 and not capsys.readouterr().out
+    path = area / "README.md"
+    monkeypatch.setattr(results, "changed", functools.partial(results.changed, folder=area.parent))
+    assert results.main(["--check"]) == 1
+    assert capsys.readouterr().out == f"{path} is not what its records make\n"
+    assert path.read_text(encoding="utf-8") == README
+    assert results.main([]) == 0
+    assert capsys.readouterr().out == f"{path} is made anew\n" and TABLE in path.read_text(encoding="utf-8")

@@ -124,6 +124,14 @@ def test_a_model_without_daft_is_refused():
         pass
 
 
+def test_a_block_without_a_call_is_refused():
+    with (
+        pytest.raises(ValueError, match="2 modules of Flow-Attention were not called.*allowed"),
+        record_attention(Model()),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_generation_records_the_weights_of_the_whole_sequence(side):
     """Allocation is a token's own; competition is normalised over the tokens so far: only the last one is compared."""

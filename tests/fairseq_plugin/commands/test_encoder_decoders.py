@@ -10,6 +10,7 @@ from fairseq_plugin import LinearTimeTransformer
 from tests.fairseq_plugin.helpers.commands import (
     USER_DIR,
     run_in_turn,
+    run_two_processes,
     translation_training_command,
 )
 from tests.fairseq_plugin.helpers.logs import losses
@@ -90,6 +91,15 @@ def test_alignment(trained):
     """Words of the target with those of the source, where there are weights; models/ has the refusal elsewhere."""
     if trained.cross == "softmax":
         assert re.search(r"^A-0\t\d+-\d+", trained.outputs["beam"], flags=re.MULTILINE)
+
+
+def test_two_processes_learn_in_half_precision(pairs_bin, tmp_path):
+    """By fairseq's --fp16 on a CPU, with its own loss scaling."""
+    more = ["--fp16", "--fp16-no-flatten-grads", CROSS, "flow_source"]
+    output, other = run_two_processes(translation_training_command(pairs_bin, str(tmp_path), "flowformer", *more))
+    numbers = losses(output)
+    assert len(numbers) == 6 and numbers[-1] < numbers[0] and not losses(other)  # the first one logs
+    assert '"loss_scale": "128"' in output
 
 
 def test_a_language_modeling_task_is_refused(data_bin, tmp_path):

@@ -7,8 +7,10 @@ import torch
 import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
+from common.attention import position_entropy
 from fairseq_plugin import LinearTimeTransformer
-from tests.fairseq_plugin.helpers.commands import USER_DIR, run_module
+from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
+from tests.fairseq_plugin.helpers.logs import entries
 from tests.processes import Command, Forked
 
 SIDES = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
@@ -77,14 +79,23 @@ def test_a_nested_file_and_overrides(pairs_bin: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sparse", "masked"])
 def test_options_of_model_and_criterion(name: str, data_bin: str, tmp_path: Path) -> None:
-    """They reach the layers, which are trained, and the checkpoint holds them."""
-    run_module("fairseq_cli.hydra_train", _command(name, data_bin, tmp_path))
-    (model,), stored, _ = load_model_ensemble_and_task([str(tmp_path / "out" / "checkpoint_last.pt")])
+    """They reach the layers, which are trained; the checkpoint holds them, and validates, the sparse one in fp16."""
+    file = str(tmp_path / "out" / "checkpoint_last.pt")
+    task = GROUPS[name]["task"]["_name"]
+    validate = [data_bin, "--user-dir", USER_DIR, "--task", task, "--cpu", "--path", file, "--max-tokens", "384"]
+    validate += ["--log-format", "json", *(["--fp16"] if name == "sparse" else [])]
+    _, output = run_in_turn(
+        ("fairseq_cli.hydra_train", _command(name, data_bin, tmp_path), ""), ("fairseq_cli.validate", validate, "")
+    )
+    (validated,) = entries(output, "valid")
+    (model,), stored, _ = load_model_ensemble_and_task([file])
+    assert 0.0 < validated["valid_loss"] < 7.0
     if name == "sparse":
         assert stored.criterion.entropy_weight == 0.01
         inner = model.decoder.layers[1].self_attn.inner
         assert (inner.options.window, inner.options.gumbel_temperature) == (9, 0.25)
         assert inner.gamma.abs().max() > 0.0, "it was trained"
+        assert validated["valid_position_entropy"] == pytest.approx(position_entropy(model).item(), rel=1e-3)
     else:
         layers = model.encoder.sentence_encoder.layers
         assert len(layers) == 2 and all(layer.unit.first_to_all and layer.unit.chunk_size == 16 for layer in layers)

@@ -141,6 +141,10 @@ def test_augmentation_is_decided_by_seed_epoch_and_index(data: Path) -> None:
     default = train_targets(pixel_task(data))
     assert np.array_equal(default, train_targets(pixel_task(data, "--pixel-max-shift", "10")))
     originals = toy_images("train", COUNTS["train"])
+    flips = train_targets(pixel_task(data, "--pixel-max-shift", "0")).astype(int)
+    for image, flipped in zip(default, flips):
+        assert any(np.array_equal(image, (flipped + shift).clip(0, 255)) for shift in range(-10, 11))
+    assert sum(np.array_equal(*pair) for pair in zip(default, flips)) < 10
     off = train_targets(pixel_task(data, "--pixel-no-flip", "--pixel-max-shift", "0"))
     assert np.array_equal(off, originals) and not np.array_equal(off, default)
     task = pixel_task(data, "--seed", "5")

@@ -106,6 +106,19 @@ def test_training_draws_directions_again_every_so_many_passes():
     assert torch.equal(fresh(*inputs), evaluated)
 
 
+@pytest.mark.parametrize("redraw", [None, 3])
+def test_directions_are_drawn_again_on_request(redraw):
+    """By a seed always the same ones; in training too, before its own first draw."""
+    module, inputs = build_attention("favor", head_dim=4, features=6, redraw=redraw), qkv(5, d=4, dtype=torch.float32)
+    drawn, outputs = [module.directions.clone()], []
+    for seed in (None, 5, 5):
+        module.redraw_directions(seed)
+        drawn.append(module.directions.clone())
+        outputs.append([module.train(training)(*inputs) for training in (False, True)])
+    assert [torch.equal(a, b) for a, b in zip(drawn, drawn[1:])] == [False, False, True]
+    assert all(torch.equal(*pair) for pair in outputs[:2]) and not torch.equal(outputs[0][0], outputs[1][0])
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
     """With new directions in every pass, gradients equal those of the same passes without checkpointing."""
