@@ -1,0 +1,268 @@
+"""Inner loops of kernels: four tokens and the sums S that they read and that they are added to.
+
+Legend: f rows and c columns of S; Q, K (4, f), V (4, c): four tokens; A (4, f): the factors by which S decays before
+each of them is added; P: the 10 scores of queries r and keys s <= r, in the order of r. ``README.md`` has the formulas.
+"""
+
+from .compiler import inlined
+from .memory import array, exp, number, row
+
+#: Kinds of gates: every factor is 1, or one number for a head, or one for each row of S.
+NO_GATE, HEAD_GATE, CHANNEL_GATE = 0, 1, 2
+
+
+@inlined
+def fill(x, value):
+    """Set each entry of a vector."""
+    for i in range(len(x)):
+        x[i] = value
+
+
+@inlined
+def copy(target, source):
+    """Copy a vector."""
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
+@inlined
+def scale(x, factor):
+    """Multiply a vector by a number."""
+    for i in range(len(x)):
+        x[i] *= factor
+
+
+@inlined
+def load(X, tensor, b, h, t, tokens, like):
+    """Four tokens of a tensor, 0 after the last token."""
+    for r in range(4):
+        if r < tokens:
+            copy(X[r], row(tensor, b, h, t + r, X.shape[1], like))
+        else:
+            fill(X[r], number(0, like))
+
+
+@inlined
+def store(X, tensor, b, h, t, tokens, like):
+    """Write ``tokens`` of four tokens to a tensor."""
+    for r in range(tokens):
+        copy(row(tensor, b, h, t + r, X.shape[1], like), X[r])
+
+
+@inlined
+def load_gates(A, log_decay, kind, b, h, t, tokens, like):
+    """The factors of four tokens, 1 after the last token."""
+    for r in range(4):
+        if r >= tokens or kind == NO_GATE:
+            fill(A[r], number(1, like))
+        elif kind == HEAD_GATE:
+            fill(A[r], exp(row(log_decay, b, h, t + r, 1, like)[0]))
+        else:
+            logs = row(log_decay, b, h, t + r, A.shape[1], like)
+            for i in range(len(logs)):
+                A[r, i] = exp(logs[i])
+
+
+@inlined
+def decay(A, Q, K, from_start, to_end, D):
+    """Queries decayed from the start of the four tokens, keys decayed until their end, and the decay D over all."""
+    for i in range(len(D)):
+        a0, a1, a2, a3 = A[0, i], A[1, i], A[2, i], A[3, i]
+        D[i] = a0 * a1 * a2 * a3
+        from_start[0, i] = Q[0, i] * a0
+        from_start[1, i] = Q[1, i] * (a0 * a1)
+        from_start[2, i] = Q[2, i] * (a0 * a1 * a2)
+        from_start[3, i] = Q[3, i] * (a0 * a1 * a2 * a3)
+        to_end[0, i] = K[0, i] * (a1 * a2 * a3)
+        to_end[1, i] = K[1, i] * (a2 * a3)
+        to_end[2, i] = K[2, i] * a3
+        to_end[3, i] = K[3, i]
+
+
+@inlined
+def scores(A, Q, K, like):
+    """Products of queries and keys, each channel decayed from the key to the query."""
+    p00 = p10 = p11 = p20 = p21 = p22 = p30 = p31 = p32 = p33 = number(0, like)
+    for i in range(Q.shape[1]):
+        a1, a2, a3 = A[1, i], A[2, i], A[3, i]
+        q1, q2, q3 = Q[1, i], Q[2, i], Q[3, i]
+        k0, k1, k2 = K[0, i], K[1, i], K[2, i]
+        p00 += Q[0, i] * k0
+        p11 += q1 * k1
+        p22 += q2 * k2
+        p33 += q3 * K[3, i]
+        q1 *= a1
+        q2 *= a2
+        q3 *= a3
+        p10 += q1 * k0
+        p21 += q2 * k1
+        p32 += q3 * k2
+        q2 *= a1
+        q3 *= a2
+        p20 += q2 * k0
+        p31 += q3 * k1
+        p30 += q3 * a1 * k0
+    return p00, p10, p11, p20, p21, p22, p30, p31, p32, p33
+
+
+@inlined
+def products(X, Y, like):
+    """Products x_r·y_s for s <= r, without decay."""
+    p00 = p10 = p11 = p20 = p21 = p22 = p30 = p31 = p32 = p33 = number(0, like)
+    for i in range(X.shape[1]):
+        x1, x2, x3, y0, y1, y2 = X[1, i], X[2, i], X[3, i], Y[0, i], Y[1, i], Y[2, i]
+        p00 += X[0, i] * y0
+        p10 += x1 * y0
+        p11 += x1 * y1
+        p20 += x2 * y0
+        p21 += x2 * y1
+        p22 += x2 * y2
+        p30 += x3 * y0
+        p31 += x3 * y1
+        p32 += x3 * y2
+        p33 += x3 * Y[3, i]
+    return p00, p10, p11, p20, p21, p22, p30, p31, p32, p33
+
+
+@inlined
+def weigh(P, V, O):
+    """O = P V."""
+    p00, p10, p11, p20, p21, p22, p30, p31, p32, p33 = P
+    for j in range(V.shape[1]):
+        v0, v1, v2 = V[0, j], V[1, j], V[2, j]
+        O[0, j] = p00 * v0
+        O[1, j] = p10 * v0 + p11 * v1
+        O[2, j] = p20 * v0 + p21 * v1 + p22 * v2
+        O[3, j] = p30 * v0 + p31 * v1 + p32 * v2 + p33 * V[3, j]
+
+
+@inlined
+def weigh_back(P, G, O):
+    """O = Pᵀ G."""
+    p00, p10, p11, p20, p21, p22, p30, p31, p32, p33 = P
+    for j in range(G.shape[1]):
+        g1, g2, g3 = G[1, j], G[2, j], G[3, j]
+        O[0, j] = p00 * G[0, j] + p10 * g1 + p20 * g2 + p30 * g3
+        O[1, j] = p11 * g1 + p21 * g2 + p31 * g3
+        O[2, j] = p22 * g2 + p32 * g3
+        O[3, j] = p33 * g3
+
+
+@inlined
+def read_and_add(S, D, Q, K, V, O):
+    """O += Q S, then S = diag(D) S + Kᵀ V. Two rows of S at a time, which is faster here and not in other loops."""
+    o0, o1, o2, o3, v0, v1, v2, v3 = O[0], O[1], O[2], O[3], V[0], V[1], V[2], V[3]
+    for i in range(0, len(D) - 1, 2):
+        s, x = S[i], S[i + 1]
+        q00, q10, q20, q30 = Q[0, i], Q[1, i], Q[2, i], Q[3, i]
+        q01, q11, q21, q31 = Q[0, i + 1], Q[1, i + 1], Q[2, i + 1], Q[3, i + 1]
+        k00, k10, k20, k30 = K[0, i], K[1, i], K[2, i], K[3, i]
+        k01, k11, k21, k31 = K[0, i + 1], K[1, i + 1], K[2, i + 1], K[3, i + 1]
+        d0, d1 = D[i], D[i + 1]
+        for j in range(len(v0)):
+            y, z, w0, w1, w2, w3 = s[j], x[j], v0[j], v1[j], v2[j], v3[j]
+            o0[j] += q00 * y + q01 * z
+            o1[j] += q10 * y + q11 * z
+            o2[j] += q20 * y + q21 * z
+            o3[j] += q30 * y + q31 * z
+            s[j] = d0 * y + k00 * w0 + k10 * w1 + k20 * w2 + k30 * w3
+            x[j] = d1 * z + k01 * w0 + k11 * w1 + k21 * w2 + k31 * w3
+    if len(D) & 1:
+        i = len(D) - 1
+        for r in range(4):
+            for j in range(len(v0)):
+                O[r, j] += Q[r, i] * S[i, j]
+        add_to_row(S[i], D[i], K[0, i], K[1, i], K[2, i], K[3, i], V)
+
+
+@inlined
+def add_to_row(s, d, k0, k1, k2, k3, V):
+    """One row of ``add``."""
+    v0, v1, v2, v3 = V[0], V[1], V[2], V[3]
+    for j in range(len(v0)):
+        s[j] = d * s[j] + k0 * v0[j] + k1 * v1[j] + k2 * v2[j] + k3 * v3[j]
+
+
+@inlined
+def add(S, D, K, V):
+    """S = diag(D) S + Kᵀ V."""
+    for i in range(len(D)):
+        add_to_row(S[i], D[i], K[0, i], K[1, i], K[2, i], K[3, i], V)
+
+
+@inlined
+def add_back(S, grad_S, D, Q, K, V, G, X, Y, same, grad_V, like):
+    """The gradients of ``read_and_add``, for the gradient G (4, c) of O and ``grad_S`` of S after the four tokens.
+
+    X = G Sᵀ and Y = V grad_Sᵀ (4, f), ``same`` (f) the products of each row of S and of ``grad_S``,
+    grad_V += K grad_S; then grad_S = diag(D) grad_S + Qᵀ G, that before the tokens.
+    """
+    g0, g1, g2, g3, v0, v1, v2, v3 = G[0], G[1], G[2], G[3], V[0], V[1], V[2], V[3]
+    o0, o1, o2, o3 = grad_V[0], grad_V[1], grad_V[2], grad_V[3]
+    for i in range(len(D)):
+        s, t = S[i], grad_S[i]
+        q0, q1, q2, q3 = Q[0, i], Q[1, i], Q[2, i], Q[3, i]
+        k0, k1, k2, k3 = K[0, i], K[1, i], K[2, i], K[3, i]
+        d = D[i]
+        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = st = number(0, like)
+        for j in range(len(v0)):
+            a, b = s[j], t[j]
+            x0 += a * g0[j]
+            x1 += a * g1[j]
+            x2 += a * g2[j]
+            x3 += a * g3[j]
+            y0 += b * v0[j]
+            y1 += b * v1[j]
+            y2 += b * v2[j]
+            y3 += b * v3[j]
+            st += a * b
+            o0[j] += k0 * b
+            o1[j] += k1 * b
+            o2[j] += k2 * b
+            o3[j] += k3 * b
+            t[j] = d * b + q0 * g0[j] + q1 * g1[j] + q2 * g2[j] + q3 * g3[j]
+        X[0, i] = x0
+        X[1, i] = x1
+        X[2, i] = x2
+        X[3, i] = x3
+        Y[0, i] = y0
+        Y[1, i] = y1
+        Y[2, i] = y2
+        Y[3, i] = y3
+        same[i] = st
+
+
+@inlined
+def load_sums(S, address, bh, like):
+    """Sums (f, c) of a head of a contiguous tensor; zeros if the address is 0."""
+    rows, columns = S.shape
+    for i in range(rows):
+        if address == 0:
+            fill(S[i], number(0, like))
+        else:
+            copy(S[i], array(address, (bh * rows + i) * columns, columns, like))
+
+
+@inlined
+def store_sums(S, address, bh, like):
+    """Write what ``load_sums`` reads; not if the address is 0."""
+    rows, columns = S.shape
+    if address != 0:
+        for i in range(rows):
+            copy(array(address, (bh * rows + i) * columns, columns, like), S[i])
+
+
+@inlined
+def load_vector(x, address, bh, like):
+    """The row of a head of a contiguous tensor; zeros if the address is 0."""
+    if address == 0:
+        fill(x, number(0, like))
+    else:
+        copy(x, array(address, bh * len(x), len(x), like))
+
+
+@inlined
+def store_vector(x, address, bh, like):
+    """Write what ``load_vector`` reads; not if the address is 0."""
+    if address != 0:
+        copy(array(address, bh * len(x), len(x), like), x)
