@@ -18,7 +18,7 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import elu_plus_one
-from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, real_positions, zero_padding
@@ -104,8 +104,8 @@ def cosformer_attention(
         log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
         if log_decay is not None and log_decay.dim() == 4:
             log_decay = torch.cat([log_decay, log_decay], dim=-1)
-        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
-    out = (out / weights.clamp(min=EPS)).to(v.dtype)
+        out, sums = causal_means(queries, keys, values, chunk_size, state, log_decay, least=EPS)
+    out = out.to(v.dtype)
     return (out, {"count": count, **sums}) if return_state else out
 
 

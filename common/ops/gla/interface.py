@@ -6,9 +6,9 @@ Yang, Wang, Shen, Panda, Kim, *Gated Linear Attention Transformers with Hardware
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.channel_decay import channel_decayed_sums
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.feature_sums import decayed_sums
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -69,7 +69,7 @@ def gla_attention(
         queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
         keys, values = (zero_padding(y.to(dtype), key_padding_mask) for y in (k, v))
         initial = None if state is None else state["sum_kv"]
-        out, sum_kv = channel_decayed_sums(queries, keys, values, log_decay, chunk_size, initial)
+        out, sum_kv = decayed_sums(queries, keys, values, log_decay, chunk_size, initial)
     out = out.to(v.dtype)
     return (out, {"sum_kv": sum_kv}) if return_state else out
 

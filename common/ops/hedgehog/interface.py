@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features, number_of_features
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -64,10 +64,11 @@ def hedgehog_attention(
         keys = learned_features(k, key_weight, key_bias, "softmax", key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
         if causal:
-            out, weights, state = causal_sums(queries, keys, values, chunk_size, state)
+            out, state = causal_means(queries, keys, values, chunk_size, state, eps=EPS)
         else:
             out, weights = full_sums(queries, keys, values)
-        out = (out / (weights + EPS)).to(v.dtype)
+            out = out / (weights + EPS)
+    out = out.to(v.dtype)
     return (out, state) if return_state else out
 
 

@@ -14,11 +14,11 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import FEATURE_MAPS, real_features
-from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
-from ..shared.precision import autocast_off, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from .scan import scanned_sums
 
@@ -75,17 +75,22 @@ def linear_attention(
     dtype = compute_dtype(q)
     initial_state = state_of_sums(initial_state, state_shapes(q.shape[3], v), dtype, q)
     with autocast_off(q):
-        queries = real_features(q.to(dtype), phi, query_padding_mask)
-        keys = real_features(k.to(dtype), phi, key_padding_mask)
-        values = zero_padding(v.to(dtype), key_padding_mask)
-        if not causal:
-            out, weights = full_sums(queries, keys, values)
-        elif cumulative_sum == "scan":
-            out, weights, state = scanned_sums(queries, keys, values, initial_state)
-        else:
+        values, in_sums = zero_padding(in_dtype(v, dtype), key_padding_mask), phi
+        queries, keys = in_dtype(q, dtype), in_dtype(k, dtype)
+        # Without padding, kernels apply the map; features of padding must be 0.
+        if not causal or cumulative_sum == "scan" or key_padding_mask is not None or query_padding_mask is not None:
+            queries = real_features(queries, phi, query_padding_mask)
+            keys, in_sums = real_features(keys, phi, key_padding_mask), None
+        if causal and cumulative_sum == "matmul":
             log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
-            out, weights, state = causal_sums(queries, keys, values, chunk_size, initial_state, log_decay)
-    out = (out / (weights + EPS)).to(v.dtype)
+            out, state = causal_means(queries, keys, values, chunk_size, initial_state, log_decay, eps=EPS, phi=in_sums)
+        else:
+            if causal:
+                out, weights, state = scanned_sums(queries, keys, values, initial_state)
+            else:
+                out, weights = full_sums(queries, keys, values)
+            out = out / (weights + EPS)
+    out = out.to(v.dtype)
     return (out, state) if return_state else out
 
 

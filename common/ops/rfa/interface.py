@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_masks, check_padding_mask, check_positive_int, check_query_key_value, check_tokens
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
@@ -79,8 +79,8 @@ def rfa_attention(
             keys = keys * -torch.expm1(log_decay).unsqueeze(-1)
         queries = _features(q, directions, query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, weights, state = causal_sums(queries, keys, values, chunk_size, state, log_decay)
-    out = (out / weights.clamp(min=floor)).to(v.dtype)
+        out, state = causal_means(queries, keys, values, chunk_size, state, log_decay, least=floor)
+    out = out.to(v.dtype)
     return (out, state) if return_state else out
 
 

@@ -10,16 +10,10 @@ border, and from the border to a query, are products of factors of at most 1, ea
 level are one batched product.
 """
 
-from functools import partial
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .channel_decay_cpu import sums_in_blocks
 from .chunks import carry_decayed_sums, split_chunks
-from .gpu.operators import differentiable_operator
-from .tracing import is_compiled, runs_eagerly
 
 
 def channel_decayed_sums(
@@ -29,40 +23,14 @@ def channel_decayed_sums(
 
     q, k and ``log_decay`` (B, H, n, f), the latter at most 0 and finite, v (B, H, n, e). ``initial`` (B, H, f, e) is
     the sum before the first token, zero when None. C is ``chunk_size`` rounded up to a power of two. O(n (C + e) f)
-    time; in addition to inputs, output and gradients O(f e) memory for each block of chunks on a CPU, elsewhere
-    O(n (f + e) log C + (n / C) f e). On a CPU, torch.compile sees one operator, since the halvings would be a graph of
-    hundreds of operations per layer.
+    time, O(n (f + e) log C + (n / C) f e) memory. ``feature_sums.decayed_sums`` computes the same by kernels on a CPU.
     """
     if q.shape[2] == 1 and initial is not None:
         last = torch.addcmul(log_decay.exp().transpose(-2, -1) * initial, k.transpose(-2, -1), v)
         return q @ last, last
     if initial is None:
         initial = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
-    if q.device.type == "cpu" and is_compiled():
-        return _operator(q, k, v, log_decay, initial, chunk_size)
     size = _chunk_length(chunk_size, q.shape[2])
-    if q.device.type == "cpu" and runs_eagerly(q, k, v, log_decay, initial):
-        return sums_in_blocks(q, k, v, log_decay, initial, size, partial(_in_graph, size=size))
-    return _in_graph(q, k, v, log_decay, initial, size)
-
-
-def _run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """``channel_decayed_sums`` for the operator, whose outputs must not be its inputs."""
-    out, last = channel_decayed_sums(q, k, v, log_decay, chunk_size, initial)
-    return out.contiguous(), last.clone(memory_format=torch.contiguous_format)
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), initial.new_empty(initial.shape)
-
-
-_operator = differentiable_operator(
-    "channel_decayed_sums", ("q", "k", "v", "log_decay", "initial"), "int chunk_size", 2, _run, _fake
-)
-
-
-def _in_graph(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, initial: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """``channel_decayed_sums`` in differentiable functions, all chunks of C = ``size`` tokens at once."""
     length = q.shape[2]
     q, k, v, log_decay = (split_chunks(x, size) for x in (q, k, v, log_decay))  # (B, H, G, C, channels)
     inside, since_start, until_end = _within_chunks(q, k, v, log_decay.exp())

@@ -4,14 +4,14 @@ Legend: B batch, H heads, n queries, m keys, f features of a query or key, e cha
 G chunks. A mechanism computes the features, 0 at padding, and divides by the sum of the weights in its own way.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .channel_decay import channel_decayed_sums
-from .chunks import carry_decayed_sums, carry_sums, chunk_length, decay_between, split_chunks
+from .chunked_sums import sums_in_chunks
+from .cpu.sums import applies as kernels_apply
+from .cpu.sums import causal_sums as sums_by_kernels
+from .feature_maps import feature_map
 from .padding import zero_padding
 from .state import State, state_of_source
 from .tracing import runs_eagerly
@@ -67,44 +67,65 @@ def causal_sums(
     q, k (B, H, n, f), v (B, H, n, e). The sums continue those of ``state``, ``sum_k`` and ``sum_kv`` in the dtype of
     the features, or start from 0 if it is None. ``log_decay``, at most 0 and finite, is (B, H, n): before token t is
     added, all sums are multiplied by exp(log_decay_t); or (B, H, n, f): the sums of each feature c by
-    exp(log_decay_tc). One C x C product inside each chunk, one f x e sum across chunks: O(n (C + e) f) time, O(n C +
-    (n / C) f e) memory; with a decay for each feature, the cost of ``channel_decayed_sums``.
+    exp(log_decay_tc). On a CPU by kernels, see ``cpu/sums.py``, otherwise as ``sums_in_chunks``, which says the cost.
     """
-    length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
-    if length == 1 and state is not None:
+    if kernels_apply(q, k, v, log_decay, None if state is None else state["sum_kv"]):
+        return _by_kernels(q, k, v, state, log_decay)
+    if q.shape[2] == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
-    if log_decay is not None and log_decay.dim() == 4:
-        return _channel_sums(q, k, v, chunk_size, state, log_decay)
-    q, k, v = (split_chunks(x, size) for x in (q, k, v))  # (B, H, G, C, channels)
-    scores, carry = q @ k.transpose(-2, -1), carry_sums  # (B, H, G, C, C)
-    if log_decay is None:
-        scores = scores.tril()
-    else:
-        log_decay = split_chunks(log_decay, size)  # (B, H, G, C)
-        inside, since_start = decay_between(log_decay), log_decay.cumsum(-1).exp()
-        # Earlier sums decay until a query of the chunk reads them, and the chunk's own keys decay until its end.
-        scores, q, k = scores * inside, q * since_start.unsqueeze(-1), k * inside[..., -1, :].unsqueeze(-1)
-        carry = partial(carry_decayed_sums, log_decay=log_decay.sum(-1))
-    earlier_k, sum_k = carry(k.sum(3), None if state is None else state["sum_k"])
-    earlier_kv, sum_kv = carry(k.transpose(-2, -1) @ v, None if state is None else state["sum_kv"])
-    weights = scores.sum(-1, keepdim=True) + q @ earlier_k.unsqueeze(-1)  # (B, H, G, C, 1)
-    values = scores @ v + q @ earlier_kv
-    # (B, H, G, C, ...) -> (B, H, n, ...)
-    values, weights = (x.flatten(2, 3)[:, :, :length] for x in (values, weights))
-    # A slice that is saved for the backward pass fixes the length of a compiled graph (torch 2.14): inductor changes
-    # its layout, and torch treats the new strides as constants.
-    return values, weights.contiguous(), {"sum_k": sum_k, "sum_kv": sum_kv}
+    return sums_in_chunks(q, k, v, chunk_size, state, log_decay)
 
 
-def _channel_sums(
-    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, state: State | None, log_decay: Tensor
+def causal_means(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: int,
+    state: State | None,
+    log_decay: Tensor | None = None,
+    *,
+    eps: float = 0.0,
+    least: float = 0.0,
+    phi: str | None = None,
+) -> tuple[Tensor, State]:
+    """The values of ``causal_sums`` divided by max(weights + ``eps``, ``least``), and the state after the tokens.
+
+    ``phi`` is the feature map that q and k are given to, None if they are features already.
+    """
+    if kernels_apply(q, k, v, log_decay, None if state is None else state["sum_kv"]):
+        out, _, state = _by_kernels(q, k, v, state, log_decay, (eps, least), phi)
+        return out, state
+    if phi is not None:
+        q, k = feature_map(q, phi), feature_map(k, phi)
+    values, weights, state = causal_sums(q, k, v, chunk_size, state, log_decay)
+    return values / (weights + eps if eps else weights.clamp(min=least)), state
+
+
+def decayed_sums(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, chunk_size: int, sum_kv: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``causal_sums`` of values alone, with a decay for each feature: (B, H, n, e), and the last ``sum_kv``.
+
+    ``sum_kv`` (B, H, f, e) is the sum before the first token, zero when None.
+    """
+    if kernels_apply(q, k, v, log_decay, sum_kv):
+        values, _, sum_kv, _ = sums_by_kernels(q, k, v, log_decay, sum_kv, None, weighs=False)
+        return values, sum_kv
+    return channel_decayed_sums(q, k, v, log_decay, chunk_size, sum_kv)
+
+
+def _by_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State | None,
+    log_decay: Tensor | None,
+    divisor: tuple[float, float] | None = None,
+    phi: str | None = None,
 ) -> tuple[Tensor, Tensor, State]:
-    """``causal_sums`` with ``log_decay`` (B, H, n, f)."""
-    # The sum of the weights is an additional channel of v with all values 1.
-    v = F.pad(v, (0, 1), value=1.0)
-    initial = None if state is None else torch.cat([state["sum_kv"], state["sum_k"].unsqueeze(-1)], dim=-1)
-    out, sums = channel_decayed_sums(q, k, v, log_decay, chunk_size, initial)
-    return out[..., :-1], out[..., -1:], {"sum_k": sums[..., -1], "sum_kv": sums[..., :-1]}
+    sums = (None, None) if state is None else (state["sum_kv"], state["sum_k"])
+    values, weights, sum_kv, sum_k = sums_by_kernels(q, k, v, log_decay, *sums, True, divisor, phi)
+    return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None) -> tuple[Tensor, Tensor, State]:

@@ -1,14 +1,17 @@
 """Inner loops of kernels: four tokens and the sums S that they read and that they are added to.
 
-Legend: f rows and c columns of S; Q, K (4, f), V (4, c): four tokens; A (4, f): the factors by which S decays before
-each of them is added; P: the 10 scores of queries r and keys s <= r, in the order of r. ``README.md`` has the formulas.
+Legend: f rows and c columns of S; Q, K (4, f), V (4, c): four tokens; U (4, c): their outputs; A (4, f): the factors by
+which S decays before each of them is added; P: the 10 scores of queries r and keys s <= r, in the order of r; count:
+how many of the four tokens there are, 1 to 4. ``README.md`` has the formulas.
 """
 
 from .compiler import inlined
-from .memory import array, exp, number, row
+from .memory import exp, number, row
 
 #: Kinds of gates: every factor is 1, or one number for a head, or one for each row of S.
 NO_GATE, HEAD_GATE, CHANNEL_GATE = 0, 1, 2
+#: Feature maps of queries and keys, as in ``feature_maps.FEATURE_MAPS``; 0 is none.
+SIGMOID, ELU_PLUS_ONE, RELU = 1, 2, 3
 
 
 @inlined
@@ -26,6 +29,19 @@ def copy(target, source):
 
 
 @inlined
+def copy_rows(target, source):
+    """Copy a contiguous matrix."""
+    copy(target.reshape(target.size), source.reshape(source.size))
+
+
+@inlined
+def plus(x, y):
+    """Add y to a vector x."""
+    for i in range(len(x)):
+        x[i] += y[i]
+
+
+@inlined
 def scale(x, factor):
     """Multiply a vector by a number."""
     for i in range(len(x)):
@@ -33,27 +49,61 @@ def scale(x, factor):
 
 
 @inlined
-def load(X, tensor, b, h, t, tokens, like):
+def load(X, tensor, b, h, t, count, like):
     """Four tokens of a tensor, 0 after the last token."""
     for r in range(4):
-        if r < tokens:
+        if r < count:
             copy(X[r], row(tensor, b, h, t + r, X.shape[1], like))
         else:
             fill(X[r], number(0, like))
 
 
 @inlined
-def store(X, tensor, b, h, t, tokens, like):
-    """Write ``tokens`` of four tokens to a tensor."""
-    for r in range(tokens):
+def store(X, tensor, b, h, t, count, like):
+    """Write the first ``count`` of four tokens to a tensor."""
+    for r in range(count):
         copy(row(tensor, b, h, t + r, X.shape[1], like), X[r])
 
 
 @inlined
-def load_gates(A, log_decay, kind, b, h, t, tokens, like):
-    """The factors of four tokens, 1 after the last token."""
+def apply_map(X, phi, count):
+    """Apply a feature map to the first ``count`` of four tokens; the others remain 0."""
+    one = number(1, X[0, 0])
+    for r in range(count):
+        x = X[r]
+        if phi == SIGMOID:
+            for i in range(len(x)):
+                x[i] = one / (one + exp(-x[i]))
+        elif phi == ELU_PLUS_ONE:
+            for i in range(len(x)):
+                x[i] = x[i] + one if x[i] > 0 else exp(x[i])
+        elif phi == RELU:
+            for i in range(len(x)):
+                x[i] = max(x[i], number(0, one)) + number(1e-6, one)
+
+
+@inlined
+def map_back(grad, X, phi):
+    """Make ``grad`` the gradient of the input of a feature map, from that of its output X."""
+    one = number(1, X[0, 0])
     for r in range(4):
-        if r >= tokens or kind == NO_GATE:
+        g, x = grad[r], X[r]
+        if phi == SIGMOID:
+            for i in range(len(x)):
+                g[i] *= x[i] * (one - x[i])
+        elif phi == ELU_PLUS_ONE:
+            for i in range(len(x)):
+                g[i] *= min(x[i], one)
+        elif phi == RELU:
+            for i in range(len(x)):
+                g[i] *= number(1, one) if x[i] > number(1e-6, one) else number(0, one)
+
+
+@inlined
+def load_gates(A, log_decay, kind, b, h, t, count, like):
+    """The factors of four count, 1 after the last token."""
+    for r in range(4):
+        if r >= count or kind == NO_GATE:
             fill(A[r], number(1, like))
         elif kind == HEAD_GATE:
             fill(A[r], exp(row(log_decay, b, h, t + r, 1, like)[0]))
@@ -64,19 +114,34 @@ def load_gates(A, log_decay, kind, b, h, t, tokens, like):
 
 
 @inlined
-def decay(A, Q, K, from_start, to_end, D):
-    """Queries decayed from the start of the four tokens, keys decayed until their end, and the decay D over all."""
+def decay(A, kind, Q, K, from_start, to_end, D):
+    """Queries decayed from the start of the four count, keys decayed until their end, and the decay D over all."""
+    for r in range(4):
+        copy(from_start[r], Q[r])
+        copy(to_end[r], K[r])
+    if kind == NO_GATE:
+        copy(D, A[0])
+        return
+    q0, q1, q2, q3, k0, k1, k2 = (
+        from_start[0],
+        from_start[1],
+        from_start[2],
+        from_start[3],
+        to_end[0],
+        to_end[1],
+        to_end[2],
+    )
     for i in range(len(D)):
         a0, a1, a2, a3 = A[0, i], A[1, i], A[2, i], A[3, i]
-        D[i] = a0 * a1 * a2 * a3
-        from_start[0, i] = Q[0, i] * a0
-        from_start[1, i] = Q[1, i] * (a0 * a1)
-        from_start[2, i] = Q[2, i] * (a0 * a1 * a2)
-        from_start[3, i] = Q[3, i] * (a0 * a1 * a2 * a3)
-        to_end[0, i] = K[0, i] * (a1 * a2 * a3)
-        to_end[1, i] = K[1, i] * (a2 * a3)
-        to_end[2, i] = K[2, i] * a3
-        to_end[3, i] = K[3, i]
+        first, last = a0 * a1, a2 * a3
+        D[i] = first * last
+        q0[i] *= a0
+        q1[i] *= first
+        q2[i] *= first * a2
+        q3[i] *= first * last
+        k0[i] *= a1 * last
+        k1[i] *= last
+        k2[i] *= a3
 
 
 @inlined
@@ -125,33 +190,33 @@ def products(X, Y, like):
 
 
 @inlined
-def weigh(P, V, O):
-    """O = P V."""
+def weigh(P, V, U):
+    """U = P V."""
     p00, p10, p11, p20, p21, p22, p30, p31, p32, p33 = P
     for j in range(V.shape[1]):
         v0, v1, v2 = V[0, j], V[1, j], V[2, j]
-        O[0, j] = p00 * v0
-        O[1, j] = p10 * v0 + p11 * v1
-        O[2, j] = p20 * v0 + p21 * v1 + p22 * v2
-        O[3, j] = p30 * v0 + p31 * v1 + p32 * v2 + p33 * V[3, j]
+        U[0, j] = p00 * v0
+        U[1, j] = p10 * v0 + p11 * v1
+        U[2, j] = p20 * v0 + p21 * v1 + p22 * v2
+        U[3, j] = p30 * v0 + p31 * v1 + p32 * v2 + p33 * V[3, j]
 
 
 @inlined
-def weigh_back(P, G, O):
-    """O = Pᵀ G."""
+def weigh_back(P, G, U):
+    """U = Pᵀ G."""
     p00, p10, p11, p20, p21, p22, p30, p31, p32, p33 = P
     for j in range(G.shape[1]):
         g1, g2, g3 = G[1, j], G[2, j], G[3, j]
-        O[0, j] = p00 * G[0, j] + p10 * g1 + p20 * g2 + p30 * g3
-        O[1, j] = p11 * g1 + p21 * g2 + p31 * g3
-        O[2, j] = p22 * g2 + p32 * g3
-        O[3, j] = p33 * g3
+        U[0, j] = p00 * G[0, j] + p10 * g1 + p20 * g2 + p30 * g3
+        U[1, j] = p11 * g1 + p21 * g2 + p31 * g3
+        U[2, j] = p22 * g2 + p32 * g3
+        U[3, j] = p33 * g3
 
 
 @inlined
-def read_and_add(S, D, Q, K, V, O):
-    """O += Q S, then S = diag(D) S + Kᵀ V. Two rows of S at a time, which is faster here and not in other loops."""
-    o0, o1, o2, o3, v0, v1, v2, v3 = O[0], O[1], O[2], O[3], V[0], V[1], V[2], V[3]
+def read_and_add(S, D, Q, K, V, U):
+    """U += Q S, then S = diag(D) S + Kᵀ V. Two rows of S at a time, which is faster here and not in other loops."""
+    o0, o1, o2, o3, v0, v1, v2, v3 = U[0], U[1], U[2], U[3], V[0], V[1], V[2], V[3]
     for i in range(0, len(D) - 1, 2):
         s, x = S[i], S[i + 1]
         q00, q10, q20, q30 = Q[0, i], Q[1, i], Q[2, i], Q[3, i]
@@ -171,7 +236,7 @@ def read_and_add(S, D, Q, K, V, O):
         i = len(D) - 1
         for r in range(4):
             for j in range(len(v0)):
-                O[r, j] += Q[r, i] * S[i, j]
+                U[r, j] += Q[r, i] * S[i, j]
         add_to_row(S[i], D[i], K[0, i], K[1, i], K[2, i], K[3, i], V)
 
 
@@ -192,7 +257,7 @@ def add(S, D, K, V):
 
 @inlined
 def add_back(S, grad_S, D, Q, K, V, G, X, Y, same, grad_V, like):
-    """The gradients of ``read_and_add``, for the gradient G (4, c) of O and ``grad_S`` of S after the four tokens.
+    """The gradients of ``read_and_add``, for the gradient G (4, c) of U and ``grad_S`` of S after the four tokens.
 
     X = G Sᵀ and Y = V grad_Sᵀ (4, f), ``same`` (f) the products of each row of S and of ``grad_S``,
     grad_V += K grad_S; then grad_S = diag(D) grad_S + Qᵀ G, that before the tokens.
@@ -233,36 +298,18 @@ def add_back(S, grad_S, D, Q, K, V, G, X, Y, same, grad_V, like):
 
 
 @inlined
-def load_sums(S, address, bh, like):
-    """Sums (f, c) of a head of a contiguous tensor; zeros if the address is 0."""
-    rows, columns = S.shape
-    for i in range(rows):
-        if address == 0:
+def load_sums(S, tensor, b, h, like):
+    """The sums (f, c) of a head, zeros where there is no tensor."""
+    for i in range(len(S)):
+        if tensor[0] == 0:
             fill(S[i], number(0, like))
         else:
-            copy(S[i], array(address, (bh * rows + i) * columns, columns, like))
+            copy(S[i], row(tensor, b, h, i, S.shape[1], like))
 
 
 @inlined
-def store_sums(S, address, bh, like):
-    """Write what ``load_sums`` reads; not if the address is 0."""
-    rows, columns = S.shape
-    if address != 0:
-        for i in range(rows):
-            copy(array(address, (bh * rows + i) * columns, columns, like), S[i])
-
-
-@inlined
-def load_vector(x, address, bh, like):
-    """The row of a head of a contiguous tensor; zeros if the address is 0."""
-    if address == 0:
-        fill(x, number(0, like))
-    else:
-        copy(x, array(address, bh * len(x), len(x), like))
-
-
-@inlined
-def store_vector(x, address, bh, like):
-    """Write what ``load_vector`` reads; not if the address is 0."""
-    if address != 0:
-        copy(array(address, bh * len(x), len(x), like), x)
+def store_sums(S, tensor, b, h, like):
+    """Write the sums of a head, if there is a tensor."""
+    if tensor[0] != 0:
+        for i in range(len(S)):
+            copy(row(tensor, b, h, i, S.shape[1], like), S[i])

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic, overload
 

@@ -1,0 +1,93 @@
+"""Operators of PyTorch whose forward and backward pass are kernels, called eagerly and by torch.compile."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..autograd import graph_gradients
+from ..tracing import runs_eagerly
+
+LIBRARY = "lineartime"
+
+
+def kernel_operator(
+    name: str,
+    inputs: Sequence[str],
+    constants: str,
+    outputs: tuple[int, int],
+    allocate: Callable[..., tuple[Tensor, ...]],
+    forward: Callable[..., None],
+    backward: Callable[..., None],
+    plain: Callable[..., tuple[Tensor, ...]],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The operator lineartime::NAME and its gradients.
+
+    Args:
+        inputs: names of the tensors among its arguments, which come first; one with a "?" may be None.
+        constants: the others, in PyTorch's language of schemas.
+        outputs: the number of results, which have gradients, and of further outputs that the backward pass reads.
+        allocate: (*inputs, *constants) -> all outputs, without values. One that is not there has no numbers.
+        forward: (inputs, constants, outputs): writes the outputs.
+        backward: (inputs, constants, outputs, grads, grad_inputs): writes the gradients of inputs from those of
+            results. A gradient is None for a result that has none, and for an input that needs none.
+        plain: (*inputs, *constants) -> the results by differentiable functions, for gradients of gradients.
+    """
+    size, (results, further) = len(inputs), outputs
+
+    def run(*values: Any) -> tuple[Tensor, ...]:
+        allocated = allocate(*values)
+        forward(values[:size], values[size:], allocated)
+        return allocated
+
+    def run_backward(*values: Any) -> list[Tensor]:
+        allocated = allocate_grads(*values)
+        grad_inputs, (saved, grads, needed, *rest) = iter(allocated), values[size:]
+        backward(values[:size], rest, saved, grads, [next(grad_inputs) if need else None for need in needed])
+        return allocated
+
+    def allocate_grads(*values: Any) -> list[Tensor]:
+        return [torch.empty_like(x) for x, need in zip(values, values[size + 2]) if need]
+
+    arguments = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in inputs)
+    options = {"mutates_args": (), "device_types": "cpu"}
+    schema = f"({arguments}, {constants}) -> ({', '.join(['Tensor'] * (results + further))})"
+    operator = torch.library.custom_op(f"{LIBRARY}::{name}", run, schema=schema, **options)
+    operator.register_fake(allocate)
+    schema = f"({arguments}, Tensor[] saved, Tensor?[] grads, bool[] needed, {constants}) -> Tensor[]"
+    gradient = torch.library.custom_op(f"{LIBRARY}::{name}_backward", run_backward, schema=schema, **options)
+    gradient.register_fake(allocate_grads)
+
+    def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.save_for_backward(*inputs[:size], *output)
+        ctx.set_materialize_grads(False)
+        ctx.constants = inputs[size:]
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple:
+        saved = ctx.saved_tensors  # read once, as activation checkpointing allows
+        tensors, grads, rest = saved[:size], grads[:results], ctx.constants
+        if _needs_graph([x for x in grads if x is not None]):
+            given = [(i, x) for i, x in enumerate(grads) if x is not None]
+            chosen = lambda *x: tuple(plain(*x, *rest)[i] for i, _ in given)  # noqa: E731
+            return (*graph_gradients(chosen, tensors, [x for _, x in given]), *[None] * len(rest))
+        needed = [bool(x) for x in ctx.needs_input_grad[:size]]
+        grad_inputs = iter(gradient(*tensors, list(saved[size:]), list(grads), needed, *rest))
+        return (*(next(grad_inputs) if need else None for need in needed), *[None] * len(rest))
+
+    operator.register_autograd(differentiate, setup_context=keep)
+
+    def call(*values: Any) -> tuple[Tensor, ...]:
+        direct = not torch.compiler.is_compiling() and not (
+            torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in values[:size])
+        )
+        return run(*values) if direct else operator(*values)  # the operator would add half to the time of a step
+
+    return call
+
+
+def _needs_graph(grads: Sequence[Tensor]) -> bool:
+    """Whether gradients must be computed by a graph: for gradients of them, and batches of them, not while tracing."""
+    if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
+        return True
+    return torch.is_grad_enabled() and runs_eagerly(*grads)

@@ -1,0 +1,150 @@
+"""Causal sums by kernels, as an operator of PyTorch.
+
+Legend: B batch, H heads, n tokens, f features of a query or key, e channels of a value.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from ..chunked_sums import sums_in_chunks
+from ..chunks import CHUNK_SIZE
+from ..feature_maps import FEATURE_MAPS, feature_map
+from . import dispatch, threads
+from .operators import kernel_operator
+from .tensors import ABSENT, contiguous_channels, empty_like, number, rows
+
+#: Kinds of gates by the number of dimensions of log_decay, as in ``fours``.
+_KINDS = {3: 1, 4: 2}
+
+
+def applies(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, sum_kv: Tensor | None) -> bool:
+    """Whether ``causal_sums`` of these tensors can go through kernels."""
+    return dispatch.applies(*(x for x in (q, k, v, log_decay, sum_kv) if x is not None))
+
+
+def causal_sums(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    sum_kv: Tensor | None,
+    sum_k: Tensor | None,
+    weighs: bool = True,
+    divisor: tuple[float, float] | None = None,
+    phi: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums of values (B, H, n, e) and of weights (B, H, n, 1), and the last ``sum_kv`` and ``sum_k``.
+
+    q, k (B, H, n, f), v (B, H, n, e), ``log_decay`` (B, H, n) or (B, H, n, f), at most 0, or None; ``sum_kv``
+    (B, H, f, e) and ``sum_k`` (B, H, f): the sums before, None for 0. Without ``weighs``, ``sum_k`` is None, and the
+    results for weights have no numbers. With a ``divisor`` (eps, least) the first result is divided by weights + eps,
+    or by ``least`` where that is more. ``phi`` is the feature map that q and k are given to, None if they are features.
+    O(n f e) time, O(n (f + e) + f e) memory; the backward pass needs O((n / 64)
+    f e) for each thread.
+    """
+    if log_decay is not None:
+        log_decay = log_decay.expand(q.shape[0], *log_decay.shape[1:])
+    return _operator(
+        q, k, v, log_decay, sum_kv, sum_k, weighs, divisor is not None, *(divisor or (0.0, 0.0)), _map(phi)
+    )
+
+
+def _allocate(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (batch, heads, n, f), weighs = q.shape, rest[3]
+    weights, sum_k = ((batch, heads, n, 1), (batch, heads, f)) if weighs else ((0,), (0,))
+    return empty_like(v), q.new_empty(weights), q.new_empty(batch, heads, f, v.shape[3]), q.new_empty(sum_k)
+
+
+def _forward(inputs: tuple, constants: tuple, outputs: tuple) -> None:
+    from . import sums_kernels as kernels
+
+    call = _Call(inputs, constants, *outputs[:2])
+    _, n, f, e = call.sizes
+    kernel, work = (kernels.forward, kernels.forward_work(f, e))
+    if n == 1 and inputs[4] is not None:
+        kernel, work = kernels.step, 2 * f
+    after = _sums(outputs[2:])
+    threads.run(kernel, call.heads, 2 * call.entries, work, outputs[0], *call.arguments, after)
+
+
+def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_inputs: list) -> None:
+    from . import sums_kernels as kernels
+
+    call = _Call(inputs, constants, *saved[:2])
+    grad_out, grad_weights, *grad_after = map(contiguous_channels, grads)
+    grad_out = saved[0].new_zeros(saved[0].shape) if grad_out is None else grad_out
+    # The kernel writes the gradients of q, k and v, also where they are not wanted.
+    targets = [empty_like(x) if grad is None else grad for x, grad in zip(inputs[:3], grad_inputs)]
+    gates = _gates(grad_inputs[3])
+    grad_results, grad_tokens = (rows(grad_out), rows(grad_weights)), (*map(rows, targets), rows(gates))
+    arguments = (grad_results, _sums(grad_after), grad_tokens, _sums(grad_inputs[4:]))
+    work = kernels.backward_work(*call.sizes[1:])
+    threads.run(kernels.backward, call.heads, 6 * call.entries, work, grad_out, *call.arguments, *arguments)
+
+
+class _Call:
+    """What both passes give to their kernels; it keeps the tensors whose addresses it gives."""
+
+    def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor) -> None:
+        self._kept = q, k, v, log_decay, *sums = [contiguous_channels(x) for x in inputs]
+        (batch, heads, n, f), e, (_, divides, *divisor, phi) = q.shape, v.shape[3], constants
+        self.sizes, self.heads, self.entries = (heads, n, f, e), batch * heads, batch * heads * n * f * e
+        kind = 0 if log_decay is None else _KINDS[log_decay.dim()]
+        tokens = (rows(q), rows(k), rows(v), rows(_gates(log_decay)), kind, phi)
+        divisor = (divides, *(number(x, q) for x in divisor))
+        self.arguments = self.sizes, tokens, _sums(sums), (rows(out), rows(weights)), divisor
+
+
+def _map(phi: str | None) -> int:
+    """The number of a feature map in ``fours``, 0 for None."""
+    return 0 if phi is None else 1 + FEATURE_MAPS.index(phi)
+
+
+def _gates(log_decay: Tensor | None) -> Tensor | None:
+    """log_decay, or its gradient, as (B, H, n, 1) or (B, H, n, f)."""
+    return log_decay.unsqueeze(-1) if log_decay is not None and log_decay.dim() == 3 else log_decay
+
+
+def _sums(sums: list[Tensor | None]) -> tuple[tuple[int, int, int, int], ...]:
+    """``sum_kv`` (B, H, f, e) and ``sum_k`` (B, H, f) as a kernel gets them."""
+    sum_kv, sum_k = sums
+    return rows(sum_kv), ABSENT if sum_k is None or sum_k.dim() != 3 else rows(sum_k.unsqueeze(2))
+
+
+def _plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    sum_kv: Tensor | None,
+    sum_k: Tensor | None,
+    weighs: bool,
+    divides: bool,
+    eps: float,
+    least: float,
+    phi: int,
+) -> tuple[Tensor, ...]:
+    """``causal_sums`` in PyTorch's differentiable functions."""
+    state = None if sum_kv is None else {"sum_kv": sum_kv, "sum_k": sum_k}
+    if sum_kv is not None and not weighs:
+        state["sum_k"] = sum_kv.new_zeros(sum_kv.shape[:3])
+    if phi:
+        q, k = (feature_map(x, FEATURE_MAPS[phi - 1]) for x in (q, k))
+    values, weights, state = sums_in_chunks(q, k, v, CHUNK_SIZE, state, log_decay)
+    values = values / (weights + eps).clamp(min=least) if divides else values
+    if not weighs:
+        return values, q.new_empty(0), state["sum_kv"], q.new_empty(0)
+    return values, weights, state["sum_kv"], state["sum_k"]
+
+
+_operator = kernel_operator(
+    "causal_sums",
+    ("q", "k", "v", "log_decay?", "sum_kv?", "sum_k?"),
+    "bool weighs, bool divides, float eps, float least, int phi",
+    (4, 0),
+    _allocate,
+    _forward,
+    _backward,
+    _plain,
+)

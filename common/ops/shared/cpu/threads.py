@@ -1,0 +1,47 @@
+"""Runs a kernel on several threads, each of which does some of the heads.
+
+The threads are those of a pool of this process, as many as ``torch.get_num_threads()`` with the calling one. They are
+Python threads, since a kernel releases the GIL: unlike those of OpenMP they survive a fork, for which a child process
+makes a new pool, and they may be used from several Python threads at the same time.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+#: Multiply-adds for which a second thread is worth waking, about 0.1 ms.
+_WORTH_A_THREAD = 2**22
+
+
+def run(kernel: Callable, heads: int, operations: int, work_size: int, like: torch.Tensor, *arguments: Any) -> None:
+    """Call ``kernel(first, last, *arguments, work)`` so that all ``heads`` are done.
+
+    ``operations`` are the multiply-adds of all heads. ``work`` is the address of ``work_size`` numbers of the dtype of
+    ``like``, for each thread its own. They are not initialised.
+    """
+    threads = 1 + operations // _WORTH_A_THREAD
+    if threads > 1:
+        threads = min(torch.get_num_threads(), heads, threads)
+    if threads == 1 and work_size == 0:
+        kernel(0, heads, *arguments, 0)
+        return
+    work = torch.empty(threads, -(-work_size // 16) * 16, dtype=like.dtype)  # each part begins at a cache line
+    if threads == 1:
+        kernel(0, heads, *arguments, work.data_ptr())
+        return
+    borders = [heads * i // threads for i in range(threads + 1)]
+    parts = [(first, last, *arguments, x.data_ptr()) for first, last, x in zip(borders, borders[1:], work)]
+    others = [_pool(os.getpid(), threads).submit(kernel, *part) for part in parts[1:]]
+    kernel(*parts[0])
+    for other in others:
+        other.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """The pool of this process; that of another number of threads ends when it is replaced."""
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="lineartime")
