@@ -37,6 +37,7 @@ def kernel_operator(
     size, (results, further) = len(inputs), outputs
 
     def run(*values: Any) -> tuple[Tensor, ...]:
+        _refuse_tangents(name, values[:size])
         allocated = allocate(*values)
         forward(values[:size], values[size:], allocated)
         return allocated
@@ -84,6 +85,13 @@ def kernel_operator(
         return run(*values) if direct else operator(*values)  # the operator would add half to the time of a step
 
     return call
+
+
+def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
+    """Raise RuntimeError in forward mode, in which PyTorch would take the tangents of an operator as 0."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        if any(x is not None and torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            raise RuntimeError(f"{LIBRARY}::{name} has no forward-mode derivative; call the attention function instead")
 
 
 def _needs_graph(grads: Sequence[Tensor]) -> bool:
