@@ -12,7 +12,8 @@ from ..shared.commands import Finished, python_command, run, shown_path
 from ..shared.comparison import NO_READER
 from ..shared.fairseq_log import Evaluation, Point
 from ..shared.fairseq_training import train
-from ..shared.subwords import write_dictionary
+from ..shared.split_text import preprocess
+from ..shared.subword_text import write_dictionary
 from ..shared.working_folder import write_text
 
 COMMAND = "recipes.demo"
@@ -83,20 +84,15 @@ def prepare(out: Path, budget: Budget) -> TextResult:
     print("Text: the interpreter's own standard library", flush=True)
     documents = tqdm(corpus.read_library(), desc="  reading", unit=" files", leave=False, disable=None)
     splits = corpus.split_by_file(documents, dict(corpus.SPLIT_BYTES, train=budget.train_bytes))
-    model = corpus.train_sentencepiece(splits["train"], out / "sentencepiece", VOCABULARY)
+    model = corpus.train_sentencepiece(splits["train"], out / "sentencepiece.model", VOCABULARY)
     write_dictionary(model, out / "dict.txt")
     files = {name: len(split) for name, split in splits.items()}
     sizes = {name: sum(document.size for document in split) for name, split in splits.items()}
     tokens = {name: corpus.write_split(split, model, out / f"{name}.txt") for name, split in splits.items()}
     for name in ("train", "valid", "test"):
         print(f"  {name:<5}  {files[name]:4d} files  {sizes[name]:9,d} bytes  {tokens[name]:8,d} tokens")
-    with new_folder(out / "bin", COMMAND) as unfinished:
-        command = python_command(
-            *("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", out / "dict.txt"),
-            *("--trainpref", out / "train.txt", "--validpref", out / "valid.txt", "--testpref", out / "test.txt"),
-            *("--destdir", unfinished),
-        )
-        run(command, out / "logs" / "preprocess.log")
+    texts = {name: out / f"{name}.txt" for name in splits}
+    preprocess(texts, out / "bin", COMMAND, out / "logs" / "preprocess.log", "--srcdict", out / "dict.txt")
     return TextResult([], files, sizes, tokens, [])
 
 

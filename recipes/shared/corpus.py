@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import sentencepiece
 
-from .subwords import load_sentencepiece
 from .working_folder import atomic_write
 
 #: Whitespace characters that a document may contain, other than the space -> their marks.
@@ -110,10 +109,8 @@ def split_by_file(documents: Iterator[Document], split_bytes: dict[str, int]) ->
     return splits
 
 
-def train_sentencepiece(
-    documents: list[Document], prefix: Path, vocab_size: int
-) -> sentencepiece.SentencePieceProcessor:
-    """Train a lossless byte-pair model: no normalisation, all spaces kept, unknown characters as bytes."""
+def train_sentencepiece(documents: list[Document], path: Path, vocab_size: int) -> sentencepiece.SentencePieceProcessor:
+    """Train a lossless byte-pair model and write it: no normalisation, all spaces kept, unknown characters as bytes."""
     # Train on source lines, not documents: sentencepiece skips sentences longer than a few thousand bytes.
     lines = (to_line(line) for document in documents for line in document.text.splitlines(keepends=True))
     model_file = io.BytesIO()
@@ -132,9 +129,9 @@ def train_sentencepiece(
         num_threads=2,
         minloglevel=2,
     )
-    with atomic_write(prefix.with_name(prefix.name + ".model")) as part:
+    with atomic_write(path) as part:
         part.write_bytes(model_file.getvalue())
-    return load_sentencepiece(prefix)
+    return sentencepiece.SentencePieceProcessor(model_proto=model_file.getvalue())
 
 
 def write_split(documents: list[Document], model: sentencepiece.SentencePieceProcessor, path: Path) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import sentencepiece
+
 from common.attention import ATTENTIONS
 
 from .architectures import option_prefix
@@ -17,7 +19,6 @@ from .scripts import positive_int
 from .settings import keep_settings
 from .split_text import SPLITS, WRITER, binarise, count, split_path, take_file
 from .subword_text import encode, train_sentencepiece
-from .subwords import load_sentencepiece
 from .text_files import read_lines
 from .trainings import read_points
 from .variants import GATES, NO_POSITIONS, mechanism_of, variant_arguments, with_variants
@@ -226,10 +227,10 @@ def tokenise(path: Path, out: Path, characters: bool, limit: int | None, subword
 
 def _into_subwords(folder: Path, number: int) -> None:
     """Rewrite the three splits in subwords of a model of the train split, which is stored next to them."""
-    prefix = folder / "sentencepiece"
+    model_path = folder / "sentencepiece.model"
     lines = (line.rstrip("\n") for line in read_lines(split_path(folder, "train")))
-    train_sentencepiece(lines, prefix.with_suffix(".model"), number, masked=False, threads=1, option="--subwords")
-    model = load_sentencepiece(prefix)
+    train_sentencepiece(lines, model_path, number, masked=False, threads=1, option="--subwords")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
     for split in SPLITS:
         path = split_path(folder, split)
         encode([[line.rstrip("\n")] for line in read_lines(path)], model, path, threads=1)

@@ -1,6 +1,7 @@
 """Any text, or WikiText-103, as a folder of three splits, and binarised for fairseq's language models."""
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +73,22 @@ def count(path: Path) -> Counts:
 
 def binarise(folder: Path, data_bin: Path, workers: int) -> None:
     """Run fairseq-preprocess on the three splits as fairseq's own recipe does: words by whitespace, no threshold."""
-    prefixes = (item for split in SPLITS for item in (f"--{split}pref", split_path(folder, split)))
-    with new_folder(data_bin, WRITER) as new:
-        command = python_command("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new)
-        run([*command, "--workers", str(workers)], folder / "preprocess.log")
+    texts = {split: split_path(folder, split) for split in SPLITS}
+    preprocess(texts, data_bin, WRITER, folder / "preprocess.log", "--workers", workers)
+
+
+def preprocess(texts: Mapping[str, Path], data_bin: Path, writer: str, log: Path, *options: object) -> None:
+    """Run fairseq-preprocess on the text of each split, into a folder that appears when it is complete.
+
+    Args:
+        writer: the command that is recorded as the writer of ``data_bin``.
+        options: more options of fairseq-preprocess.
+
+    Raises:
+        CommandFailed: fairseq-preprocess failed.
+        ValueError: ``data_bin`` exists, and ``writer`` did not write it.
+    """
+    prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
+    with new_folder(data_bin, writer) as new:
+        command = ("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new, *options)
+        run(python_command(*command), log)

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from common.files.output_files import new_folder
-
-from .commands import python_command, run, shown_path
+from .commands import shown_path
 from .documents import LINES_SUFFIX, read_all
 from .download import file_sha256
 from .json_files import read_json, write_json
-from .subword_text import SplitCounts, encode, train_sentencepiece
-from .subwords import write_dictionary
+from .split_text import preprocess
+from .subword_text import SplitCounts, encode, train_sentencepiece, write_dictionary
 from .text_files import cut_text
 from .working_folder import remove_own
 
@@ -51,26 +49,16 @@ def cut_trial(path: Path, raw: Path, limit: int | None) -> Files:
 
 def learn_subwords(files: Files, path: Path, settings: Settings) -> None:
     """Train a sentencepiece model on the training split alone and write it to ``path``."""
-    documents = tqdm(
-        read_all(spread(files["train"]), settings.limit), desc="learning", unit=" documents", leave=False, disable=None
-    )
+    documents = read_all(evenly_chosen(files["train"]), settings.limit)
+    documents = tqdm(documents, desc="learning", unit=" documents", leave=False, disable=None)
     lines = (line for document in documents for line in document)
     train_sentencepiece(lines, path, settings.vocabulary, settings.masked, settings.workers)
 
 
-def spread(paths: list[Path]) -> list[Path]:
+def evenly_chosen(paths: list[Path]) -> list[Path]:
     """Every n-th of ``paths``, so that their total size is at most about ``LEARN_BYTES``."""
     total = sum(path.stat().st_size for path in paths)
     return paths[:: -(-total // LEARN_BYTES) or 1]
-
-
-def binarise(texts: dict[str, Path], dictionary: Path, data_bin: Path, workers: int) -> None:
-    """Run fairseq-preprocess on the splits, into a folder that appears when it is complete."""
-    prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
-    command = python_command("-m", "fairseq_cli.preprocess", "--only-source", "--srcdict", dictionary, *prefixes)
-    with new_folder(data_bin, WRITER) as new:
-        log = data_bin.parent / "preprocess.log"
-        run([*command, "--destdir", shown_path(new), "--workers", str(workers)], log)
 
 
 def once(path: Path, key: dict[str, Any], make: Callable[[], Any]) -> Any:
@@ -114,5 +102,6 @@ def to_data_bin(files: Files, out: Path, settings: Settings) -> dict[str, SplitC
             raise ValueError(f"the split {split} is empty; allowed: at least one line of text")
     texts = {split: out / "pieces" / f"{split}.txt" for split in files}
     data_bin = out / "data-bin"
-    once(data_bin, keys, partial(binarise, texts, out / "dict.txt", data_bin, settings.workers))
+    options = ("--srcdict", out / "dict.txt", "--workers", settings.workers)
+    once(data_bin, keys, partial(preprocess, texts, data_bin, WRITER, out / "preprocess.log", *options))
     return counts

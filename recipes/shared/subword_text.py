@@ -1,4 +1,4 @@
-"""A corpus as subwords: train sentencepiece on its training split, and encode all splits for fairseq."""
+"""A corpus as subwords for fairseq: a sentencepiece model of its training split, its dictionary, and encoded splits."""
 
 import io
 import itertools
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sentencepiece
 from tqdm import tqdm
 
-from .working_folder import atomic_write
+from .working_folder import atomic_write, write_text
 
 #: fairseq's own symbols: <s>, <pad>, </s>, <unk>; sentencepiece has three of them.
 FAIRSEQ_SYMBOLS = 4
@@ -82,6 +82,13 @@ def _explain(error: str, option: str, vocabulary: int, extra: int) -> str:
     if "!sentences_.empty()" in error:
         return "the training split is empty; allowed: at least one line of text, of at most 16,384 bytes"
     return f"sentencepiece: {error}"
+
+
+def write_dictionary(model: sentencepiece.SentencePieceProcessor, path: Path) -> None:
+    """Write all subwords of ``model`` as a fairseq dictionary, so that no split has an unknown one."""
+    subwords = (model.id_to_piece(i) for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i)))
+    # fairseq's format has a count per entry, which our models ignore.
+    write_text(path, "".join(f"{subword} 1\n" for subword in subwords))
 
 
 def encode(

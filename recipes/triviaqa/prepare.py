@@ -24,7 +24,6 @@ from ..shared.commands import shown_path
 from ..shared.documents import paragraphs
 from ..shared.indexed_files import split_writer, write_dictionary
 from ..shared.scripts import positive_int, script
-from ..shared.subwords import load_sentencepiece
 from ..shared.working_folder import working_folder
 from .gold_spans import SpelledDocument, answer_pattern
 from .questions import DOMAINS, SPLITS, Asked, find_document, find_questions, read_questions
@@ -73,9 +72,8 @@ def load_subwords(folder: Path, workers: int) -> Subwords:
             raise ValueError(
                 f"--subwords is {folder}, which has no {name}; allowed: a folder of python -m recipes.flash.prepare"
             )
-    return Subwords(
-        load_sentencepiece(folder / "sentencepiece"), Dictionary.load(str(folder / DICTIONARY_FILE)), workers
-    )
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+    return Subwords(model, Dictionary.load(str(folder / DICTIONARY_FILE)), workers)
 
 
 def write_split(folder: Path, split: str, source: Path, asked: Sequence[Asked], subwords: Subwords) -> Counts:

@@ -15,8 +15,7 @@ from recipes.flash import prepare
 from recipes.shared import subword_data, subword_text
 from recipes.shared.commands import ROOT
 from recipes.shared.documents import paragraphs
-from recipes.shared.subword_text import SplitCounts, encode, train_sentencepiece
-from recipes.shared.subwords import write_dictionary
+from recipes.shared.subword_text import SplitCounts, encode, train_sentencepiece, write_dictionary
 from recipes.shared.working_folder import working_folder
 
 WORDS = "the a one two linear time model attends tokens chunks gates width state sums over rows columns".split()
@@ -148,9 +147,9 @@ def test_subwords_are_learned_on_files_from_everywhere(tmp_path, monkeypatch):
     paths = [tmp_path / str(i) for i in range(10)]
     for path in paths:
         path.write_bytes(bytes(100))
-    assert subword_data.spread(paths) == paths
+    assert subword_data.evenly_chosen(paths) == paths
     monkeypatch.setattr(subword_data, "LEARN_BYTES", 350)
-    assert subword_data.spread(paths) == paths[::3]
+    assert subword_data.evenly_chosen(paths) == paths[::3]
 
 
 @pytest.fixture(scope="module")

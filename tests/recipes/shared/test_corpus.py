@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from recipes.shared import corpus
 from recipes.shared.corpus import Document
-from recipes.shared.subwords import write_dictionary
+from recipes.shared.subword_text import write_dictionary
 
 ALLOWED = st.text(
     st.characters(
@@ -32,7 +32,7 @@ def library():
 @pytest.fixture(scope="module")
 def model(library, tmp_path_factory):
     """A small sentencepiece model of the first half of the library's documents."""
-    return corpus.train_sentencepiece(library[::2], tmp_path_factory.mktemp("model") / "spm", 600)
+    return corpus.train_sentencepiece(library[::2], tmp_path_factory.mktemp("model") / "spm.model", 600)
 
 
 def test_library_has_no_text_twice_and_leaves_out_tests(library):

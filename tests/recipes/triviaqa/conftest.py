@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from recipes.shared.subword_text import train_sentencepiece
-from recipes.shared.subwords import write_dictionary
+from recipes.shared.subword_text import train_sentencepiece, write_dictionary
 from recipes.triviaqa import generated
 
 

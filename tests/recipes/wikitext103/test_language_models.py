@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from fairseq import options
 
 from common.attention import ATTENTIONS
 from recipes.shared.characters import spell
 from recipes.shared.experiment import Data
 from recipes.shared.language_models import WHOLE, LanguageModels, default_names, model_names, tokenise
-from recipes.shared.subwords import load_sentencepiece
 from recipes.shared.working_folder import working_folder
 from recipes.wikitext103.compare import EXPERIMENT
 
@@ -73,7 +73,7 @@ def test_subwords_are_of_the_train_part_and_lose_no_line(text: Path, tmp_path: P
     out = tmp_path / "out"
     tokens = prepared(out, 285)
     lines = (out / "text" / "wiki.valid.tokens").read_text(encoding="utf-8").splitlines()
-    model = load_sentencepiece(out / "text" / "sentencepiece")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(out / "text" / "sentencepiece.model"))
     assert len(model) == 285 - 1 and tokens["valid"] == sum(len(line.split()) + 1 for line in lines)
     assert [model.decode(line.split()) for line in lines] == text.read_text().splitlines()[54:57]
     with pytest.raises(ValueError, match="subwords is 290; allowed in"):
