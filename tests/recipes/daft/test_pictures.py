@@ -295,6 +295,8 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
     language_checkpoint(tmp_path / "oblong.pt", "daft_conv_lm", "pixel_modeling", tokens=60, daft_window=9)
     with pytest.raises(ValueError, match="60 subpixels; allowed.*--image"):
         key_maps(load_model(tmp_path / "oblong.pt"), image)
+    with pytest.raises(ValueError, match="4 channels; allowed.*--image"):
+        key_maps(argparse.Namespace(model=vision(in_chans=4), reads="images", data={}), image)
     (tmp_path / "text.png").write_text("no image")
     for wrong in ("text.png", "missing.png"):
         with pytest.raises(ValueError, match=f"^--image is .*{wrong}.*; allowed"):
