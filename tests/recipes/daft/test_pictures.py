@@ -337,6 +337,15 @@ def test_biases_are_drawn_in_one_scale_of_colours(causal, figures, tmp_path):
         assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**24)) > 50
 
 
+def test_biases_of_all_pairs_are_drawn_as_a_matrix(figures, tmp_path):
+    values = np.where(np.triu(np.ones((7, 7), bool), 1), np.nan, 0.2)
+    drawing.draw_biases([Bias(values, True, True)] * 2, 8, "Model", tmp_path / "x.png")
+    for axes in panels(figures[0]):
+        assert np.array_equal(np.ma.filled(axes.images[0].get_array(), np.nan), values, equal_nan=True)
+        assert axes.get_xlabel() == "token seen"
+    assert "7 x 7 tokens" in figures[0].get_suptitle()
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.05, 12.0])
 def test_key_maps_their_image_and_ticks(spread, figures, tmp_path):
     generator = np.random.default_rng(0)
