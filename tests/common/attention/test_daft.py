@@ -180,6 +180,16 @@ def one_hot(module):
     return filters
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_filters_of_half_precision_are_standardised_in_float32(dtype):
+    module, inputs = build("daft_conv", dtype=dtype).eval(), conv_inputs(19, dtype=dtype)
+    double = copy.deepcopy(module).double()
+    assert_close("filters", module.position_bias(), double.position_bias(), 1e-4)
+    out = module(*inputs)
+    assert out.dtype == dtype
+    assert_close("out", out, double(*(x.double() for x in inputs)))
+
+
 @causality
 def test_training_multiplies_filters_by_a_sample_of_gumbel_softmax(causal):
     inputs, mask = conv_inputs(13), padding("left", 2, 13)
@@ -192,6 +202,8 @@ def test_training_multiplies_filters_by_a_sample_of_gumbel_softmax(causal):
     expected = daft_conv(*joined(*inputs), r * sample, causal=causal, key_padding_mask=mask)
     torch.manual_seed(3)
     compare(module(*inputs, mask, mask), heads_of(expected, 2), inputs, module)
+    torch.manual_seed(3)
+    assert_close("reference", module.reference(*inputs, mask, mask), heads_of(expected, 2))
     torch.manual_seed(3)
     assert not torch.equal(module(*inputs), module(*inputs)), "another sample in every call"
 

@@ -118,6 +118,17 @@ def test_one_record_of_keys_per_call():
     assert list(records[0].keys.shape) == [2, 2, 9, 1]
 
 
+def test_keys_of_generation_are_copies():
+    q, k, v = (x.detach() for x in qkv(9, d=4, e=4, dtype=torch.float32))
+    module, state, expected = DaftFullAttention(causal=True, max_tokens=9), None, k.clone()
+    with record_keys(module) as records:
+        for part in (slice(0, 4), slice(4, 5), slice(5, 9)):
+            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), state=state)
+    k.zero_()
+    assert torch.equal(torch.cat([record.keys for record in records], dim=2), expected)
+    assert {record.name for record in records} == {""}
+
+
 def test_a_model_without_daft_is_refused():
     match = "model is a Sequential without DAFT; allowed"
     with pytest.raises(ValueError, match=match), record_keys(nn.Sequential(FlowAttention())):

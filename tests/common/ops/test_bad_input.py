@@ -1,11 +1,19 @@
-"""Options and tensors of Flow-Attention's other functions, and the shared checks; the contract has all mechanisms."""
+"""Options and tensors that single functions alone take, and the shared checks; the contract has all mechanisms."""
 
 import math
 
 import pytest
 import torch
 
-from common.ops import flow_attention_map, flow_attention_weights
+from common.ops import (
+    flow_attention_map,
+    flow_attention_weights,
+    gated_delta_attention,
+    hedgehog_attention,
+    lolcats_attention,
+    retention_attention,
+    rfa_attention,
+)
 from common.ops.flow.options import flow_options
 from common.ops.shared.checks import check_choice, check_padding_mask, check_positive_int, check_probability
 from tests.common.refusals import refused, tensors
@@ -37,6 +45,31 @@ def test_options_that_are_not_allowed(argument, given, allowed):
             call(q, k, **{argument: given})
     with refused(argument, repr(given), allowed):
         flow_options(**{argument: given})
+
+
+MAPS = {
+    f"{name}_{part}": torch.zeros(3, 6, *([4] if part == "weight" else []))
+    for name in ("query", "key")
+    for part in ("weight", "bias")
+}
+FEWER = {"key_weight": torch.zeros(3, 2, 4), "key_bias": torch.zeros(3, 2)}
+RFA = {"directions": torch.zeros(3, 6, 4), "causal": True}
+META = torch.zeros(2, 3, 5, device="meta")
+
+
+@pytest.mark.parametrize(
+    "function, arguments, argument, given, allowed",
+    [
+        (retention_attention, {"score_norm": 1}, "score_norm", "1", "True or False"),
+        (rfa_attention, {**RFA, "log_gate": torch.zeros(2, 3, 4)}, "log_gate", "(2, 3, 4)", "(2, 3, 5)"),
+        (hedgehog_attention, {**MAPS, **FEWER}, "query_weight", "(3, 6, 4) and key_weight (3, 2, 4)", "equally many"),
+        (lolcats_attention, {**MAPS, "window": 3, "window_gate": torch.zeros(2)}, "window_gate", "(2,)", "(3,)"),
+        (gated_delta_attention, {"causal": True, "beta": META}, "beta", "meta", "cpu"),
+    ],
+)
+def test_what_one_function_takes(function, arguments, argument, given, allowed):
+    with refused(argument, given, allowed):
+        function(**tensors(), **arguments)
 
 
 def test_maps_are_for_short_inputs():

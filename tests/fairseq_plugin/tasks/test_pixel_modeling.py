@@ -155,6 +155,15 @@ def test_augmentation_is_decided_by_seed_epoch_and_index(data: Path) -> None:
         assert sum(np.array_equal(*pair) for pair in zip(other, whole)) < 15
 
 
+def test_every_epoch_has_batches_of_its_own(data: Path) -> None:
+    task = pixel_task(data)
+    task.load_dataset("train")
+    first, second = (
+        task.get_batch_iterator(task.dataset("train"), max_sentences=2, seed=1, epoch=epoch) for epoch in (1, 2)
+    )
+    assert first is not second
+
+
 # What is refused
 
 

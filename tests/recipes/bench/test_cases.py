@@ -140,6 +140,13 @@ def test_training_and_a_wrong_model(monkeypatch):
     assert mismatches["flash_lm"] is not None and mismatches["transformer_pp_lm"] is None
 
 
+@pytest.mark.parametrize("options", [{"causal": False}, {"causal": True, "kernel": "laplace"}])
+def test_maps_refuse_options_that_they_do_not_compute(options):
+    unit = GatedAttentionUnit(16, chunk_size=4, **options)
+    with training.attention_written_out(), pytest.raises(ValueError, match="False|laplace"):
+        unit(torch.randn(1, 9, 16))
+
+
 def test_a_training_step_changes_every_parameter():
     parameter = torch.ones(3, requires_grad=True)
     step = training.training_step(lambda: (parameter * torch.tensor([1.0, 2.0, -1.0])).sum(), [parameter])

@@ -8,7 +8,7 @@ from torch import nn
 
 from common.files.json_files import read
 from recipes.bench.compile_time import __main__ as command
-from recipes.bench.compile_time.one import Cost, compile_cost
+from recipes.bench.compile_time.one import Cost, compile_cost, language_model
 
 
 class Product(nn.Module):
@@ -38,6 +38,11 @@ def test_the_cost_of_a_product_is_counted():
 
 def test_what_differs_under_torch_compile_is_seen():
     assert cost_of(wrong=True).difference > 0.1
+
+
+@pytest.mark.parametrize("architecture", ["flash_lm", "linear_lm"])
+def test_gated_attention_units_are_as_many_as_layers_of_other_models(architecture):
+    assert len(language_model(architecture).decoder.layers) == 2
 
 
 def test_every_causal_mechanism_is_measured_and_no_other():

@@ -1,7 +1,9 @@
 """Comparing, timing and measuring memory of synthetic work: wrong results are never timed, times are right."""
 
+import gc
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -158,6 +160,16 @@ def test_short_functions_are_repeated_until_the_device_has_finished(monkeypatch)
     assert times == pytest.approx([1.0 + 4 * timing.LEAST_SECONDS] * len(times))
 
 
+def test_garbage_collection_goes_on_after_an_error():
+    def fails_in_the_first_round():
+        if not gc.isenabled():
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        timing.interleave([fails_in_the_first_round], lambda: None)
+    assert gc.isenabled()
+
+
 def test_quartiles_and_ratio():
     assert timing.quartiles([5.0]) == (5.0, 5.0, 5.0)
     assert timing.quartiles([4.0, 1.0, 2.0, 3.0, 100.0]) == (2.0, 3.0, 4.0)
@@ -185,10 +197,20 @@ def test_a_disturbed_measurement_is_repeated_and_the_quietest_is_kept(outcomes, 
     loads, waiting = itertools.count(), iter(outcomes)
     monkeypatch.setattr(noise, "other_load", lambda: next(loads) / 10)
     assert noise.quietest(lambda: next(waiting)) == kept
+    monkeypatch.setattr(noise, "MOST_SECONDS", 0.0)
+    assert noise.quietest(lambda: [HALF]).attempts == 1, "nothing is repeated after the limit"
 
 
-def test_the_load_of_other_programs_is_a_share():
-    assert 0.0 <= noise.other_load() <= 1.0
+@pytest.mark.parametrize("total, own, load", [(75.0, 50.0, 0.5), (50.0, 100.0, 0.0), (10.0, 60.0, 0.0)])
+def test_the_load_is_what_other_programs_use_of_all_cores(total, own, load, monkeypatch):
+    """All programs use ``total`` percent of two cores, and this process ``own`` percent of one core."""
+    process = SimpleNamespace(cpu_percent=lambda: own)
+    machine = SimpleNamespace(Process=lambda: process, cpu_percent=lambda interval: total, cpu_count=lambda: 2)
+    monkeypatch.setattr(noise, "psutil", machine)
+    assert noise.other_load() == load
+
+
+def test_spread_is_a_part_of_the_median():
     assert [round(noise.spread(times), 9) for times in (STEADY, FIFTH, HALF)] == [0.0, 0.2, 0.5]
 
 

@@ -71,11 +71,18 @@ def test_tables(results):
         assert "a cpu, 2 cores, 2 threads, 24 GiB" in text and "abc1234" in text
 
 
+def test_floors_of_noisy_times_are_marked(results):
+    with_rates = results._replace(records=[*rates(), *results.records])
+    (table,) = [table for table in report.tables(with_rates, CASES, []) if table.title.endswith("the floor")]
+    assert [row[5].endswith(" ~") for row in table.rows if row[2] == FLOW] == [True, False, False]
+
+
 def test_pictures(results, monkeypatch, tmp_path):
     """Pictures of cases with several sizes; noisy times have hollow markers. The summary needs both its cases."""
-    white = []
+    titles, white = [], []
 
     def look(figure, path, **options):
+        titles.extend(axes.get_title() for axes in figure.axes)
         white.extend(
             list(line.get_xdata()) for axes in figure.axes for line in axes.lines if line.get_color() == "white"
         )
@@ -83,6 +90,7 @@ def test_pictures(results, monkeypatch, tmp_path):
 
     monkeypatch.setattr(picture, "save", look)
     assert picture.draw(results, CASES, tmp_path) == [tmp_path / "causal_flow.png"] and white == [[256]]
+    assert ["noisy" in title for title in titles] == [True, False], "times, and memory"
     with working_folder(tmp_path / "out", "recipes.bench"):
         path = tmp_path / "out" / summary.NAME
         assert not summary.draw(results, path)
@@ -127,6 +135,7 @@ FIGURES = [
     ("speed", 1.6, SMALL, NO, {}),
     ("speed", 1, LARGE, NOT_MEASURED, {}),
     ("speed", 1, NOISY_SMALL, NOISY, {}),
+    ("speed", 1, pair(512, 0.5, ours=HALF), NOISY, {}),
     ("speed", 1, [*SMALL, *pair(1024, theirs=HALF), *rates(HALF)], YES, {}),  # noise elsewhere
     ("time", 0.67, SMALL, YES, {}),
     ("time", 0.66, SMALL, NO, {}),
@@ -139,6 +148,8 @@ FIGURES = [
     ("break-even", 512, SMALL + LARGE, YES, {}),
     ("break-even", 512, pair(512, 0.5) + LARGE, NO, {}),
     ("break-even", 512, SMALL + pair(1024, 0.5), NO, {}),
+    ("break-even", 512, SMALL + pair(1024, ours=HALF), NOISY, {}),
+    ("break-even", 512, pair(256, ours=HALF) + SMALL + LARGE, YES, {}),  # noise at a shorter length
     ("break-even", 512, SMALL, NOT_MEASURED, {}),  # twice the length is missing
     ("memory", 3, pair(512, ours=HALF), YES, {}),  # for any times
     ("memory", 2.9, SMALL, NO, {}),
@@ -166,6 +177,8 @@ def test_floors():
     speed = Target("causal_flow", FORWARD, 64, FLOW, AUTHORS, "speed", FLOOR)
     bounded = targets.judge(Results(MACHINE, [*rates(), flow_record, authors_record]), speed)
     assert bounded[2:] == ("the bound: 20 times", "10 times", "0.50 of the bound")
+    bounded = targets.judge(Results(MACHINE, [*rates(), flow_record, authors_record]), speed._replace(figure="time"))
+    assert bounded[2:] == ("the bound: 0.0499 times", "0.1 times", "0.50 of the bound")
     assert targets.judge(Results(MACHINE, [flow_record, authors_record]), speed).reached == NOT_MEASURED
     step = timed("flash_lm_512", 64, TRAINING, "flash_lm", 2.0)
     (least,) = floors(Results(MACHINE, [*rates(), step]), CASES["flash_lm_512"])

@@ -295,6 +295,8 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
     language_checkpoint(tmp_path / "oblong.pt", "daft_conv_lm", "pixel_modeling", tokens=60, daft_window=9)
     with pytest.raises(ValueError, match="60 subpixels; allowed.*--image"):
         key_maps(load_model(tmp_path / "oblong.pt"), image)
+    with pytest.raises(ValueError, match="4 channels; allowed.*--image"):
+        key_maps(argparse.Namespace(model=vision(in_chans=4), reads="images", data={}), image)
     (tmp_path / "text.png").write_text("no image")
     for wrong in ("text.png", "missing.png"):
         with pytest.raises(ValueError, match=f"^--image is .*{wrong}.*; allowed"):
@@ -333,6 +335,15 @@ def test_biases_are_drawn_in_one_scale_of_colours(causal, figures, tmp_path):
     assert images[0].get_extent() == ([-700.5, 0.5, 2.5, 0.5] if causal else [-350.5, 350.5, 2.5, 0.5])
     with Image.open(tmp_path / "x.png") as picture:
         assert picture.width > 400 and len(picture.convert("RGB").getcolors(2**24)) > 50
+
+
+def test_biases_of_all_pairs_are_drawn_as_a_matrix(figures, tmp_path):
+    values = np.where(np.triu(np.ones((7, 7), bool), 1), np.nan, 0.2)
+    drawing.draw_biases([Bias(values, True, True)] * 2, 8, "Model", tmp_path / "x.png")
+    for axes in panels(figures[0]):
+        assert np.array_equal(np.ma.filled(axes.images[0].get_array(), np.nan), values, equal_nan=True)
+        assert axes.get_xlabel() == "token seen"
+    assert "7 x 7 tokens" in figures[0].get_suptitle()
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 12.0])

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from recipes.demo import __main__ as demo
 from recipes.demo import images, train_digits
 from recipes.shared.digits import VALIDATION_DIGITS, write_digits
+from recipes.shared.image_training import validate
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,13 @@ def test_a_training_is_its_seeds(folder, tmp_path):
         assert train_digits.main(arguments) == 0
         summaries.append(images.read_summary(tmp_path / "out" / name / "summary.csv"))
     assert summaries[0] == summaries[1] and summaries[0][0].train_loss != summaries[2][0].train_loss
+
+
+def test_nothing_is_dropped_in_validation():
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 10)).train()
+    pixels, labels = torch.randn(6, 3, 2, 2), torch.arange(6)
+    loss = validate(model, [(pixels, labels)])["loss"]
+    assert loss == pytest.approx(nn.functional.cross_entropy(model[2](pixels.flatten(1)), labels).item())
 
 
 def test_missing_scripts_are_said_before_anything_is_done(tmp_path, capsys):

@@ -1,6 +1,8 @@
 """The table and the picture, from small synthetic results."""
 
 import json
+import os
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -57,6 +59,13 @@ def test_text_table(text, images):
     header = next(line for line in lines if "perplexity" in line)
     row = next(line for line in lines if "transformer_lm" in line)
     assert header.index("perplexity") + len("perplexity") == row.index("128.0") + len("128.0")  # aligned right
+
+
+def test_a_run_says_its_machine_versions_and_minutes():
+    run = tables.describe_run("python -m recipes.demo", 90.0)
+    assert run.command == "python -m recipes.demo" and run.minutes == 1.5
+    assert run.machine.startswith(f"{os.cpu_count()} CPU cores")
+    assert {f"{name} {metadata.version(name)}" for name in ("torch", "timm")} <= set(run.versions.split(", "))
 
 
 def test_written_files(text, images, tmp_path):

@@ -56,3 +56,13 @@ def test_models_have_the_same_shape(monkeypatch, tmp_path):
         command[command.index(architecture)] = "NAME"
         command[-1] = "FOLDER"
     assert commands[0] == commands[1] == commands[2]
+
+
+def test_a_token_without_a_score_is_an_error(monkeypatch, tmp_path):
+    def run(command, log):
+        log.parent.mkdir()
+        log.write_text("Evaluated 90 tokens in 1.0s\nLoss (base 2): 7.0, Perplexity: 128.0\n")
+
+    monkeypatch.setattr(text, "run", run)
+    with pytest.raises(ValueError, match="90 tokens .* all 100"):
+        text.evaluate(tmp_path, "flowformer_lm", 100)

@@ -82,6 +82,12 @@ def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Pa
     assert np.allclose(weights.weights, expected / expected.mean(), atol=1e-5)
 
 
+def test_a_grid_has_the_shape_of_the_image(tmp_path: Path, images: list[Path]) -> None:
+    loaded = load_image_model(save(tmp_path / "flow", "flow", size=(16, 64), **{**SMALL, "img_size": (16, 64)}))
+    image, weights = pictures.style_of(loaded, pictures.attentions(loaded)[-1], pictures.read_image(images[1]))
+    assert image.shape == (16, 64, 3) and weights.weights.shape == weights.allocation.shape == (2, 8)
+
+
 def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:
     """Competition and allocation (a gate) of a hierarchical Flowformer; the first stage has most tokens."""
     model = "flowformer_hier_test"

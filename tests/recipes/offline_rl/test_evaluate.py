@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 from recipes.offline_rl import cost, evaluate
 from recipes.offline_rl.acting import evaluate as played
@@ -57,6 +58,15 @@ def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys:
     assert "the data's own lowest and highest" in printed and "trained on Pendulum-v1, own data" in printed
     content = json.loads(output.read_text())
     assert [episode["target"] for episode in content["episodes"][files[0]]] == [-1500.0, -1500.0, -300.0, -300.0]
+
+
+@pytest.mark.parametrize("name, words", [("hopper-medium-replay-v2", ["D4RL's", "Flowformer 75."]), ("mine", ["own"])])
+def test_scores_of_the_papers_data_have_its_row_beside_them(name: str, words: list[str]) -> None:
+    description = EpisodeDescription(name, "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
+    evaluation = SimpleNamespace(milliseconds=1.0, episodes=[SimpleNamespace(target=10.0, total=20.0)])
+    notes = evaluate.table(description, [evaluation], [10.0]).notes
+    assert len(notes) == 2 + len(words)
+    assert words[0] in notes[0] and words[-1] in " ".join(notes)
 
 
 @pytest.mark.parametrize(

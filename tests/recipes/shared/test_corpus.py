@@ -68,6 +68,12 @@ def test_split_by_file_shares_no_document(library):
         assert least <= size < least + corpus.MAX_FILE_BYTES
 
 
+def test_split_by_file_stops_when_every_split_is_full():
+    documents = [Document(str(i), "x" * 10) for i in range(10)]
+    splits = corpus.split_by_file(iter(documents), {"test": 10, "valid": 11, "train": 20})
+    assert {name: len(split) for name, split in splits.items()} == {"test": 1, "valid": 2, "train": 2}
+
+
 def test_split_by_file_needs_a_document_for_every_split():
     with pytest.raises(ValueError, match="no document left for the splits valid, train"):
         corpus.split_by_file(iter([Document("a", "x")]), {"test": 1, "valid": 1, "train": 1})

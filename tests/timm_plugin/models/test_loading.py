@@ -55,12 +55,10 @@ def start_released(path, classes, **kwargs):
 
 
 def test_released_outputs(released, released_file, caplog):
-    before = copy_of(released)
     model = start_released(released_file, 7)
     x = images(model)
     assert_close("logits", model(x), released_forward(x, released, DEPTHS), 1e-5)
     assert warnings_of(caplog) == []  # no tensor is left out or new
-    assert_same(released, before)
     sizes = {name: value for name, value in RELEASED.items() if name != "num_classes"}
     converted = convert("flowformer_hier_s_12h", Path(released_file), sizes).eval()
     assert torch.equal(converted(x), model(x))  # the classifier is the file's

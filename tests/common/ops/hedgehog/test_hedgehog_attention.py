@@ -1,4 +1,4 @@
-"""Hedgehog beyond the contract: its features, the initial values of its maps, and refused arguments."""
+"""Hedgehog beyond the contract: its features and the initial values of its maps."""
 
 import torch
 

@@ -85,3 +85,16 @@ def test_resized_biases_keep_what_belongs_to_a_distance(heads):
 def test_biases_of_another_shape_are_refused(shape):
     with refused("bias", f"has shape {shape}", "for chunk_size = 5 and 3 heads: (9,), (5, 5), (3, 9), (3, 5, 5)"):
         check_bias(torch.zeros(shape), 5, 3, LIKE, "chunk_size")
+
+
+@pytest.mark.parametrize(
+    "bias, given, allowed",
+    [
+        (torch.zeros(9, dtype=torch.long), "torch.int64", "floating point"),
+        ([0.0] * 9, "list", "floating point"),
+        (torch.zeros(9, device="meta"), "meta", "cpu"),
+    ],
+)
+def test_biases_that_are_no_floating_point_tensor_here_are_refused(bias, given, allowed):
+    with refused("bias", given, allowed):
+        check_bias(bias, 5, 3, LIKE, "chunk_size")

@@ -1,4 +1,4 @@
-"""T2R beyond the contract: its floor, its scale, its initial map, and refused arguments."""
+"""T2R beyond the contract: its floor, its scale and its initial map."""
 
 import torch
 
