@@ -80,7 +80,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 @torch.no_grad()
-def style_of(loaded: Loaded, attention: nn.Module, image: Image.Image) -> tuple[np.ndarray, Seen]:
+def weights_seen(loaded: Loaded, attention: nn.Module, image: Image.Image) -> tuple[np.ndarray, Seen]:
     """Run the model on an image; returns the image as the model reads it, (H, W, 3) in 0..1, and the weights.
 
     Raises:
@@ -225,7 +225,7 @@ def _draw(options: argparse.Namespace) -> list[Path]:
     for checkpoint in options.checkpoint:
         loaded = load_image_model(checkpoint)
         attention = _layer(attentions(loaded), options.layer, checkpoint)
-        results = [style_of(loaded, attention, image) for image in files]
+        results = [weights_seen(loaded, attention, image) for image in files]
         images = images or [image for image, _ in results]
         columns.append([seen for _, seen in results])
         kind = getattr(attention, "name", None) or type(attention).__name__

@@ -76,7 +76,7 @@ def _after(note: Callable[..., None], function: Callable[..., Any]) -> Callable[
 
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{name} of Triton's interpreter is not counted")
+        raise RuntimeError(f"{name} of Triton's interpreter is not counted")
 
     return refuse
 
