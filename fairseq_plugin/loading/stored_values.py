@@ -122,7 +122,7 @@ def _parts(name: str, content: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _content(value: Any) -> Any:
-    """What omegaconf's nodes and namespaces hold, one level of it; any other ``value`` itself."""
+    """The content of one of omegaconf's nodes or of a namespace, one level of it; any other ``value`` itself."""
     if isinstance(value, Node):
         return _content(value._value())
     return vars(value) if isinstance(value, Namespace) else value
