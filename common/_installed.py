@@ -1,10 +1,38 @@
-"""Imports of the packages that a plugin needs; each failure is an ImportError with its cause and a command."""
+"""Imports of the packages that a plugin needs; each failure is an ImportError with its cause and a command.
+
+A plugin runs this file by its path, since the package ``common`` that Python finds may be another one.
+"""
 
 import importlib
+import importlib.util
 import os
 import re
 from pathlib import Path
 from types import ModuleType
+
+
+def check_common(plugin: str) -> None:
+    """Raise ImportError unless the package ``common`` that Python finds belongs to this project, as ``plugin`` needs.
+
+    An error inside this project's ``common``, for example because torch is missing, is raised unchanged.
+    """
+    folder = Path(__file__).resolve().parent
+    try:
+        common = importlib.import_module("common")
+        reason = f"Python found another one in {location(common)}"
+    except Exception as error:  # another package of that name may raise anything
+        spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
+        origin = getattr(spec, "origin", None)
+        if origin is not None and Path(origin).resolve().parent == folder:
+            raise
+        common = None
+        failed = f"Python found another one in {origin}, which fails: {type(error).__name__}: {error}"
+        reason = "it is not on the path" if spec is None else failed
+    if getattr(common, "DISTRIBUTION", None) != "lineartime":
+        raise ImportError(
+            f"{plugin} needs lineartime's package common, but {reason}. Run: export PYTHONPATH='{folder.parent}'"
+            '"${PYTHONPATH:+:$PYTHONPATH}" (if another common is in the folder of your script, rename it)'
+        )
 
 
 def install_command(extra: str) -> str:

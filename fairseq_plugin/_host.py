@@ -6,7 +6,7 @@ Every failed check is one ImportError with its cause and a command that helps.
 import argparse
 import collections
 import importlib
-import importlib.util
+import runpy
 import typing
 from pathlib import Path
 
@@ -24,26 +24,11 @@ def check_host() -> None:
 def check_common() -> None:
     """Raise ImportError unless the package ``common`` that Python finds belongs to this project.
 
-    An error inside this project's ``common``, for example because torch is missing, is raised unchanged.
+    The check is in the ``common`` beside this plugin, if there is one, whatever Python finds by that name.
     """
-    root = Path(__file__).resolve().parents[1]
-    try:
-        common = importlib.import_module("common")
-        location = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
-        reason = f"Python found another one in {location}"
-    except Exception as error:  # another package of that name may raise anything
-        spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
-        location = getattr(spec, "origin", None)
-        if location is not None and Path(location).resolve().parent == root / "common":
-            raise
-        common = None
-        failed = f"Python found another one in {location}, which fails: {type(error).__name__}: {error}"
-        reason = "it is not on the path" if spec is None else failed
-    if getattr(common, "DISTRIBUTION", None) != "lineartime":
-        raise ImportError(
-            f"fairseq_plugin needs lineartime's package common, but {reason}. Run: export PYTHONPATH='{root}'"
-            '"${PYTHONPATH:+:$PYTHONPATH}" (if another common is in the folder of your script, rename it)'
-        )
+    beside = Path(__file__).resolve().parents[1] / "common" / "_installed.py"
+    checks = runpy.run_path(str(beside)) if beside.is_file() else vars(importlib.import_module("common._installed"))
+    checks["check_common"]("fairseq_plugin")
 
 
 def check_fairseq() -> None:

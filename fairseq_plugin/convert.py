@@ -30,7 +30,7 @@ from common.files.tensor_files import save
 from common.modules.stored_options import is_record, read_record
 from common.ops.shared.checks import ArgumentError
 
-from .loading.checkpoint_config import EMBEDDING_FILES, check_configuration, configuration_errors
+from .loading.checkpoint_config import EMBEDDING_FILES, check_configuration
 from .loading.checkpoints import (
     HOW_TO_TRANSFER,
     CheckedLoading,
@@ -40,6 +40,7 @@ from .loading.checkpoints import (
     stock_overrides,
     stored_architecture,
 )
+from .loading.configuration_errors import configuration_errors
 from .loading.known_options import check_names, model_options
 from .models._configuration import read_stock
 from .modules.converted import converted_attentions

@@ -4,7 +4,7 @@ Every failure is one ImportError: its cause, and the command that helps.
 """
 
 import importlib
-import importlib.util
+import runpy
 from pathlib import Path
 
 #: The oldest timm that this plugin works with; setup.cfg asks for the same.
@@ -23,28 +23,13 @@ def check_host() -> None:
 
 
 def check_common() -> None:
-    """Raise ImportError unless the package ``common`` that Python finds is this project's.
+    """Raise ImportError unless the package ``common`` that Python finds belongs to this project.
 
-    An error inside this project's ``common``, such as a missing torch, is raised unchanged.
+    The check is in the ``common`` beside this plugin, if there is one, whatever Python finds by that name.
     """
-    root = Path(__file__).resolve().parents[1]
-    try:
-        common = importlib.import_module("common")
-        location = getattr(common, "__file__", None) or list(getattr(common, "__path__", ["an unknown place"]))
-        problem = f"Python found another one in {location}"
-    except Exception as error:  # whatever another package of that name raises
-        spec = None if getattr(error, "name", None) == "common" else importlib.util.find_spec("common")
-        location = getattr(spec, "origin", None)
-        if location is not None and Path(location).resolve().parent == root / "common":
-            raise
-        common = None
-        failure = f"Python found another one in {location}, which fails: {type(error).__name__}: {error}"
-        problem = "it is not on the path" if spec is None else failure
-    if getattr(common, "DISTRIBUTION", None) != "lineartime":
-        raise ImportError(
-            f"timm_plugin needs lineartime's package common, but {problem}. Run: export PYTHONPATH='{root}'"
-            '"${PYTHONPATH:+:$PYTHONPATH}" (if another common is in the folder of your script, rename it)'
-        )
+    beside = Path(__file__).resolve().parents[1] / "common" / "_installed.py"
+    checks = runpy.run_path(str(beside)) if beside.is_file() else vars(importlib.import_module("common._installed"))
+    checks["check_common"]("timm_plugin")
 
 
 def check_torchvision() -> None:

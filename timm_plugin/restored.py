@@ -14,6 +14,7 @@ from common.attention import ATTENTIONS
 from common.ops.shared.checks import allowed_names, shortened
 
 from .layers.attention import SelfAttention, attention_layer
+from .models._build import check_depth
 from .models._default_cfg import untrained_cfg
 from .models._registry import register_once
 from .models._weights import fit_hierarchical, fit_vision_transformer
@@ -49,6 +50,7 @@ def lineartime(
             f"of is {shortened(of)}; allowed for {ARCHITECTURE}: the name of a model, as a folder stores it"
         )
     _refuse_further(kwargs)
+    check_depth(kwargs)
     layers = _read_layers(attention)
     model = model_entrypoint(of)(pretrained=False, **kwargs)
     _check_places(model, layers, of)

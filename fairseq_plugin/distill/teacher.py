@@ -21,8 +21,9 @@ from torch import nn
 
 from common.checkpoints import check_state_dict, read_checkpoint
 
-from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration, configuration_errors
+from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration
 from ..loading.checkpoints import hint, stored_architecture
+from ..loading.configuration_errors import configuration_errors
 from ..loading.known_options import option_field
 
 #: Overrides of the stored configuration: options that a teacher does not need, since it computes no gradients.

@@ -15,6 +15,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor, nn
 
+from common.files.json_files import parse
 from common.files.output_files import new_path
 from common.files.tensor_files import digest, read_safetensors, save_safetensors
 
@@ -79,7 +80,7 @@ class PromptState:
             tensors, metadata = read_safetensors(Path(path))
             if metadata.get("format") != _FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}")
-            maker, temperature = json.loads(metadata["maker"]), float(json.loads(metadata["temperature"]))
+            maker, temperature = parse(metadata["maker"]), float(parse(metadata["temperature"]))
             tokens, scores = tensors.pop("tokens").long(), tensors.pop("scores")
             states: list[dict[str, Tensor]] = [{} for _ in maker["models"]]
             for name, tensor in tensors.items():

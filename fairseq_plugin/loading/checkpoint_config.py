@@ -7,29 +7,24 @@ not depend on which options it evaluates: no text may be code, whatever the name
 
 import ast
 import json
+import math
 import os
 import re
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from itertools import islice
 from typing import Any
 
-import numpy as np
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import safe_getattr
-from hydra.errors import HydraException
-from omegaconf import OmegaConf, ValueNode
-from omegaconf.errors import OmegaConfBaseException
 
-from common.ops.shared.checks import ArgumentError
+from common.ops.shared.checks import shortened
 
-from .known_options import ConfigurationError, model_options
+from .known_options import model_options
+from .stored_values import stored_options
 
 #: Words, numbers, paths and symbols such as </s>. Such an expression calls nothing, since it has no brackets and no
 #: quotes, for which Python allows no other characters of Unicode. Products, powers and shifts are excluded, since they
@@ -61,67 +56,36 @@ _HUB_FILES = {
 }
 #: Groups of options that are not read when a model is loaded.
 _NOT_READ = ("criterion", "optimizer", "lr_scheduler", "scoring", "simul_type", "job_logging_cfg")
-#: Errors raised for options of wrong types.
-_FAULTS = (
-    OmegaConfBaseException,
-    HydraException,
-    AssertionError,
-    ArithmeticError,
-    AttributeError,
-    KeyError,
-    MemoryError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-#: An interpolation that refers to another option of the same configuration.
-_REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
-#: The most values in a configuration, and in a list that a reference names. fairseq's own have about a thousand and
-#: ten; nested lists, and references to lists of references, could use up all memory.
-_MOST_VALUES, _MOST_NAMED = 20_000, 1_000
 #: The most characters of a text that fairseq could evaluate. Python needs about a kilobyte per character to parse some.
 _MOST_CHARACTERS = 1_000_000
-
-
-@contextmanager
-def configuration_errors(path: str, overrides: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Turn any error from reading a malformed configuration inside the ``with`` block into one ValueError.
-
-    ``path`` is the checkpoint of the configuration, and ``overrides`` are the user's options that replace stored ones.
-    """
-    try:
-        yield
-    except _FAULTS as error:
-        source = f"the checkpoint {path!r}" + (f" with `model_overrides` {overrides!r}" if overrides else "")
-        if isinstance(error, ConfigurationError):
-            raise ArgumentError(f"{source} has a configuration that cannot be read: {error}") from error
-        foreign = isinstance(error, OmegaConfBaseException) or not isinstance(error, ValueError)
-        if not foreign and "allowed" in str(error):  # the message is complete
-            raise
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ArgumentError(
-            f"{source} has a configuration that cannot be read ({reason}); allowed: what "
-            "fairseq-train writes, and options of the kinds that the model declares"
-        ) from error
+#: A number of layers that is allowed whatever the weights, which may be those of a few layers that were kept.
+_MOST_LAYERS = 1_000
 
 
 def check_configuration(state: Mapping[str, Any], path: str) -> None:
-    """Refuse texts in the configuration of the checkpoint ``state`` that fairseq could run or resolve.
+    """Refuse what the configuration of the checkpoint ``state`` would make fairseq run, resolve, or build without end.
 
     O(number of options). ``path`` is for messages.
 
     Raises:
         ValueError: a text is neither words nor a literal, and its option is not in ``FREE_TEXTS``; an interpolation
-        refers to anything but another option; the name of a tokenizer or of another part is a path; or the
-        configuration is malformed. The message names the file, the
-        option and its value.
+        refers to anything but another option; the name of a tokenizer or of another part is a path; there are far more
+        layers than the weights are for; or the configuration is malformed. The message names the file, the option and
+        its value.
     """
-    for name, value in _stored_options(state, path, leave_out=("job_logging_cfg",)):
-        if name not in FREE_TEXTS and not _is_data(value):
+    weights = state.get("model")
+    most_layers = max(_MOST_LAYERS, len(weights) if isinstance(weights, Mapping) else 0)
+    for name, value in stored_options(state, path, leave_out=("job_logging_cfg",)):
+        if name in FREE_TEXTS:
+            continue
+        if not _is_data(value):
             raise ValueError(f"the checkpoint {path!r} has {_no_data(name, value)}")
         if name in REGISTRIES and isinstance(value, str) and os.sep in value:  # hydra would read a file of that name
             raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: a name, no path")
+        if _layers(name, value) > most_layers:
+            raise ValueError(
+                f"the checkpoint {path!r} has {name} = {shortened(value)}; allowed: at most {most_layers:,}"
+            )
 
 
 def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any]) -> None:
@@ -139,7 +103,7 @@ def check_files(state: Mapping[str, Any], path: str, options: Mapping[str, Any])
     tokenizer_options = list(_tokenizer_options())
     defaults = {field.default for field in tokenizer_options if isinstance(field.default, str)}
     files = _FILES.union(field.name for field in tokenizer_options) - _NO_FILES
-    for name, value in _stored_options(state, path, leave_out=_NOT_READ):
+    for name, value in stored_options(state, path, leave_out=_NOT_READ):
         if name in not_followed or not isinstance(value, str) or value in defaults:
             continue
         if os.sep in value or (value and name in files):
@@ -169,7 +133,7 @@ def check_texts(model: type, args: Any) -> None:
 
 def _is_data(value: Any) -> bool:
     """Whether evaluating ``value`` calls nothing: it is no text, or short words, or a short literal."""
-    if not isinstance(value, (str, bytes)):
+    if not isinstance(value, (str, bytes, bytearray)):
         return True
     if len(value) > _MOST_CHARACTERS:
         return False
@@ -187,98 +151,28 @@ def _is_data(value: Any) -> bool:
 def _no_data(name: str, value: Any) -> str:
     if len(value) > _MOST_CHARACTERS:
         return f"{name} of {len(value):,} characters; allowed: at most {_MOST_CHARACTERS:,}"
-    return f"{name} = {value!r}; allowed: numbers, words, and lists and dictionaries as Python writes them, no code"
+    allowed = "numbers, words, and lists and dictionaries as Python writes them, no code"
+    return f"{name} = {shortened(value)}; allowed: {allowed}"
 
 
-def _stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Names and values of all options of a checkpoint, at any depth, with allowed interpolations resolved.
-
-    ``leave_out`` are groups to skip in a nested configuration.
-    """
-    arguments, config = state.get("args"), state.get("cfg")
-    if arguments is not None:
-        yield from _without_interpolations(arguments, path)
-    if config is not None:
-        _check_references(config, path)
-        groups = {name: group for name, group in _resolved(config, path).items() if name not in leave_out}
-        yield from _without_interpolations(groups, path)
+def _layers(name: str, value: Any) -> float:
+    """How many layers the option ``name`` asks for; 0 if it is no number of layers, and no list of layers to keep."""
+    if name.endswith("layers_to_keep"):
+        return value.count(",") + 1 if isinstance(value, str) else 0
+    return _as_number(value) if name == "layers" or name.endswith("_layers") else 0
 
 
-def _check_references(config: Any, path: str) -> None:
-    """ValueError for an interpolation in ``config`` that does not refer to a value or to a few plain values."""
-    for name, value in _leaves(config, path):
-        if not _has_reference(value):
+def _as_number(value: Any) -> float:
+    """The number that fairseq may convert ``value`` to, which may be a text of it; 0 if it is none."""
+    for parse in (float, ast.literal_eval):  # texts of numbers, and literals such as 0x10 or a quoted number
+        try:
+            number = parse(value)
+            return number if isinstance(number, float) else _as_number(number)
+        except OverflowError:
+            return math.inf
+        except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        reference = _REFERENCE.fullmatch(str(value))
-        if reference is None or not _is_small(_named(config, reference[1].split(".")), path):
-            raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: the name of another option")
-
-
-def _has_reference(value: Any) -> bool:
-    return not isinstance(value, int) and "${" in str(value)  # Python does not print integers of thousands of digits
-
-
-def _named(config: Any, parts: list[str]) -> Any:
-    """The value in ``config`` at the path ``parts``, outermost name first; None if there is none."""
-    for part in parts:
-        config = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
-        config = vars(config) if isinstance(config, Namespace) else config
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
-
-
-def _is_small(named: Any, path: str) -> bool:
-    """Whether ``named`` is one value, or a few values without references."""
-    if isinstance(named, (str, bytes, int, float, bool)) or named is None:
-        return True
-    leaves = _leaves(named, path)
-    return len(leaves) <= _MOST_NAMED and not any(_has_reference(value) for _, value in leaves)
-
-
-def _without_interpolations(options: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of ``options``; ValueError for an interpolation, which another configuration would resolve."""
-    for name, value in _leaves(options, path):
-        if _has_reference(value):
-            raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: no interpolation")
-        yield name, value
-
-
-def _resolved(config: Any, path: str) -> dict[str, Any]:
-    """A nested configuration as plain values."""
-    with configuration_errors(path):
-        groups = OmegaConf.to_container(OmegaConf.create(config, flags={"allow_objects": True}), resolve=True)
-        if not isinstance(groups, dict):
-            raise TypeError(f"a {type(groups).__name__}")
-        return groups
-
-
-def _leaves(options: Any, path: str) -> list[tuple[str, Any]]:
-    """All values in nested containers, each with the name of its nearest key; nothing is resolved."""
-    with configuration_errors(path):
-        leaves = list(islice(_walk("cfg", options), _MOST_VALUES + 1))
-    if len(leaves) > _MOST_VALUES:
-        raise ValueError(
-            f"the checkpoint {path!r} has a configuration of too many values; allowed: at most {_MOST_VALUES:,}"
-        )
-    return leaves
-
-
-def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (ValueNode, np.ndarray)):  # fairseq would convert it to a text
-        yield from _walk(name, value.tolist() if isinstance(value, np.ndarray) else value._value())
-        return
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value, resolve=False)
-    elif isinstance(value, Namespace):
-        value = vars(value)
-    if isinstance(value, Mapping) and value:  # an empty container counts as a value, since their number is limited too
-        for key, item in value.items():
-            yield from _walk(str(key), item)
-    elif isinstance(value, (list, tuple, set, frozenset)) and value:
-        for item in value:
-            yield from _walk(name, item)
-    else:
-        yield name, value
+    return 0
 
 
 def _not_followed() -> set[str]:

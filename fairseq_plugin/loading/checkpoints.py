@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from common.checkpoints import LoadReport, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
 from common.modules.stored_options import is_record
 
-from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files, configuration_errors
+from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files
+from .configuration_errors import configuration_errors
 from .folders import find_folder
 from .known_options import check_names, checkpoint_options, model_options
 from .weight_options import attention_hints, option_hints

@@ -20,7 +20,6 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
 from common.attention import InnerAttention
-from common.ops.shared.checks import check_positive_int
 from common.ops.shared.tracing import may_be_exported
 
 from ..data.episodes import TOKENS
@@ -35,9 +34,8 @@ from ._options import (
     checkpointing_field,
     complete_checkpointing,
     errors_with_options,
-    flag_of,
     offloading_field,
-    plain_options,
+    plain_options_with_sizes,
 )
 from ._weight_decay import DecayOptions, MarksDecay
 from .decision_hub_interface import DecisionHubInterface
@@ -94,9 +92,7 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
         """
         if not hasattr(task, "max_episode_length"):
             raise ValueError(f"--task is {type(task).__name__}; allowed with {cls.__name__}: offline_rl")
-        args = plain_options(args)
-        for name in cls.sizes:
-            check_positive_int(flag_of(name), getattr(args, name))
+        args = plain_options_with_sizes(args, cls.sizes)
         args.max_episode_length = task.max_episode_length
         args.max_target_positions = TOKENS * min(task.context or task.max_episode_length, task.max_episode_length)
         cls.complete_options(args)

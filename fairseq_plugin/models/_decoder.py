@@ -61,13 +61,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
             args = OmegaConf.create(OmegaConf.to_container(args, resolve=True, enum_to_str=True))
         super().__init__(args, dictionary, embed_tokens, **host_options)
         del self.build_layer  # it refers to the enums too
-        if self.embed_positions is not None:
-            self.embed_positions = build_positions(self.embed_positions)
-        if self.layer_norm is not None and norm != "layernorm":
-            self.layer_norm = build_norm(norm, self.embed_dim)
-        self.max_tokens = find_max_tokens(self)
-        self.documents = ResetAtEos(bool(safe_getattr(args, "lineartime_reset_at_eos", False)))
-        self.eos_idx = dictionary.eos() if self.documents.resets else None
+        complete_side(self, args, dictionary, build_positions, norm, self.embed_dim)
 
     def build_decoder_layer(self, args: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         """fairseq's hook: one layer, wrapped for activation checkpointing and sharding as fairseq wraps its own."""
@@ -187,6 +181,23 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """None in place of fairseq's (T, T) mask, which our causal attentions do not need."""
         return None
+
+
+def complete_side(
+    side: nn.Module, args, dictionary, build_positions: Callable[[nn.Module], nn.Module], norm: str, width: int
+) -> None:
+    """Give ``side``, a decoder or an encoder that fairseq has just built, what fairseq's own does not have.
+
+    These are the positions of ``build_positions``, the final normalisation ``norm`` of ``width`` channels, the longest
+    input and the documents in a row.
+    """
+    if side.embed_positions is not None:
+        side.embed_positions = build_positions(side.embed_positions)
+    if side.layer_norm is not None and norm != "layernorm":
+        side.layer_norm = build_norm(norm, width)
+    side.max_tokens = find_max_tokens(side)
+    side.documents = ResetAtEos(bool(safe_getattr(args, "lineartime_reset_at_eos", False)))
+    side.eos_idx = dictionary.eos() if side.documents.resets else None
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:

@@ -6,15 +6,12 @@ import torch
 from fairseq.models.roberta import RobertaEncoder
 from fairseq.models.transformer import TransformerConfig, TransformerEncoder
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
-from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
-from common.modules.norms import build_norm
-
-from ..modules.documents import ResetAtEos, begin_after_eos, read_documents, within_documents
+from ..modules.documents import begin_after_eos, read_documents, within_documents
 from ..modules.graphs import NoTorchScript, check_not_exported
-from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
-from ._decoder import wrap_layer
+from ..modules.positions import check_count, check_length, count_real_tokens
+from ._decoder import complete_side, wrap_layer
 
 BuildLayer = Callable[[TransformerConfig], nn.Module]
 
@@ -44,13 +41,7 @@ class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
         self.build_layer = build_layer  # a plain attribute, read by build_encoder_layer inside __init__
         super().__init__(args, dictionary, embed_tokens)
         del self.build_layer  # it cannot be pickled
-        if self.embed_positions is not None:
-            self.embed_positions = build_positions(self.embed_positions)
-        if self.layer_norm is not None and norm != "layernorm":
-            self.layer_norm = build_norm(norm, embed_tokens.embedding_dim)
-        self.max_tokens = find_max_tokens(self)
-        self.documents = ResetAtEos(bool(safe_getattr(args, "lineartime_reset_at_eos", False)))
-        self.eos_idx = dictionary.eos() if self.documents.resets else None
+        complete_side(self, args, dictionary, build_positions, norm, embed_tokens.embedding_dim)
 
     def forward(self, src_tokens: Tensor, *options, **further) -> dict[str, list[Tensor]]:
         """fairseq's forward, for inputs no longer than the model has parameters for."""

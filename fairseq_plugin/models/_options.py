@@ -12,7 +12,7 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
 from common.attention import Option, options_of
-from common.ops.shared.checks import ArgumentError
+from common.ops.shared.checks import ArgumentError, check_positive_int
 
 from ..loading.known_options import model_options, option_field
 from ..modules.multihead_attention import LayerDesign
@@ -64,6 +64,14 @@ def plain_options(args) -> Namespace:
     if OmegaConf.is_config(args):
         return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
     return Namespace(**vars(args))
+
+
+def plain_options_with_sizes(args, sizes: Iterable[str]) -> Namespace:
+    """``plain_options``; ValueError unless each of the options ``sizes`` is a positive integer."""
+    args = plain_options(args)
+    for name in sizes:
+        check_positive_int(flag_of(name), getattr(args, name))
+    return args
 
 
 def attention_config(

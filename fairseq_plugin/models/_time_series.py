@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqEncoder, FairseqEncoderModel
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.modules.stored_options import Remembered
-from common.ops.shared.checks import check_positive_int
 from common.ops.shared.padding import real_positions
 
 from ..loading.checkpoints import CheckedLoading
@@ -32,16 +31,16 @@ from ._options import (
     checkpointing_field,
     complete_checkpointing,
     errors_with_options,
-    flag_of,
     offloading_field,
     option,
-    plain_options,
+    plain_options_with_sizes,
 )
 from ._weight_decay import DecayOptions, MarksDecay
 from .time_series_hub_interface import TimeSeriesHubInterface
 
-POOLINGS = ("flat", "mean", "max", "last")
-POOLING_HELP = (
+#: What ``TimeSeriesHead`` classifies.
+Pooling = ChoiceEnum(("flat", "mean", "max", "last"))
+_POOLING_HELP = (
     "what is classified: flat, the features of all steps side by side; mean, their mean; max, the largest of each; "
     "last, those of the last step"
 )
@@ -49,18 +48,29 @@ POOLING_HELP = (
 _STEP = 1
 
 
+def pooling_field(default: str) -> Any:
+    """The field of ``--pooling``, of the type ``Pooling``."""
+    return option_field(default, _POOLING_HELP)
+
+
 @dataclass
-class TimeSeriesConfig(DecayOptions):
-    """Options of all classifiers of time series, with the authors' defaults."""
+class EncoderSizes(FairseqDataclass):
+    """Number and width of the layers of an encoder, with the authors' defaults."""
 
     encoder_layers: int = option_field(2, "num encoder layers")
     encoder_embed_dim: int = option_field(512, "width of the encoder")
+
+
+@dataclass
+class TimeSeriesConfig(EncoderSizes, DecayOptions):
+    """Options of all classifiers of time series that have attention, with the authors' defaults."""
+
     encoder_ffn_embed_dim: int = option_field(2048, "width inside a feed-forward block")
     encoder_attention_heads: int = option_field(8, "num encoder attention heads")
     dropout: float = option_field(0.1, "dropout probability")
     attention_dropout: float = option_field(0.0, "dropout probability for sources of attention")
     activation_dropout: float = option_field(0.1, "dropout probability after the activation of a feed-forward block")
-    pooling: ChoiceEnum(POOLINGS) = option_field("flat", POOLING_HELP)
+    pooling: Pooling = pooling_field("flat")
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
 
@@ -208,9 +218,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
             raise ValueError(
                 f"--task is {type(task).__name__}; allowed with {cls.__name__}: time_series_classification"
             )
-        args = plain_options(args)
-        for name in cls.sizes:
-            check_positive_int(flag_of(name), getattr(args, name))
+        args = plain_options_with_sizes(args, cls.sizes)
         args.max_source_positions = task.max_length
         cls.complete_options(args)
         with errors_with_options(cls, cls.option_prefix, "encoder"):

@@ -33,12 +33,10 @@ class BcDecisionConfig(FairseqDataclass):
 
 
 @dataclass
-class AwacDecisionConfig(FairseqDataclass):
+class AwacDecisionConfig(BcDecisionConfig):
     """Options of ``awac_decision``; the policy and each critic have the same number of layers."""
 
     decoder_layers: int = option_field(3, "num hidden layers of the policy and of each critic")
-    decoder_embed_dim: int = option_field(256, "width of hidden layers")
-    dropout: float = option_field(0.0, "dropout probability after each hidden layer")
     awac_target_rate: float = option_field(0.005, "by how much the target critics follow the critics in an update")
 
 

@@ -6,7 +6,7 @@ They are trained like the Transformers: by the same task, on the same data, with
 from argparse import Namespace
 from dataclasses import dataclass
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,20 +16,18 @@ from common.ops.shared.padding import real_positions
 
 from ..loading.known_options import option_field
 from ._registration import register_checked
-from ._time_series import POOLING_HELP, POOLINGS, TimeSeriesClassifier, check_batch, place_steps
+from ._time_series import EncoderSizes, Pooling, TimeSeriesClassifier, check_batch, place_steps, pooling_field
 
 #: The negative slope of LeakyReLU in Franceschi's encoder, which is torch's default.
 _SLOPE = 0.01
 
 
 @dataclass
-class LstmTimeSeriesConfig(FairseqDataclass):
+class LstmTimeSeriesConfig(EncoderSizes):
     """Options of ``lstm_time_series``; the paper states none, so layers and width are those of the Transformers."""
 
-    encoder_layers: int = option_field(2, "num encoder layers")
-    encoder_embed_dim: int = option_field(512, "width of the encoder")
     dropout: float = option_field(0.1, "dropout probability")
-    pooling: ChoiceEnum(POOLINGS) = option_field("last", POOLING_HELP)
+    pooling: Pooling = pooling_field("last")
 
 
 @dataclass
@@ -41,7 +39,7 @@ class TcnTimeSeriesConfig(FairseqDataclass):
     tcn_channels: int = option_field(40, "width of the residual blocks before the last one")
     tcn_kernel_size: int = option_field(3, "steps that a convolution weighs")
     dropout: float = option_field(0.1, "dropout probability of the features, before the classes")
-    pooling: ChoiceEnum(POOLINGS) = option_field("max", POOLING_HELP)
+    pooling: Pooling = pooling_field("max")
 
 
 class CausalBlock(nn.Module):

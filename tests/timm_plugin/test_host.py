@@ -69,7 +69,8 @@ def test_new_timm(monkeypatch, tmp_path, version):
 @pytest.mark.parametrize("plugin", ["timm_plugin", "fairseq_plugin"])
 def test_an_error_of_our_own_package_is_not_called_a_foreign_one(monkeypatch, tmp_path, plugin):
     """In a checkout, ``common`` fails because torch or another package is missing."""
-    _fake(monkeypatch, tmp_path, "common", "import no_such_module")
+    folder = _fake(monkeypatch, tmp_path, "common", "import no_such_module")
+    shutil.copy(CHECKOUT / "common" / "_installed.py", folder)
     shutil.copytree(CHECKOUT / plugin, tmp_path / plugin)
     checks = runpy.run_path(str(tmp_path / plugin / "_host.py"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):

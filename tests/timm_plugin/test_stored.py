@@ -212,6 +212,23 @@ def test_a_pattern_of_many_layers_in_a_configuration_builds_no_list(tmp_path):
         timm.create_model(path)
 
 
+@pytest.mark.parametrize(
+    ("make", "depth"),
+    [
+        (lambda: replace_attention(_vit(), "flow"), dict(depth=10**9)),
+        (lambda: replace_attention(_davit(), "flow"), dict(depths=[1, 10**9])),
+        (lambda: timm.create_model("flowformer_hier_test"), dict(depths=[1, 1, 1, 10**400])),
+        (lambda: timm.create_model("flowformer_deit_ti", **SMALL), dict(depth=1e9)),
+        (lambda: timm.create_model("daft_conv_test"), dict(depth=10**9)),
+        (lambda: timm.create_model("flash_vit_s", img_size=32, embed_dim=48, depth=1), dict(depth=10**9)),
+    ],
+)
+def test_blocks_without_end_in_a_configuration_are_not_built(make, depth, tmp_path):
+    path = _folder(tmp_path, make(), **depth)
+    with pytest.raises(ValueError, match="depths? is .*allowed: at most 1,000"):
+        timm.create_model(path, pretrained=True)
+
+
 def test_weights_that_hold_code_do_not_run_it(tmp_path):
     model, trace = replace_attention(_vit(), "flow"), tmp_path / "trace"
     path = _folder(tmp_path, model)

@@ -110,7 +110,8 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or (attn_head_dim is None and dim % num_heads != 0):
+        check_positive_int("num_heads", num_heads)
+        if attn_head_dim is None and dim % num_heads != 0:
             raise ValueError(f"num_heads is {num_heads} and dim {dim}; allowed: a num_heads that divides dim")
         if (qk_norm or scale_norm) and norm_layer is None:
             raise ValueError("norm_layer is None; allowed with qk_norm or scale_norm: a normalisation layer")

@@ -38,8 +38,7 @@ class LayerSpec(NamedTuple):
                 that no mechanism of the pattern has. ``argument`` is the name of the pattern in the message.
         """
         if is_stack(self.attention):
-            options = {**self.attention.options, **self.options}
-            return LayerSpec(self.attention.pattern, options).for_layers(layers, argument)
+            return self._of_stack().for_layers(layers, argument)
         if not is_pattern(self.attention):
             return [self] * (1 if layers is None else layers)
         try:
@@ -66,8 +65,7 @@ class LayerSpec(NamedTuple):
                 an invalid pattern.
         """
         if is_stack(self.attention):
-            options = {**self.attention.options, **self.options}
-            return stack(LayerSpec(self.attention.pattern, options), self.attention.layers[0].max_tokens)
+            return stack(self._of_stack(), self.attention.layers[0].max_tokens)
         if is_pattern(self.attention):
             return stack(self, max_tokens)
         if self.attention in usable_mechanisms():
@@ -78,6 +76,10 @@ class LayerSpec(NamedTuple):
                 f"allowed with these: {', '.join(usable_mechanisms())}"
             )
         return self.attention
+
+    def _of_stack(self) -> "LayerSpec":
+        """The pattern of a stack, with its options and those of this spec."""
+        return LayerSpec(self.attention.pattern, {**self.attention.options, **self.options})
 
 
 class Stack(nn.Module):

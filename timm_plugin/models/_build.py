@@ -8,7 +8,7 @@ from typing import Any
 from timm.models import build_model_with_cfg
 from torch import nn
 
-from common.ops.shared.checks import allowed_names
+from common.ops.shared.checks import allowed_names, shortened
 
 from ..layers.layer_spec import option_names
 
@@ -17,6 +17,9 @@ logger = logging.getLogger("timm_plugin")
 
 #: Arguments that timm's factory accepts in addition to those in its signature.
 _FACTORY_ARGUMENTS = ("features_only", "feature_cls", "out_indices", "pruned")
+
+#: The most blocks of a model or of a stage: far more than any has.
+_MOST_BLOCKS = 1_000
 
 _HOW_TO_ADAPT = (
     "Nothing is adapted here. Weights of another model, or of other sizes, are adapted by "
@@ -59,6 +62,7 @@ def build(
         logger.warning(f"{variant}: the stored argument {name}={stored[name]!r} is not known here and left out")
         del kwargs[name]
     check_names(variant, kwargs, names)
+    check_depth(kwargs)
     if stored and pretrained:
         for name in sorted(options & stored.keys()):  # for others, the record among the weights checks this
             if kwargs.get(name) != stored[name]:
@@ -83,6 +87,18 @@ def check_names(model: str, arguments: Iterable[str], allowed: Iterable[str]) ->
     for name in arguments:
         if name not in allowed:
             raise ValueError(f"{model} has no argument {name!r}; {allowed_names(name, allowed)}")
+
+
+def check_depth(arguments: dict[str, Any]) -> None:
+    """Raise ValueError for a ``depth``, or ``depths``, of so many blocks that building them would fill all memory.
+
+    A folder may state any number.
+    """
+    for name in ("depth", "depths"):
+        depth = arguments.get(name)
+        for blocks in depth if isinstance(depth, (list, tuple)) else [depth]:
+            if isinstance(blocks, (int, float)) and blocks > _MOST_BLOCKS:
+                raise ValueError(f"{name} is {shortened(depth)}; allowed: at most {_MOST_BLOCKS:,}")
 
 
 def _options(model: type, arguments: dict[str, Any]) -> set[str]:

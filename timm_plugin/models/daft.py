@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import to_2tuple
 from timm.models import generate_default_cfgs
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from common.attention import position_entropy
@@ -18,10 +18,11 @@ from common.modules.added_gradient import add_gradient
 
 from ..layers.attention import attention_layer, take_options
 from ..layers.grid import check_layers, tell_grid
-from ..layers.images import ImageSize, check_images, check_img_size
-from ._build import StrictLoading, build, check_global_pool, refuse_arguments
+from ..layers.images import ImageSize, check_img_size
+from ._build import build, check_global_pool, refuse_arguments
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
+from ._vision_transformer import CheckedVisionTransformer
 from ._weights import fit_vision_transformer
 
 __all__ = ["DaftConvVisionTransformer", "DaftFullVisionTransformer"]  # register_model appends every entry point
@@ -32,13 +33,8 @@ def flatten_map(self: nn.Module, input: tuple[Tensor], output: Tensor) -> Tensor
     return output.flatten(1, -2)
 
 
-class DaftVisionTransformer(StrictLoading, VisionTransformer):
+class DaftVisionTransformer(CheckedVisionTransformer):
     """Base class of both kinds of DAFT: timm's ``VisionTransformer`` with their common parts."""
-
-    def __init__(self, *args: Any, in_chans: int = 3, **kwargs: Any) -> None:
-        super().__init__(*args, in_chans=in_chans, **kwargs)
-        self.patch_embed.in_chans = in_chans  # not from proj, which adapters such as LoRA wrap
-        self.patch_embed.register_forward_pre_hook(check_images)  # TorchScript supports hooks, but not super()
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -49,17 +45,6 @@ class DaftVisionTransformer(StrictLoading, VisionTransformer):
     def position_parameters(self) -> set[str]:
         """Names of the parameters inside of DAFT: position biases or filters."""
         return {name for name, _ in self.named_parameters() if ".attn.attention." in name}
-
-    @torch.jit.ignore
-    def set_input_size(self, img_size: ImageSize | None = None, patch_size: ImageSize | None = None) -> None:
-        """Change the patch size, with resampled patches, and the image size.
-
-        Raises:
-            ValueError: as when building a model of that size.
-        """
-        embed = self.patch_embed
-        check_img_size(img_size or embed.img_size, patch_size or embed.patch_size, embed.dynamic_img_pad)
-        super().set_input_size(img_size, patch_size)
 
 
 class DaftFullVisionTransformer(DaftVisionTransformer):
@@ -89,7 +74,7 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
         check_global_pool(global_pool, class_token)
         fixed = {"dynamic_img_size": False, "dynamic_img_pad": False, "patch_drop_rate": 0.0, "qk_norm": False}
         refuse_arguments(kwargs, fixed, "DAFT-full")
-        size, patch = check_img_size(img_size, patch_size, False), _pair(patch_size)
+        size, patch = check_img_size(img_size, patch_size, False), to_2tuple(patch_size)
         tokens = (size[0] // patch[0]) * (size[1] // patch[1]) + reg_tokens + int(class_token)
         options = take_options(self.mechanism, kwargs)
         super().__init__(
@@ -111,7 +96,7 @@ class DaftFullVisionTransformer(DaftVisionTransformer):
         """
         tell_grid(self)  # records the current grid, without changes
         patch = patch_size or self.patch_embed.patch_size
-        (height, width), patch = check_img_size(img_size or self.patch_embed.img_size, patch, False), _pair(patch)
+        (height, width), patch = check_img_size(img_size or self.patch_embed.img_size, patch, False), to_2tuple(patch)
         check_layers(self, (height // patch[0], width // patch[1]))
         super().set_input_size(img_size, patch_size)
         tell_grid(self)
@@ -239,10 +224,6 @@ class DaftConvVisionTransformer(DaftVisionTransformer):
         if prune_norm:
             self.norm.register_forward_hook(flatten_map)
         return take
-
-
-def _pair(size: ImageSize) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 _PAPER = {"paper_ids": None, "paper_name": "A Dot Product Attention Free Transformer"}

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from timm.layers import to_2tuple
 from timm.models import generate_default_cfgs
-from timm.models.vision_transformer import VisionTransformer
 
 from common.ops.shared.checks import check_positive_int
 
 from ..layers.gated_attention_block import GatedAttentionBlock
-from ..layers.images import ImageSize, check_images, check_img_size
-from ._build import StrictLoading, build, check_global_pool, refuse_arguments
+from ..layers.images import ImageSize, check_img_size
+from ._build import build, check_global_pool, refuse_arguments
 from ._default_cfg import untrained_cfg
 from ._registry import register_once
+from ._vision_transformer import CheckedVisionTransformer
 from ._weights import fit_vision_transformer
 
 __all__ = ["FlashVisionTransformer"]  # register_model appends every entry point
@@ -45,7 +45,7 @@ _WITHOUT = {
 }
 
 
-class FlashVisionTransformer(StrictLoading, VisionTransformer):
+class FlashVisionTransformer(CheckedVisionTransformer):
     """timm's ``VisionTransformer`` of gated attention units, without class token; the image is a sequence of its rows.
 
     Args:
@@ -90,7 +90,7 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         super().__init__(
             img_size,
             patch_size,
-            in_chans,
+            in_chans=in_chans,
             num_heads=num_heads,
             mlp_ratio=mlp_ratio,
             class_token=False,
@@ -100,8 +100,6 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
             block_fn=partial(GatedAttentionBlock, **unit_args),
             **{name: value for name, value in kwargs.items() if name not in _WITHOUT},
         )
-        self.patch_embed.in_chans = in_chans
-        self.patch_embed.register_forward_pre_hook(check_images)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -119,11 +117,9 @@ class FlashVisionTransformer(StrictLoading, VisionTransformer):
         Raises:
             ValueError: as when building a model of that size.
         """
-        embed = self.patch_embed
-        check_img_size(img_size or embed.img_size, patch_size or embed.patch_size, embed.dynamic_img_pad)
         super().set_input_size(img_size, patch_size)
         for block in self.blocks:
-            block.set_grid_size(embed.dynamic_feat_size(embed.img_size))
+            block.set_grid_size(self.patch_embed.dynamic_feat_size(self.patch_embed.img_size))
 
     @torch.jit.ignore
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:

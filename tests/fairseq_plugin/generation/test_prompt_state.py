@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from common.files.tensor_files import read_safetensors, save_safetensors
 from fairseq_plugin import PromptedLanguageModelingTask, PromptState
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.prompts import (
@@ -188,6 +189,27 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         damage()
         with pytest.raises(ValueError, match=r"(?s)--load-state.*text.*allowed"):
             _generate([model], prompts, load_state=str(path))
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        *({"maker": maker} for maker in (DEEP, "null", "{}", '{"models": 3}', '{"models": [[]], "dictionary": "x"}')),
+        *({"temperature": temperature} for temperature in (DEEP, "null", '"hot"', "[1]", "1e999")),
+    ],
+)
+def test_texts_with_a_right_digest_are_checked(texts: dict[str, str], tmp_path: Path) -> None:
+    """Somebody who writes a file can write its digest, too."""
+    model, path = build_generating("linear_lm"), tmp_path / "text"
+    _kept([model], path)
+    tensors, about = read_safetensors(path)
+    save_safetensors(tensors, path, {**about, **texts})
+    with pytest.raises(ValueError, match="--load-state is .*text.*allowed") as error:
+        _generate([model], make_prompts(4), load_state=str(path))
+    assert len(str(error.value)) < 500
 
 
 def test_what_is_kept_is_of_one_prompt_in_a_new_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import AnyNode, OmegaConf
+from omegaconf import AnyNode, ListConfig, OmegaConf
 
 from fairseq_plugin.convert import convert
 from fairseq_plugin.loading.checkpoint_config import FREE_TEXTS, check_configuration, check_files, check_texts
@@ -29,6 +29,7 @@ ATTACK = f"open({MARK!r}, 'w') and [9]"
 CODE = (
     ATTACK,
     ATTACK.encode(),
+    bytearray(ATTACK.encode()),
     "(" * 10_000,
     "f'{exit}'",
     "x[0]",
@@ -114,7 +115,7 @@ def test_no_option_is_code(kind: str, stored, tmp_path: Path, monkeypatch: pytes
             changed = _put(copy.deepcopy(state), "model", name, text)
             with pytest.raises(ValueError, match=f"'c.pt' has {name} = ") as error:
                 check_configuration(changed, "c.pt")
-            assert f"{text!r}; allowed" in str(error.value)
+            assert f"{name} = {repr(text)[:90]}" in str(error.value) and len(str(error.value)) < 300
     assert not Path(MARK).exists()
 
 
@@ -259,14 +260,61 @@ def test_references(stored, data_bin: str, tmp_path: Path) -> None:
     assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_small_file_is_no_large_configuration(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Nested lists that share one list are small in a file but would expand to fill all memory."""
+def _doubled(times: int) -> list:
+    """A list of 2**times values, which is small in a file: both halves of each list are the same object."""
     nested: list = []
-    for _ in range(26):
+    for _ in range(times):
         nested = [nested, nested]
-    state = _put(stored("linear_lm", kind), "model", "more", nested)
-    assert "values" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    return nested
+
+
+def _doubled_nodes(times: int) -> ListConfig:
+    """As ``_doubled``, of omegaconf's lists."""
+    nested = ListConfig([1])
+    for _ in range(times):
+        inner, nested = nested, ListConfig([])
+        vars(nested)["_content"] = [inner, inner]  # omegaconf's own methods would copy them
+    return nested
+
+
+SMALL_IN_A_FILE: dict[str, Callable[[], Any]] = {
+    "lists": lambda: _doubled(40),
+    "omegaconf's lists": lambda: _doubled_nodes(40),
+    "references to one list": lambda: {"list": [1] * 900, "copies": ["${model.more.list}"] * 19_000},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SMALL_IN_A_FILE)
+def test_a_small_file_is_no_large_configuration(name: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Containers that share parts, and references, are small in a file but would expand to fill all memory."""
+    state = _put(stored("linear_lm", kind), "model", "more", SMALL_IN_A_FILE[name]())
+    message = _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    assert "values" in message or (kind == "args" and "no interpolation" in message)
+
+
+LAYERS: dict[str, Any] = {
+    "decoder_layers": 10**9,
+    "encoder_layers": 10**400,
+    "char_embedder_highway_layers": 1e9,
+    "decoder_layers_to_keep": "0," * 400_000,
+    "decoder": {"layers": 10**9},
+    "layers": torch.tensor(10**9),
+}
+TEXTS_OF_NUMBERS = ("1000000000", "1_000_000_000", "0001000000000", "0x3B9ACA00", "'1000000000'", b"1000000000")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_without_weights_are_not_built(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """A billion small layers would be built one by one until memory is full; a thousand are possible."""
+    state, arch = stored("linear_lm", kind), ARCH_MODEL_REGISTRY["linear_lm"]
+    for name, value in [*LAYERS.items(), *(("decoder_layers", text) for text in TEXTS_OF_NUMBERS)]:
+        changed = _put(copy.deepcopy(state), "model", name, value)
+        assert "layers" in _refused(tmp_path / "c.pt", changed, "linear_lm", data_bin)
+        with pytest.raises(ValueError, match="'c.pt' has .*layers.* = .*allowed: at most 1,000"):
+            check_configuration(changed, "c.pt")
+    torch.save(_put(state, "model", "char_embedder_highway_layers", 1_000), tmp_path / "c.pt")
+    assert arch.from_pretrained(str(tmp_path), "c.pt", data_bin).models
 
 
 def test_references_to_references_in_lists_are_refused(stored, data_bin: str, tmp_path: Path) -> None:

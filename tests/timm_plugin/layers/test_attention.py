@@ -162,7 +162,7 @@ def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
     ("make", "said"),
     [
         (lambda: FlowSelfAttention(C, 5), "num_heads is 5 and dim 24; allowed"),
-        (lambda: FlowSelfAttention(C, 0), "num_heads is 0"),
+        *((lambda x=x: FlowSelfAttention(C, x), "num_heads is ") for x in (0, 2.0, True, "2", None, [2])),
         (lambda: FlowSelfAttention(C, H, qk_norm=True), "norm_layer is None; allowed with qk_norm or scale_norm"),
         (
             lambda: attention_layer("rfa_gate"),

@@ -17,7 +17,7 @@ BAD = {
         in_chans=[0],
         num_classes=[-1, "a"],
         embed_dims=["abcd"],
-        depths=[3, (1, 1)],
+        depths=[3, (1, 1), (1, 1, 1, 10**9)],
         num_heads=[0, 7, "a", (4, 4)],
         mlp_ratio=["a"],
         norm_layer=["a"],
@@ -37,6 +37,7 @@ BAD = {
     "daft_conv": dict(
         _PARTS,
         img_size=[8, 50, "64"],
+        depth=[10**9],
         num_heads=[5],
         window=[0, 4, (3, 4), (3, 5, 7), "11"],
         class_token=[True],
@@ -55,6 +56,7 @@ BAD = {
     "daft_full": dict(
         _PARTS,
         img_size=[50, (8, 64)],
+        depth=[10**9],
         num_heads=[5],
         bias_dim=[-1],
         dynamic_img_size=[True],
@@ -65,6 +67,7 @@ BAD = {
     "flash": dict(
         _PARTS,
         img_size=[65],
+        depth=[10**9],
         class_token=[True],
         qk_norm=[True],
         patch_drop_rate=[0.5],
