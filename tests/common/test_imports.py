@@ -36,8 +36,8 @@ assert common.DISTRIBUTION == "lineartime"
 """
 
 
-#: The hosts and their requirements.
-BLOCKED = "fairseq", "timm", "torchvision", "torchaudio", "omegaconf", "hydra", "PIL", "scipy", "sklearn"
+#: The hosts and their requirements, of which Numba compiles kernels at their first use.
+BLOCKED = "fairseq", "timm", "numba", "torchvision", "torchaudio", "omegaconf", "hydra", "PIL", "scipy", "sklearn"
 
 
 def run(code: str) -> str:
@@ -52,6 +52,12 @@ def test_it_imports_no_host_and_nothing_torch_does_not():
     code += "before = set(sys.modules)\n" + USE + "print(*set(sys.modules) - before)"
     added = {name.partition(".")[0] for name in run(code).split()}
     assert added - set(sys.stdlib_module_names) - {"torch"} == {"common"}
+
+
+def test_numba_is_imported_at_the_first_use_of_a_kernel():
+    code = "import sys\n" + USE.partition("x = torch.randn")[0] + "print('numba' in sys.modules)\n"
+    code += "x = torch.randn(1, 2, 9, 4)\nbuild_attention('linear', causal=True)(x, x, x)\nprint('numba' in sys.modules)"
+    assert run(code).split() == ["False", "True"]
 
 
 def test_its_checks_survive_python_without_asserts():

@@ -52,7 +52,7 @@ def linear_attention(
     time and, causal, O(n C + (n / C) d e) memory with C = ``chunk_size``. ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv`` (B, H, d, e), float32.
     ``cumulative_sum``: how the causal sums are computed, with the same result. ``matmul`` is matrix products chunk by
-    chunk; ``scan`` is n sequential steps in O(n (d + e) + d e) memory, without ``chunk_size``.
+    chunk, or kernels on a CPU; ``scan`` is n sequential steps in O(n (d + e) + d e) memory, without ``chunk_size``.
     ``log_decay`` (causal) makes both sums decay: before token t is added they are multiplied by exp(log_decay_t). It is
     (B, H, n), one gate per head, or (B, H, n, d), one per channel of the keys.
 

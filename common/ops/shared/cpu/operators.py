@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..autograd import graph_gradients
 from ..tracing import runs_eagerly
+from .tensors import empty_like
 
 LIBRARY = "lineartime"
 
@@ -49,7 +50,7 @@ def kernel_operator(
         return allocated
 
     def allocate_grads(*values: Any) -> list[Tensor]:
-        return [torch.empty_like(x) for x, need in zip(values, values[size + 2]) if need]
+        return [empty_like(x) for x, need in zip(values, values[size + 2]) if need]
 
     arguments = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in inputs)
     options = {"mutates_args": (), "device_types": "cpu"}
