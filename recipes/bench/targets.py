@@ -8,7 +8,7 @@ are not judged.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .cases import CASES, forgetting, images, language_models, operations, prompts, translation
+from .cases import CASES, forgetting, images, language_models, operations, prompts, short_inputs, translation
 from .harness.floors import RATES, floors
 from .harness.records import Record, Results
 from .harness.work import BACKWARD, DECODING, FORWARD, TRAINING
@@ -157,12 +157,14 @@ TARGETS = tuple(
     Target(*row)
     for row in (
         ("causal_flow", FORWARD, 2048, _FLOW, _AUTHORS, "speed", FLOOR),
-        ("causal_flow", FORWARD, 16384, _FLOW, _SOFTMAX, "speed", 17),
-        ("causal_flow", BACKWARD, 16384, _FLOW, _SOFTMAX, "speed", 20),
-        ("causal_flow", BACKWARD, 256, _FLOW, _SOFTMAX, "speed", 0.8),
-        ("causal_flow", BACKWARD, 384, _FLOW, _SOFTMAX, "break-even", 384),
-        ("causal_flow_batch", BACKWARD, 256, _FLOW, _SOFTMAX, "speed", 0.8),
-        ("causal_flow_batch", BACKWARD, 384, _FLOW, _SOFTMAX, "break-even", 384),
+        ("causal_flow", FORWARD, 16384, _FLOW, _SOFTMAX, "speed", 35),
+        ("causal_flow", BACKWARD, 16384, _FLOW, _SOFTMAX, "speed", 40),
+        *(
+            (case, BACKWARD, size, name, _SOFTMAX, "time", limit)
+            for case in ("short_inputs", "short_inputs_batch")
+            for name, limits in short_inputs.LIMITS.items()
+            for size, limit in limits.items()
+        ),
         ("full_flow", BACKWARD, operations.VIT, _FLOW, _SOFTMAX, "break-even", operations.VIT),
         ("causal_flow_compiled", BACKWARD, 256, operations.COMPILED, _SOFTMAX, "speed", 0.8),
         ("causal_flow", BACKWARD, 16384, _FLOW, "q, k and v", "memory of inputs", 3),

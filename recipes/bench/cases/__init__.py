@@ -11,9 +11,10 @@ from . import (
     operations,
     prompts,
     rates,
+    short_inputs,
     translation,
 )
 
 _LANGUAGE = (language_models, forgetting, prompts, translation)
-_MODULES = (rates, operations, *_LANGUAGE, images, gated_attention_unit, attentions, attention_steps)
+_MODULES = (rates, operations, short_inputs, *_LANGUAGE, images, gated_attention_unit, attentions, attention_steps)
 CASES: dict[str, Case] = {case.name: case for module in _MODULES for case in module.CASES}

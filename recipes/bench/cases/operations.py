@@ -96,13 +96,25 @@ def _flow_functions(causal: bool) -> tuple[Function, Function, Function]:
         heads=1,
         function=partial(flow_attention, causal=causal, clamp=_CLAMP_NEVER_REACHED),
     )
-    softmax_map = Check(partial(attention_maps.softmax_attention, causal=causal), _SOFTMAX_MAP)
-    softmax = partial(F.scaled_dot_product_attention, is_causal=causal)
     return (
         Function(FLOW, partial(flow_attention, causal=causal), (literal, long)),
-        Function(SOFTMAX, softmax, (softmax_map,)),
+        softmax_function(causal),
         Function(AUTHORS, authors, (literal,), refusal=authors_refusal if causal else None),
     )
+
+
+def _softmax(causal: bool, q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def softmax_function(causal: bool) -> Function:
+    """Fused softmax attention of q, k and v; further inputs are those of other functions."""
+    softmax_map = Check(partial(_softmax_map, causal), _SOFTMAX_MAP)
+    return Function(SOFTMAX, partial(_softmax, causal), (softmax_map,))
+
+
+def _softmax_map(causal: bool, q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+    return attention_maps.softmax_attention(q, k, v, causal=causal)
 
 
 def _flow_work(products: int, name: str, size: int, run: str) -> Amount | None:
