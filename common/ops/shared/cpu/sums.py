@@ -84,7 +84,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
 
 
 class _Call:
-    """What both passes give to their kernels; it keeps the tensors whose addresses it gives."""
+    """The arguments that both passes give to their kernels; it keeps the tensors whose addresses it gives."""
 
     def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor) -> None:
         self._kept = q, k, v, log_decay, *sums = [contiguous_channels(x) for x in inputs]
