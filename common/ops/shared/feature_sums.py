@@ -69,7 +69,7 @@ def causal_sums(
     added, all sums are multiplied by exp(log_decay_t); or (B, H, n, f): the sums of each feature c by
     exp(log_decay_tc). On a CPU by kernels, see ``cpu/sums.py``, otherwise as ``sums_in_chunks``, which says the cost.
     """
-    if kernels_apply(q, k, v, log_decay, None if state is None else state["sum_kv"]):
+    if kernels_apply(q, k, v, log_decay, *_sums_before(state)):
         return _by_kernels(q, k, v, state, log_decay)
     if q.shape[2] == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
@@ -92,7 +92,7 @@ def causal_means(
 
     ``phi`` is the feature map that q and k are given to, None if they are features already.
     """
-    if kernels_apply(q, k, v, log_decay, None if state is None else state["sum_kv"]):
+    if kernels_apply(q, k, v, log_decay, *_sums_before(state)):
         out, _, state = _by_kernels(q, k, v, state, log_decay, (eps, least), phi)
         return out, state
     if phi is not None:
@@ -123,9 +123,12 @@ def _by_kernels(
     divisor: tuple[float, float] | None = None,
     phi: str | None = None,
 ) -> tuple[Tensor, Tensor, State]:
-    sums = (None, None) if state is None else (state["sum_kv"], state["sum_k"])
-    values, weights, sum_kv, sum_k = sums_by_kernels(q, k, v, log_decay, *sums, True, divisor, phi)
+    values, weights, sum_kv, sum_k = sums_by_kernels(q, k, v, log_decay, *_sums_before(state), True, divisor, phi)
     return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def _sums_before(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if state is None else (state["sum_kv"], state["sum_k"])
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None) -> tuple[Tensor, Tensor, State]:

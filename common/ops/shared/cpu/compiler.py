@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache, NullCache
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +28,53 @@ def kernel(function: Callable) -> Callable:
     """Compile ``function`` at its first call, for each dtype.
 
     The machine code is stored next to the source file or, where that is not writable, in the user's cache folder.
-    Where neither is, each process compiles again.
+    Where neither is, and where storing fails, each process compiles again.
     """
     # Numba compiles again if the kernel's own file changes, but not if a file changes whose functions it calls. The
     # name of a stored file is made of this name.
     function.__qualname__ += f"-{_digest()}"
     compiled = numba.njit(**_OPTIONS, nogil=True)(function)
     try:
-        compiled.enable_caching()
+        compiled._cache = _Stored(function)  # Numba's enable_caching, with a cache that may fail
     except RuntimeError:  # there is no writable folder
-        stored = None
-    else:
-        folder = Path(compiled.stats.cache_path)
-        stored = next(folder.glob(f"*{function.__qualname__}*"), None) if folder.is_dir() else None
-    if stored is None:
-        _say_that_it_compiles()
+        compiled._cache = _NotStored()
     return compiled
+
+
+class _Stored(FunctionCache):
+    """Numba's cache of a function, except that files that cannot be read or written only make it compile again."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled function for these types, None if it must be compiled."""
+        try:
+            stored = super().load_overload(sig, target_context)
+        except Exception as error:  # unpickling a damaged file can raise anything
+            logger.warning("%s holds a damaged kernel (%r), which is compiled again", self.cache_path, error)
+            self._write(self.flush)  # otherwise the damaged index would be read before it is written
+            stored = None
+        # Two processes that write at once, for different types, can give their files the same name.
+        if stored is None or tuple(stored.signature.args) != tuple(sig):
+            _say_that_it_compiles()
+            return None
+        return stored
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Store a compiled function."""
+        self._write(super().save_overload, sig, data)
+
+    def _write(self, write: Callable, *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except OSError as error:
+            logger.warning("compiled kernels cannot be stored in %s (%s)", self.cache_path, error)
+
+
+class _NotStored(NullCache):
+    """No cache."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> None:
+        """None: the function must be compiled."""
+        _say_that_it_compiles()
 
 
 @functools.cache

@@ -37,7 +37,7 @@ def has_numba() -> bool:
         return False
     try:
         importlib.import_module("numba")
-    except ImportError as error:
+    except Exception as error:  # a library that Numba loads can raise an OSError, and NumPy an AttributeError
         warnings.warn(
             f"Numba cannot be imported ({error}); plain PyTorch is used on a CPU. "
             f"To use it without this warning: {VARIABLE}=0",
@@ -59,6 +59,8 @@ def applies(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
         return not transformed and is_compiled() and _usable()
+    if any(x.is_neg() for x in tensors):  # the imaginary part of a conjugate, whose memory holds the opposite numbers
+        return False
     return runs_eagerly(*tensors) and _usable()
 
 

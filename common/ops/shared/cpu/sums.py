@@ -18,9 +18,9 @@ from .tensors import ABSENT, contiguous_channels, empty_like, number, rows
 _KINDS = {3: 1, 4: 2}
 
 
-def applies(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, sum_kv: Tensor | None) -> bool:
-    """Whether ``causal_sums`` of these tensors can go through kernels."""
-    return dispatch.applies(*(x for x in (q, k, v, log_decay, sum_kv) if x is not None))
+def applies(*tensors: Tensor | None) -> bool:
+    """Whether ``causal_sums`` of these tensors, q first, can go through kernels."""
+    return dispatch.applies(*(x for x in tensors if x is not None))
 
 
 def causal_sums(
@@ -44,7 +44,7 @@ def causal_sums(
     f e) for each thread.
     """
     if log_decay is not None:
-        log_decay = log_decay.expand(q.shape[0], *log_decay.shape[1:])
+        log_decay = log_decay.expand(*q.shape[:3], *log_decay.shape[3:])
     return _operator(
         q, k, v, log_decay, sum_kv, sum_k, weighs, divisor is not None, *(divisor or (0.0, 0.0)), _map(phi)
     )
@@ -84,7 +84,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
 
 
 class _Call:
-    """What both passes give to their kernels; it keeps the tensors whose addresses it gives."""
+    """The arguments that both passes give to their kernels; it keeps the tensors whose addresses it gives."""
 
     def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor) -> None:
         self._kept = q, k, v, log_decay, *sums = [contiguous_channels(x) for x in inputs]

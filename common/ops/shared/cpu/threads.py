@@ -8,7 +8,7 @@ makes a new pool, and they may be used from several Python threads at the same t
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -29,14 +29,19 @@ def run(kernel: Callable, heads: int, operations: int, work_size: int, like: tor
     if threads == 1 and work_size == 0:
         kernel(0, heads, *arguments, 0)
         return
-    work = torch.empty(threads, -(-work_size // 16) * 16, dtype=like.dtype)  # each part begins at a cache line
+    size = -(-work_size // 16) * 16  # each part begins at a cache line
+    work = torch.empty(threads, size, dtype=like.dtype, device="cpu")  # whatever the default device is
     if threads == 1:
         kernel(0, heads, *arguments, work.data_ptr())
         return
     borders = [heads * i // threads for i in range(threads + 1)]
     parts = [(first, last, *arguments, x.data_ptr()) for first, last, x in zip(borders, borders[1:], work)]
-    others = [_pool(os.getpid(), threads).submit(kernel, *part) for part in parts[1:]]
-    kernel(*parts[0])
+    pool = _pool(os.getpid(), torch.get_num_threads())
+    others = [pool.submit(kernel, *part) for part in parts[1:]]
+    try:
+        kernel(*parts[0])
+    finally:
+        wait(others)  # also after an interrupt: they write to tensors that the caller would free
     for other in others:
         other.result()
 
