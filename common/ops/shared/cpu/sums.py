@@ -12,7 +12,7 @@ from ..chunks import CHUNK_SIZE
 from ..feature_maps import FEATURE_MAPS, feature_map
 from . import dispatch, threads
 from .operators import kernel_operator
-from .tensors import ABSENT, contiguous_channels, empty_like, number, rows
+from .tensors import Address, contiguous_channels, empty_like, number, numbers, rows, vectors
 
 #: Kinds of gates by the number of dimensions of log_decay, as in ``fours``.
 _KINDS = {3: 1, 4: 2}
@@ -64,7 +64,7 @@ def _forward(inputs: tuple, constants: tuple, outputs: tuple) -> None:
     kernel, work = (kernels.forward, kernels.forward_work(f, e))
     if n == 1 and inputs[4] is not None:
         kernel, work = kernels.step, 2 * f
-    after = _sums(outputs[2:])
+    after = rows(outputs[2]), vectors(outputs[3])
     threads.run(kernel, call.heads, 2 * call.entries, work, outputs[0], *call.arguments, after)
 
 
@@ -76,9 +76,12 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     grad_out = saved[0].new_zeros(saved[0].shape) if grad_out is None else grad_out
     # The kernel writes the gradients of q, k and v, also where they are not wanted.
     targets = [empty_like(x) if grad is None else grad for x, grad in zip(inputs[:3], grad_inputs)]
-    gates = _gates(grad_inputs[3])
-    grad_results, grad_tokens = (rows(grad_out), rows(grad_weights)), (*map(rows, targets), rows(gates))
-    arguments = (grad_results, _sums(grad_after), grad_tokens, _sums(grad_inputs[4:]))
+    arguments = (
+        (rows(grad_out), rows(grad_weights)),
+        (rows(grad_after[0]), vectors(grad_after[1])),
+        (*map(rows, targets), _gates(grad_inputs[3])),
+        (rows(grad_inputs[4]), vectors(grad_inputs[5])),
+    )
     work = kernels.backward_work(*call.sizes[1:])
     threads.run(kernels.backward, call.heads, 6 * call.entries, work, grad_out, *call.arguments, *arguments)
 
@@ -87,13 +90,13 @@ class _Call:
     """The arguments that both passes give to their kernels; it keeps the tensors whose addresses it gives."""
 
     def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor) -> None:
-        self._kept = q, k, v, log_decay, *sums = [contiguous_channels(x) for x in inputs]
-        (batch, heads, n, f), e, (_, divides, *divisor, phi) = q.shape, v.shape[3], constants
+        self._kept = q, k, v, log_decay, sum_kv, sum_k = [contiguous_channels(x) for x in inputs]
+        (batch, heads, n, f), e, (_, divides, eps, least, phi) = q.shape, v.shape[3], constants
         self.sizes, self.heads, self.entries = (heads, n, f, e), batch * heads, batch * heads * n * f * e
         kind = 0 if log_decay is None else _KINDS[log_decay.dim()]
-        tokens = (rows(q), rows(k), rows(v), rows(_gates(log_decay)), kind, phi)
-        divisor = (divides, *(number(x, q) for x in divisor))
-        self.arguments = self.sizes, tokens, _sums(sums), (rows(out), rows(weights)), divisor
+        tokens = (rows(q), rows(k), rows(v), _gates(log_decay), kind, phi)
+        divisor = divides, number(eps, q), number(least, q)
+        self.arguments = self.sizes, tokens, (rows(sum_kv), vectors(sum_k)), (rows(out), rows(weights)), divisor
 
 
 def _map(phi: str | None) -> int:
@@ -101,15 +104,9 @@ def _map(phi: str | None) -> int:
     return 0 if phi is None else 1 + FEATURE_MAPS.index(phi)
 
 
-def _gates(log_decay: Tensor | None) -> Tensor | None:
-    """log_decay, or its gradient, as (B, H, n, 1) or (B, H, n, f)."""
-    return log_decay.unsqueeze(-1) if log_decay is not None and log_decay.dim() == 3 else log_decay
-
-
-def _sums(sums: list[Tensor | None]) -> tuple[tuple[int, int, int, int], ...]:
-    """``sum_kv`` (B, H, f, e) and ``sum_k`` (B, H, f) as a kernel gets them."""
-    sum_kv, sum_k = sums
-    return rows(sum_kv), ABSENT if sum_k is None or sum_k.dim() != 3 else rows(sum_k.unsqueeze(2))
+def _gates(log_decay: Tensor | None) -> Address:
+    """log_decay, or its gradient, (B, H, n) or (B, H, n, f)."""
+    return numbers(log_decay) if log_decay is not None and log_decay.dim() == 3 else rows(log_decay)
 
 
 def _plain(

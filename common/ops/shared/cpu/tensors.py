@@ -4,8 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Address and strides of a tensor that is not there.
-ABSENT = 0, 0, 0, 0
+#: Address, and strides of rows of the batch, heads and tokens.
+Address = tuple[int, int, int, int]
+#: That of a tensor that is not there.
+ABSENT: Address = (0, 0, 0, 0)
 _TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -14,11 +16,25 @@ def number(value: float, like: Tensor) -> np.floating:
     return _TYPES[like.dtype](value)
 
 
-def rows(x: Tensor | None) -> tuple[int, int, int, int]:
-    """Address and strides of x (B, H, n, c) whose channels are contiguous; 0 for None and a tensor without numbers."""
+def rows(x: Tensor | None) -> Address:
+    """x (B, H, n, c), whose channels must be contiguous; ``ABSENT`` for None and for a tensor without numbers."""
     if x is None or x.dim() != 4:
         return ABSENT
-    return x.data_ptr(), *x.stride()[:3]
+    batch, heads, tokens, _ = x.stride()
+    return x.data_ptr(), batch, heads, tokens
+
+
+def vectors(x: Tensor | None) -> Address:
+    """x (B, H, c) as (B, H, 1, c), as ``rows``."""
+    if x is None or x.dim() != 3:
+        return ABSENT
+    batch, heads, _ = x.stride()
+    return x.data_ptr(), batch, heads, 0
+
+
+def numbers(x: Tensor) -> Address:
+    """x (B, H, n) as (B, H, n, 1)."""
+    return x.data_ptr(), *x.stride()
 
 
 def contiguous_channels(x: Tensor | None) -> Tensor | None:
