@@ -54,10 +54,11 @@ def kernel_operator(
 
     arguments = ", ".join(f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in inputs)
     options = {"mutates_args": (), "device_types": "cpu"}
-    schema = f"({arguments}, {constants}) -> ({', '.join(['Tensor'] * (results + further))})"
+    constants = f", {constants}" if constants else ""
+    schema = f"({arguments}{constants}) -> ({', '.join(['Tensor'] * (results + further))})"
     operator = torch.library.custom_op(f"{LIBRARY}::{name}", run, schema=schema, **options)
     operator.register_fake(allocate)
-    schema = f"({arguments}, Tensor[] saved, Tensor?[] grads, bool[] needed, {constants}) -> Tensor[]"
+    schema = f"({arguments}, Tensor[] saved, Tensor?[] grads, bool[] needed{constants}) -> Tensor[]"
     gradient = torch.library.custom_op(f"{LIBRARY}::{name}_backward", run_backward, schema=schema, **options)
     gradient.register_fake(allocate_grads)
 
@@ -69,6 +70,8 @@ def kernel_operator(
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple:
         saved = ctx.saved_tensors  # read once, as activation checkpointing allows
         tensors, grads, rest = saved[:size], grads[:results], ctx.constants
+        if all(x is None for x in grads):
+            return (None,) * (size + len(rest))
         if _needs_graph([x for x in grads if x is not None]):
             given = [(i, x) for i, x in enumerate(grads) if x is not None]
             chosen = lambda *x: tuple(plain(*x, *rest)[i] for i, _ in given)  # noqa: E731
