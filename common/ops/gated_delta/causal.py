@@ -1,15 +1,21 @@
-"""The gated delta rule in chunks, for torch.compile, export and torch.func. ``README.md`` derives it."""
+"""The gated delta rule in chunks, in plain PyTorch. ``README.md`` derives it."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ..shared.chunks import chunk_length, decay_between, split_chunks
+from ..shared.tracing import may_checkpoint, runs_eagerly
 
+#: Default number of tokens of a chunk.
+CHUNK_SIZE = 32
 #: Number of chunks of a part of a sequence; they are computed one after the other, in the same steps for all parts.
 _IN_TURN = 8
+#: Numbers of q in a block: on a CPU so that a block's tensors fit its cache, elsewhere so that they fit any memory.
+_CACHED_NUMBERS, _MOST_NUMBERS = 2**17, 2**22
 
 
 class Chunks(NamedTuple):
@@ -20,6 +26,31 @@ class Chunks(NamedTuple):
     v: Tensor  # (B, H, G, C, e)
     beta: Tensor  # (B, H, G, C)
     log_decay: Tensor | None  # (B, H, G, C), or None without decay
+
+
+def delta_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``delta_chunks`` in blocks of whole chunks, which the backward pass computes again: the inputs and the memory
+
+    before each block are kept. A graph that is traced is computed as one block.
+    """
+    tensors = (q, k, v, beta, log_decay)
+    if not runs_eagerly(memory, *(x for x in tensors if x is not None)):
+        return delta_chunks(*tensors, chunk_size, memory)
+    most = _CACHED_NUMBERS if q.device.type == "cpu" else _MOST_NUMBERS
+    size = chunk_length(chunk_size, q.shape[2])
+    size *= max(1, most // max(1, size * q.shape[:2].numel() * q.shape[3]))
+    again, out = q.shape[2] > chunk_size and may_checkpoint(), []
+    for begin in range(0, q.shape[2], size):
+        block = [None if x is None else x[:, :, begin : begin + size] for x in tensors]
+        arguments = *block, chunk_size, memory
+        if again:
+            part, memory = checkpoint(delta_chunks, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            part, memory = delta_chunks(*arguments)
+        out.append(part)
+    return torch.cat(out, dim=2) if out else v.new_empty(v.shape), memory
 
 
 def delta_chunks(
@@ -33,7 +64,7 @@ def delta_chunks(
     """
     size = chunk_length(chunk_size, q.shape[2])
     chunks = Chunks(*(None if x is None else split_chunks(x, size) for x in (q, k, v, beta, log_decay)))
-    inside, since_start, until_end = decays(chunks)
+    inside, since_start, until_end = _decays(chunks)
     fixed, read = _errors(chunks, inside, since_start)
     # A chunk turns the memory S into S + change S + added.
     keys = (chunks.k * (chunks.beta * until_end).unsqueeze(-1)).transpose(-2, -1)  # (B, H, G, d, C)
@@ -46,7 +77,7 @@ def delta_chunks(
     return out.flatten(2, 3)[:, :, : q.shape[2]], memory
 
 
-def decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+def _decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
     """Products of decays, each at most 1, in chunks: from key to query (..., C, C), 0 for keys that come later;
 
     from the start to a token, with its own, (..., C); from a token to the end, without its own, (..., C).

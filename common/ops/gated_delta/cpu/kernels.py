@@ -21,45 +21,46 @@ _padded = helper(vectors.padded)
 
 
 @inlined
-def load(X, tensor, size, b, h, t, tokens, like):
+def load(X, tensor, size, b, h, t, count, like):
     """Four tokens of ``size`` channels of a tensor, 0 after the last token."""
     for r in range(4):
-        if r < tokens:
+        if r < count:
             fours.copy(X[r], row(tensor, b, h, t + r, size, like))
         else:
             fours.fill(X[r], number(0, like))
 
 
 @inlined
-def store(X, tensor, size, b, h, t, tokens, like):
-    """Write ``tokens`` of four tokens to a tensor."""
-    for r in range(tokens):
+def store(X, tensor, size, b, h, t, count, like):
+    """Write the first ``count`` of four tokens to a tensor."""
+    for r in range(count):
         target, x = row(tensor, b, h, t + r, size, like), X[r]
         for i in range(size):
             target[i] = x[i]
 
 
 @inlined
-def load_numbers(tensor, missing, b, h, t, tokens, like):
+def load_numbers(tensor, missing, b, h, t, count, like):
     """A number for each of four tokens of a tensor (B, H, n): ``missing`` after the last token or without a tensor."""
     x0 = row(tensor, b, h, t, 1, like)[0] if tensor[0] != 0 else missing
-    x1 = row(tensor, b, h, t + 1, 1, like)[0] if tensor[0] != 0 and tokens > 1 else missing
-    x2 = row(tensor, b, h, t + 2, 1, like)[0] if tensor[0] != 0 and tokens > 2 else missing
-    x3 = row(tensor, b, h, t + 3, 1, like)[0] if tensor[0] != 0 and tokens > 3 else missing
+    x1 = row(tensor, b, h, t + 1, 1, like)[0] if tensor[0] != 0 and count > 1 else missing
+    x2 = row(tensor, b, h, t + 2, 1, like)[0] if tensor[0] != 0 and count > 2 else missing
+    x3 = row(tensor, b, h, t + 3, 1, like)[0] if tensor[0] != 0 and count > 3 else missing
     return x0, x1, x2, x3
 
 
 @inlined
-def store_numbers(tensor, x, b, h, t, tokens, like):
-    """Write numbers of four tokens to a tensor (B, H, n)."""
-    for r in range(tokens):
-        row(tensor, b, h, t + r, 1, like)[0] = x[r]
+def store_numbers(tensor, x, b, h, t, count, like):
+    """Write numbers of four tokens to a tensor (B, H, n), if there is one."""
+    if tensor[0] != 0:
+        for r in range(count):
+            row(tensor, b, h, t + r, 1, like)[0] = x[r]
 
 
 @inlined
-def load_gates(log_decay, b, h, t, tokens, like):
+def load_gates(log_decay, b, h, t, count, like):
     """The factors of four gates, 1 after the last token and without gates."""
-    x0, x1, x2, x3 = load_numbers(log_decay, number(0, like), b, h, t, tokens, like)
+    x0, x1, x2, x3 = load_numbers(log_decay, number(0, like), b, h, t, count, like)
     return exp(x0), exp(x1), exp(x2), exp(x3)
 
 
@@ -187,7 +188,7 @@ def write(after, S, decay, K, U, like):
 
 @inlined
 def find_errors(E, outputs, R, P, T, betas):
-    """Turn values E and what keys read, R, into errors and what these write; add what queries read of that to outputs."""
+    """Turn values E and what keys read, R, into errors and what they write, and add what queries read of that."""
     p00, p10, p11, p20, p21, p22, p30, p31, p32, p33 = P
     _, t10, _, t20, t21, _, t30, t31, t32, _ = T
     beta0, beta1, beta2, beta3 = betas
@@ -209,82 +210,79 @@ def find_errors(E, outputs, R, P, T, betas):
 
 
 @inlined
-def load_memory(S, address, head, e, like):
-    """A memory (d, e) of a contiguous tensor; zeros if the address is 0."""
+def load_memory(S, tensor, b, h, first, e, like):
+    """A memory (d, e): rows of a tensor from ``first`` on; zeros if there is none."""
     fours.fill(S.reshape(S.size), number(0, like))
-    if address != 0:
+    if tensor[0] != 0:
         for i in range(S.shape[0]):
-            fours.copy(S[i], array(address, (head * S.shape[0] + i) * e, e, like))
+            fours.copy(S[i], row(tensor, b, h, first + i, e, like))
 
 
 @inlined
-def store_memory(S, address, head, e, like):
-    """Write what ``load_memory`` reads; not if the address is 0."""
-    if address != 0:
+def store_memory(S, tensor, b, h, first, e, like):
+    """Write what ``load_memory`` reads; not if there is no tensor."""
+    if tensor[0] != 0:
         for i in range(S.shape[0]):
-            target, s = array(address, (head * S.shape[0] + i) * e, e, like), S[i]
+            target, s = row(tensor, b, h, first + i, e, like), S[i]
             for j in range(e):
                 target[j] = s[j]
 
 
 @inlined
-def load_transposed(T, address, head, d, like):
-    """The transpose (e, d) of a memory of a contiguous tensor; zeros if the address is 0."""
-    e = T.shape[0]
+def load_transposed(T, tensor, b, h, first, d, like):
+    """The transpose (e, d) of what ``load_memory`` reads."""
     fours.fill(T.reshape(T.size), number(0, like))
-    if address != 0:
-        S = array(address, head * d * e, (d, e), like)
-        for j in range(e):
-            for i in range(d):
-                T[j, i] = S[i, j]
+    if tensor[0] != 0:
+        for i in range(d):
+            s = row(tensor, b, h, first + i, T.shape[0], like)
+            for j in range(len(s)):
+                T[j, i] = s[j]
 
 
 @inlined
-def store_transposed(T, address, head, d, like):
-    """Write what ``load_transposed`` reads; not if the address is 0."""
-    e = T.shape[0]
-    if address != 0:
-        S = array(address, head * d * e, (d, e), like)
-        for j in range(e):
-            for i in range(d):
-                S[i, j] = T[j, i]
+def store_transposed(T, tensor, b, h, first, d, like):
+    """Write what ``load_transposed`` reads; not if there is no tensor."""
+    if tensor[0] != 0:
+        for i in range(d):
+            s = row(tensor, b, h, first + i, T.shape[0], like)
+            for j in range(len(s)):
+                s[j] = T[j, i]
 
 
 @kernel
-def forward(
-    first, last, sizes, q, k, v, beta, log_decay, before, after, out, errors, states, directions, scale, eps, work
-):  # fmt: skip
+def forward(first, last, sizes, inputs, before, after, out, kept, directions, work):
     """Outputs of heads ``first`` to ``last`` and the memory after the last token.
 
-    ``errors`` (B, H, n, e) and ``states`` (B, H, tiles, d, e), the memory before each tile, are for ``backward``, or 0.
-    ``directions``: whether queries and keys go through silu, whether they get a norm of 1, whether values go through
-    silu. ``scale`` multiplies queries. ``work`` is for ``forward_work`` numbers.
+    ``kept`` (B, H, n + tiles d, e) is for ``backward``, or 0: the errors, and then the memory before each tile.
+    ``inputs``: q, k, v, beta and log_decay. ``directions``: whether queries and keys go through silu, whether they get
+    a norm of 1, whether values go through silu; a factor of queries; what is added to squares of norms. ``work`` is for
+    ``forward_work`` numbers.
     """
-    H, n, d, e = sizes
-    qk_activated, qk_normalised, v_activated = directions
+    (H, n, d, e), (q, k, v, beta, log_decay) = sizes, inputs
+    qk_activated, qk_normalised, v_activated, scale, eps = directions
     D, C = _padded(d), _padded(e)
     S, tokens_d = array(work, 0, (d, C), eps), array(work, d * C, (5, 4, D), eps)
     tokens_e = array(work, d * C + 20 * D, (4, 4, C), eps)
     Q, K, queries, keys, slopes = tokens_d[0], tokens_d[1], tokens_d[2], tokens_d[3], tokens_d[4]
     E, outputs, R, slopes_e = tokens_e[0], tokens_e[1], tokens_e[2], tokens_e[3]
-    one, zero, tiles = number(1, eps), number(0, eps), (n + TILE - 1) // TILE
+    one, zero = number(1, eps), number(0, eps)
     fours.fill(array(work, d * C, 20 * D + 16 * C, eps), zero)
     for bh in range(first, last):
         b, h = bh // H, bh % H
-        load_memory(S, before, bh, e, eps)
+        load_memory(S, before, b, h, 0, e, eps)
         for t in range(0, n, 4):
             if t % TILE == 0:
-                store_memory(S, states, bh * tiles + t // TILE, e, eps)
-            tokens = min(4, n - t)
-            load(Q, q, d, b, h, t, tokens, eps)
-            load(K, k, d, b, h, t, tokens, eps)
-            load(E, v, e, b, h, t, tokens, eps)
+                store_memory(S, kept, b, h, n + t // TILE * d, e, eps)
+            count = min(4, n - t)
+            load(Q, q, d, b, h, t, count, eps)
+            load(K, k, d, b, h, t, count, eps)
+            load(E, v, e, b, h, t, count, eps)
             direct(Q, slopes, qk_activated, qk_normalised, scale, eps)
             direct(K, slopes, qk_activated, qk_normalised, one, eps)
             if v_activated:
                 activate(E.reshape(E.size), slopes_e.reshape(E.size), eps)
-            A = load_gates(log_decay, b, h, t, tokens, eps)
-            betas = load_numbers(beta, zero, b, h, t, tokens, eps)
+            A = load_gates(log_decay, b, h, t, count, eps)
+            betas = load_numbers(beta, zero, b, h, t, count, eps)
             from_start(queries, Q, A)
             from_start(keys, K, A)
             read(S, queries, keys, outputs, R, eps)
@@ -293,17 +291,32 @@ def forward(
             )
             to_end(keys, K, A)
             write(S, S, A[0] * A[1] * A[2] * A[3], keys, R, eps)
-            store(outputs, out, e, b, h, t, tokens, eps)
-            if errors[0] != 0:
-                store(E, errors, e, b, h, t, tokens, eps)
-        store_memory(S, after, bh, e, eps)
+            store(outputs, out, e, b, h, t, count, eps)
+            if kept[0] != 0:
+                store(E, kept, e, b, h, t, count, eps)
+        store_memory(S, after, b, h, 0, e, eps)
+
+
+@inlined
+def write_rows(before, after, i, rows, b, h, gate, K, Q, U, o, like):
+    """One or two rows of the memory after a token, and what the query reads of them."""
+    last = i + rows - 1
+    s, x = row(before, b, h, i, len(U), like), row(before, b, h, last, len(U), like)
+    new, new_x = row(after, b, h, i, len(U), like), row(after, b, h, last, len(U), like)
+    k0, k1, q0, q1 = K[i], K[last], Q[i], Q[last] * number(rows - 1, like)
+    for j in range(len(U)):
+        u = U[j]
+        y, z = gate * s[j] + k0 * u, gate * x[j] + k1 * u
+        new[j] = y
+        new_x[j] = z
+        o[j] += q0 * y + q1 * z
 
 
 @kernel
-def step(first, last, sizes, q, k, v, beta, log_decay, before, after, out, directions, scale, eps, work):
+def step(first, last, sizes, inputs, before, after, out, directions, work):
     """``forward`` of one token, whose memory ``after`` is not ``before``; ``work`` is for ``step_work`` numbers."""
-    H, _, d, e = sizes
-    qk_activated, qk_normalised, v_activated = directions
+    (H, _, d, e), (q, k, v, beta, log_decay) = sizes, inputs
+    qk_activated, qk_normalised, v_activated, scale, eps = directions
     one = number(1, eps)
     tokens_d, tokens_e = array(work, 0, (3, d), eps), array(work, 3 * d, (2, e), eps)
     Q, K, slope, U, slope_e = tokens_d[0], tokens_d[1], tokens_d[2], tokens_e[0], tokens_e[1]
@@ -322,18 +335,21 @@ def step(first, last, sizes, q, k, v, beta, log_decay, before, after, out, direc
         gate = one if log_decay[0] == 0 else exp(row(log_decay, b, h, 0, 1, eps)[0])
         o = row(out, b, h, 0, e, eps)
         fours.fill(o, number(0, eps))
-        for i in range(d):
-            s, x = array(before, (bh * d + i) * e, e, eps), gate * K[i]
+        for i in range(0, d - 3, 4):
+            s0, s1 = row(before, b, h, i, e, eps), row(before, b, h, i + 1, e, eps)
+            s2, s3 = row(before, b, h, i + 2, e, eps), row(before, b, h, i + 3, e, eps)
+            x0, x1, x2, x3 = gate * K[i], gate * K[i + 1], gate * K[i + 2], gate * K[i + 3]
+            for j in range(e):
+                U[j] -= x0 * s0[j] + x1 * s1[j] + x2 * s2[j] + x3 * s3[j]
+        for i in range(d // 4 * 4, d):
+            s, x = row(before, b, h, i, e, eps), gate * K[i]
             for j in range(e):
                 U[j] -= x * s[j]
         fours.scale(U, row(beta, b, h, 0, 1, eps)[0])
-        for i in range(d):
-            s, new = array(before, (bh * d + i) * e, e, eps), array(after, (bh * d + i) * e, e, eps)
-            x, y = K[i], Q[i]
-            for j in range(e):
-                written = gate * s[j] + x * U[j]
-                new[j] = written
-                o[j] += y * written
+        for i in range(0, d - 1, 2):
+            write_rows(before, after, i, 2, b, h, gate, K, Q, U, o, eps)
+        if d & 1:
+            write_rows(before, after, d - 1, 1, b, h, gate, K, Q, U, o, eps)
 
 
 @inlined
@@ -450,92 +466,108 @@ def grad_tokens(X, Y, Z, Q, K, W, M):
 
 
 @inlined
-def sweep(states, keys_of_tile, slopes, K, E, U, sizes, b, h, begin, k, beta, log_decay, errors, directions, eps):
+def sweep(states, keys_of_tile, slopes, K, E, U, sizes, inputs, b, h, begin, kept, directions):
     """The keys of a tile, and the memory, transposed, before each four tokens of it; the first is there already."""
-    _, n, d, e = sizes
+    (_, n, d, e), (_, k, _, beta, log_decay) = sizes, inputs
+    activated, normalised, _, _, eps = directions
     for t in range(begin, min(begin + TILE, n), 4):
-        tokens, part = min(4, n - t), (t - begin) // 4
-        load(keys_of_tile[part], k, d, b, h, t, tokens, eps)
-        direct(keys_of_tile[part], slopes[part], directions[0], directions[1], number(1, eps), eps)
+        count, part = min(4, n - t), (t - begin) // 4
+        load(keys_of_tile[part], k, d, b, h, t, count, eps)
+        direct(keys_of_tile[part], slopes[part], activated, normalised, number(1, eps), eps)
         if t + 4 < min(begin + TILE, n):
-            A = load_gates(log_decay, b, h, t, tokens, eps)
-            load(E, errors, e, b, h, t, tokens, eps)
-            written(U, E, load_numbers(beta, number(0, eps), b, h, t, tokens, eps))
+            A = load_gates(log_decay, b, h, t, count, eps)
+            load(E, kept, e, b, h, t, count, eps)
+            written(U, E, load_numbers(beta, number(0, eps), b, h, t, count, eps))
             to_end(K, keys_of_tile[part], A)
             write(states[part + 1], states[part], A[0] * A[1] * A[2] * A[3], U, K, eps)
 
 
+@inlined
+def four_back(S, grad_S, Q, K, E, U, G, grad_E, grad_U, X, Y, Z, queries, keys, A, betas, like):
+    """Gradients of four tokens: X of queries, Y of keys, ``grad_E`` of values; returned are those of beta and gates.
+
+    S is the transposed memory before them, and ``grad_S`` becomes its gradient. Z, ``grad_U``, ``queries`` and ``keys``
+    are for intermediate results.
+    """
+    P, T = fours.products(Q, K, like), fours.products(K, K, like)
+    to_end(keys, K, A)
+    read_transposed(grad_S, keys, grad_U, like)
+    y = dots(U, grad_U, like)
+    grad_errors(grad_E, grad_U, decayed(P, A), decayed(T, A), betas, G)
+    read(S, G, grad_E, X, Z, like)
+    from_start(queries, Q, A)
+    from_start(keys, K, A)
+    decay = A[0] * A[1] * A[2] * A[3]
+    whole = decay * write_back(grad_S, S, decay, U, G, grad_E, queries, keys, Y, like)
+    from_start(X, X, A)
+    from_start(Z, Z, A)
+    to_end(Y, Y, A)
+    W, M = decayed(fours.products(G, U, like), A), decayed(fours.products(grad_E, U, like), A)
+    of_gates = grad_gates(P, T, W, M, dots(Q, X, like), y, dots(K, Z, like), whole)
+    grad_tokens(X, Y, Z, Q, K, W, M)
+    return dots(E, grad_U, like), of_gates
+
+
+@inlined
+def backward_arrays(work, d, e, like):
+    """Memories (17, e, d), keys of a tile and their slopes (16, 4, d), and four tokens (7, 4, d) and (6, 4, e)."""
+    D, C = _padded(d), _padded(e)
+    at, size = (_PER_TILE + 1) * e * D, 4 * _PER_TILE * D
+    fours.fill(array(work, at, 2 * size + 28 * D + 24 * C, like), number(0, like))
+    return (
+        array(work, 0, (_PER_TILE + 1, e, D), like),
+        array(work, at, (_PER_TILE, 4, D), like),
+        array(work, at + size, (_PER_TILE, 4, D), like),
+        array(work, at + 2 * size, (7, 4, D), like),
+        array(work, at + 2 * size + 28 * D, (6, 4, C), like),
+    )
+
+
 @kernel
-def backward(
-    first, last, sizes, q, k, v, beta, log_decay, errors, states, grad_out, grad_after,
-    grad_q, grad_k, grad_v, grad_beta, grad_decay, grad_before, directions, scale, eps, work,
-):  # fmt: skip
+def backward(first, last, sizes, inputs, kept, grad_out, grad_after, grad_inputs, grad_before, directions, work):
     """Gradients of all inputs of ``forward``, heads ``first`` to ``last``; ``work`` is for ``backward_work`` numbers.
 
     ``grad_after`` is 0 where the memory after the last token has no gradient, ``grad_decay`` without gates.
     """
-    H, n, d, e = sizes
-    qk_activated, qk_normalised, v_activated = directions
-    D, C = _padded(d), _padded(e)
-    memories, at = array(work, 0, (_PER_TILE + 1, e, D), eps), (_PER_TILE + 1) * e * D
-    of_tile = array(work, at, (2, _PER_TILE, 4, D), eps)
-    tokens_d = array(work, at + 8 * _PER_TILE * D, (7, 4, D), eps)
-    tokens_e = array(work, at + 8 * _PER_TILE * D + 28 * D, (6, 4, C), eps)
-    Q, slopes, queries, keys = tokens_d[0], tokens_d[1], tokens_d[2], tokens_d[3]
-    X, Y, Z, grad_S = tokens_d[4], tokens_d[5], tokens_d[6], memories[_PER_TILE]
-    keys_of_tile, slopes_of_tile = of_tile[0], of_tile[1]
-    V, E, U, G, grad_U, grad_E = tokens_e[0], tokens_e[1], tokens_e[2], tokens_e[3], tokens_e[4], tokens_e[5]
-    one, zero, tiles = number(1, eps), number(0, eps), (n + TILE - 1) // TILE
-    fours.fill(array(work, at, 8 * _PER_TILE * D + 28 * D + 24 * C, eps), zero)
+    (H, n, d, e), (q, _, v, beta, log_decay) = sizes, inputs
+    grad_q, grad_k, grad_v, grad_beta, grad_decay = grad_inputs
+    qk_activated, qk_normalised, v_activated, scale, eps = directions
+    memories, keys_of_tile, slopes_of_tile, tokens_d, tokens_e = backward_arrays(work, d, e, eps)
+    Q, X, Y, Z = tokens_d[0], tokens_d[1], tokens_d[2], tokens_d[3]
+    queries, keys, slopes = tokens_d[4], tokens_d[5], tokens_d[6]
+    V, E, U, G, grad_E, grad_U = tokens_e[0], tokens_e[1], tokens_e[2], tokens_e[3], tokens_e[4], tokens_e[5]
+    grad_S, one = memories[_PER_TILE], number(1, eps)
     for bh in range(first, last):
         b, h = bh // H, bh % H
-        load_transposed(grad_S, grad_after, bh, d, eps)
-        for tile in range(tiles - 1, -1, -1):
-            begin = tile * TILE
-            load_transposed(memories[0], states, bh * tiles + tile, d, eps)
-            sweep(
-                memories, keys_of_tile, slopes_of_tile, keys, E, U, sizes, b, h, begin,
-                k, beta, log_decay, errors, directions, eps,
-            )  # fmt: skip
+        load_transposed(grad_S, grad_after, b, h, 0, d, eps)
+        for begin in range((n - 1) // TILE * TILE, -1, -TILE):
+            load_transposed(memories[0], kept, b, h, n + begin // TILE * d, d, eps)
+            sweep(memories, keys_of_tile, slopes_of_tile, keys, E, U, sizes, inputs, b, h, begin, kept, directions)
             for t in range(begin + (min(TILE, n - begin) - 1) // 4 * 4, begin - 1, -4):
-                tokens, part = min(4, n - t), (t - begin) // 4
-                S, K = memories[part], keys_of_tile[part]
-                load(Q, q, d, b, h, t, tokens, eps)
+                count, part = min(4, n - t), (t - begin) // 4
+                K = keys_of_tile[part]
+                load(Q, q, d, b, h, t, count, eps)
                 direct(Q, slopes, qk_activated, qk_normalised, scale, eps)
-                A = load_gates(log_decay, b, h, t, tokens, eps)
-                betas = load_numbers(beta, zero, b, h, t, tokens, eps)
-                load(E, errors, e, b, h, t, tokens, eps)
+                A = load_gates(log_decay, b, h, t, count, eps)
+                betas = load_numbers(beta, number(0, eps), b, h, t, count, eps)
+                load(E, kept, e, b, h, t, count, eps)
                 written(U, E, betas)
-                load(G, grad_out, e, b, h, t, tokens, eps)
-                P, T = fours.products(Q, K, eps), fours.products(K, K, eps)
-                to_end(keys, K, A)
-                read_transposed(grad_S, keys, grad_U, eps)
-                y = dots(U, grad_U, eps)
-                grad_errors(grad_E, grad_U, decayed(P, A), decayed(T, A), betas, G)
-                store_numbers(grad_beta, dots(E, grad_U, eps), b, h, t, tokens, eps)
-                read(S, G, grad_E, X, Z, eps)
-                from_start(queries, Q, A)
-                from_start(keys, K, A)
-                decay = A[0] * A[1] * A[2] * A[3]
-                whole = decay * write_back(grad_S, S, decay, U, G, grad_E, queries, keys, Y, eps)
-                from_start(X, X, A)
-                from_start(Z, Z, A)
-                to_end(Y, Y, A)
-                W, M = decayed(fours.products(G, U, eps), A), decayed(fours.products(grad_E, U, eps), A)
-                if grad_decay[0] != 0:
-                    grads = grad_gates(P, T, W, M, dots(Q, X, eps), y, dots(K, Z, eps), whole)
-                    store_numbers(grad_decay, grads, b, h, t, tokens, eps)
-                grad_tokens(X, Y, Z, Q, K, W, M)
+                load(G, grad_out, e, b, h, t, count, eps)
+                of_beta, of_gates = four_back(
+                    memories[part], grad_S, Q, K, E, U, G, grad_E, grad_U, X, Y, Z, queries, keys, A, betas, eps
+                )
                 direct_back(X, Q, slopes, qk_normalised, scale, eps)
                 direct_back(Y, K, slopes_of_tile[part], qk_normalised, one, eps)
                 if v_activated:
-                    load(V, v, e, b, h, t, tokens, eps)
-                    activate(V.reshape(V.size), U.reshape(V.size), eps)
+                    load(V, v, e, b, h, t, count, eps)
+                    activate(V.reshape(V.size), U.reshape(U.size), eps)
                     direct_back(grad_E, V, U, False, one, eps)
-                store(X, grad_q, d, b, h, t, tokens, eps)
-                store(Y, grad_k, d, b, h, t, tokens, eps)
-                store(grad_E, grad_v, e, b, h, t, tokens, eps)
-        store_transposed(grad_S, grad_before, bh, d, eps)
+                store(X, grad_q, d, b, h, t, count, eps)
+                store(Y, grad_k, d, b, h, t, count, eps)
+                store(grad_E, grad_v, e, b, h, t, count, eps)
+                store_numbers(grad_beta, of_beta, b, h, t, count, eps)
+                store_numbers(grad_decay, of_gates, b, h, t, count, eps)
+        store_transposed(grad_S, grad_before, b, h, 0, d, eps)
 
 
 def forward_work(d: int, e: int) -> int:
