@@ -9,7 +9,7 @@ Rows of arrays have ``vectors.padded`` sizes, with zeros after the d or e channe
 import numpy as np
 
 from ...shared.cpu import fours, vectors
-from ...shared.cpu.compiler import helper, inlined, kernel
+from ...shared.cpu.compiler import inlined, kernel
 from ...shared.cpu.memory import array, exp, number, row
 from ...shared.cpu.vectors import filled, plus, times, total, width
 
@@ -17,7 +17,7 @@ from ...shared.cpu.vectors import filled, plus, times, total, width
 #: each four tokens.
 TILE = 64
 _PER_TILE = TILE // 4
-_padded = helper(vectors.padded)
+_padded = inlined(vectors.padded)
 
 
 @inlined
