@@ -68,21 +68,13 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     grad_out, grad_last = map(contiguous_channels, grads)
     grad_out = inputs[2].new_zeros(inputs[2].shape) if grad_out is None else grad_out
     # The kernel writes the gradients of all tokens, also where they are not wanted.
-    targets = [_target(*pair) for pair in zip(inputs[:5], grad_inputs)]
-    memory = None if grad_inputs[5] is None else _target(inputs[5], grad_inputs[5])
+    targets = [
+        empty_like(x) if grad is None and x is not None else grad for x, grad in zip(inputs[:5], grad_inputs[:5])
+    ]
     grad_tokens = *map(rows, targets[:3]), *map(_numbers, targets[3:])
-    arguments = rows(saved[2]), rows(grad_out), rows(grad_last), grad_tokens, rows(memory), call.directions
+    arguments = rows(saved[2]), rows(grad_out), rows(grad_last), grad_tokens, rows(grad_inputs[5]), call.directions
     work = kernels.backward_work(*call.sizes[2:])
     threads.run(kernels.backward, call.heads, 8 * call.entries, work, grad_out, call.sizes, call.tokens, *arguments)
-    for grad, target in zip(grad_inputs, (*targets, memory)):
-        if grad is not None and grad is not target:
-            grad.copy_(target)
-
-
-def _target(x: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """Where the gradient of an input is written: ``grad``, unless its channels are not contiguous."""
-    fits = grad is not None and (grad.dim() < 4 or grad.stride(3) == 1)
-    return grad if x is None or fits else empty_like(x)
 
 
 class _Call:
