@@ -1,7 +1,9 @@
 """The gated delta rule by kernels, as an operator of PyTorch. ``kernels`` has the loops."""
 
+import functools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,7 +88,14 @@ class _Call:
         self.sizes, self.heads, self.entries = (heads, n, d, e), batch * heads, batch * heads * n * d * e
         self._kept = q, k, v, memory = [contiguous_channels(x) for x in (q, k, v, memory)]
         self.tokens, self.memory = (rows(q), rows(k), rows(v), _numbers(beta), _numbers(log_decay)), memory
-        self.directions = *constants[:3], number(d**-0.5, q), number(EPS, q)
+        self.directions = *constants[:3], *_factors(d, q.dtype)
+
+
+@functools.cache
+def _factors(d: int, dtype: torch.dtype) -> tuple[np.floating, np.floating]:
+    """The factor of queries, and what is added to squares of norms."""
+    like = torch.empty(0, dtype=dtype)
+    return number(d**-0.5, like), number(EPS, like)
 
 
 def _numbers(x: Tensor | None) -> tuple[int, int, int, int]:
