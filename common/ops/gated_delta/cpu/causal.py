@@ -86,7 +86,10 @@ class _Call:
         q, k, v, beta, log_decay, memory = inputs
         (batch, heads, n, d), e = q.shape, v.shape[3]
         self.sizes, self.heads, self.entries = (heads, n, d, e), batch * heads, batch * heads * n * d * e
-        self._kept = q, k, v, memory = [contiguous_channels(x) for x in (q, k, v, memory)]
+        if memory is not None and memory.stride()[2:] != (e, 1):
+            memory = memory.contiguous()
+        q, k, v = map(contiguous_channels, (q, k, v))
+        self._kept = q, k, v, memory
         self.tokens, self.memory = (rows(q), rows(k), rows(v), _numbers(beta), _numbers(log_decay)), memory
         self.directions = *constants[:3], *_factors(d, q.dtype)
 

@@ -298,58 +298,74 @@ def forward(first, last, sizes, inputs, before, after, out, kept, directions, wo
 
 
 @inlined
-def write_rows(before, after, i, rows, b, h, gate, K, Q, U, o, like):
-    """One or two rows of the memory after a token, and what the query reads of them."""
-    last = i + rows - 1
-    s, x = row(before, b, h, i, len(U), like), row(before, b, h, last, len(U), like)
-    new, new_x = row(after, b, h, i, len(U), like), row(after, b, h, last, len(U), like)
-    k0, k1, q0, q1 = K[i], K[last], Q[i], Q[last] * number(rows - 1, like)
-    for j in range(len(U)):
-        u = U[j]
-        y, z = gate * s[j] + k0 * u, gate * x[j] + k1 * u
-        new[j] = y
-        new_x[j] = z
-        o[j] += q0 * y + q1 * z
+def step_vectors(S, after, Q, K, U, out, gate, beta, like):
+    """``step_column`` for whole vectors of columns; the number of these columns."""
+    rows, size = S.shape[0], width(like)
+    end = S.shape[1] // size * size
+    for j in range(0, end, size):
+        r0 = r1 = r2 = r3 = filled(number(0, like))
+        for i in range(0, rows - 3, 4):
+            r0, r1 = plus(r0, K[i], vectors.load(S, i, j)), plus(r1, K[i + 1], vectors.load(S, i + 1, j))
+            r2, r3 = plus(r2, K[i + 2], vectors.load(S, i + 2, j)), plus(r3, K[i + 3], vectors.load(S, i + 3, j))
+        for i in range(rows // 4 * 4, rows):
+            r0 = plus(r0, K[i], vectors.load(S, i, j))
+        one = filled(number(1, like))
+        read = plus(plus(plus(r0, one, r1), one, r2), one, r3)
+        u = times(plus(vectors.load(U, 0, j), -gate, read), beta)
+        o = filled(number(0, like))
+        for i in range(rows):
+            s = plus(times(vectors.load(S, i, j), gate), K[i], u)
+            vectors.store(after, i, j, s)
+            o = plus(o, Q[i], s)
+        vectors.store(out, 0, j, o)
+    return end
+
+
+@inlined
+def step_column(S, after, Q, K, U, out, gate, beta, j, like):
+    """One column of the memory after a token, and what the query reads of it."""
+    read = o = number(0, like)
+    for i in range(S.shape[0]):
+        read += K[i] * S[i, j]
+    u = (U[0, j] - gate * read) * beta
+    for i in range(S.shape[0]):
+        s = gate * S[i, j] + K[i] * u
+        after[i, j] = s
+        o += Q[i] * s
+    out[0, j] = o
 
 
 @kernel
 def step(first, last, sizes, inputs, before, after, out, directions, work):
-    """``forward`` of one token, whose memory ``after`` is not ``before``; ``work`` is for ``step_work`` numbers."""
+    """``forward`` of one token; ``work`` is for ``step_work`` numbers.
+
+    ``before`` and ``after`` are different memories, whose rows of a head follow each other.
+    """
     (H, _, d, e), (q, k, v, beta, log_decay) = sizes, inputs
     qk_activated, qk_normalised, v_activated, scale, eps = directions
     one = number(1, eps)
-    tokens_d, tokens_e = array(work, 0, (3, d), eps), array(work, 3 * d, (2, e), eps)
-    Q, K, slope, U, slope_e = tokens_d[0], tokens_d[1], tokens_d[2], tokens_e[0], tokens_e[1]
+    tokens_d, U, slope_e = array(work, 0, (3, d), eps), array(work, 3 * d, (1, e), eps), array(work, 3 * d + e, e, eps)
+    Q, K, slope = tokens_d[0], tokens_d[1], tokens_d[2]
     for bh in range(first, last):
         b, h = bh // H, bh % H
         fours.copy(Q, row(q, b, h, 0, d, eps))
         fours.copy(K, row(k, b, h, 0, d, eps))
-        fours.copy(U, row(v, b, h, 0, e, eps))
+        fours.copy(U[0], row(v, b, h, 0, e, eps))
         if qk_activated:
             activate(Q, slope, eps)
             activate(K, slope, eps)
         if v_activated:
-            activate(U, slope_e, eps)
+            activate(U[0], slope_e, eps)
         normalise(Q, slope, qk_normalised, scale, eps)
         normalise(K, slope, qk_normalised, one, eps)
         gate = one if log_decay[0] == 0 else exp(row(log_decay, b, h, 0, 1, eps)[0])
-        o = row(out, b, h, 0, e, eps)
-        fours.fill(o, number(0, eps))
-        for i in range(0, d - 3, 4):
-            s0, s1 = row(before, b, h, i, e, eps), row(before, b, h, i + 1, e, eps)
-            s2, s3 = row(before, b, h, i + 2, e, eps), row(before, b, h, i + 3, e, eps)
-            x0, x1, x2, x3 = gate * K[i], gate * K[i + 1], gate * K[i + 2], gate * K[i + 3]
-            for j in range(e):
-                U[j] -= x0 * s0[j] + x1 * s1[j] + x2 * s2[j] + x3 * s3[j]
-        for i in range(d // 4 * 4, d):
-            s, x = row(before, b, h, i, e, eps), gate * K[i]
-            for j in range(e):
-                U[j] -= x * s[j]
-        fours.scale(U, row(beta, b, h, 0, 1, eps)[0])
-        for i in range(0, d - 1, 2):
-            write_rows(before, after, i, 2, b, h, gate, K, Q, U, o, eps)
-        if d & 1:
-            write_rows(before, after, d - 1, 1, b, h, gate, K, Q, U, o, eps)
+        beta_now = row(beta, b, h, 0, 1, eps)[0]
+        S = array(before[0], b * before[1] + h * before[2], (d, e), eps)
+        S_after = array(after[0], b * after[1] + h * after[2], (d, e), eps)
+        o = array(out[0], b * out[1] + h * out[2], (1, e), eps)
+        end = step_vectors(S, S_after, Q, K, U, o, gate, beta_now, eps)
+        for j in range(end, e):
+            step_column(S, S_after, Q, K, U, o, gate, beta_now, j, eps)
 
 
 @inlined
