@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...shared.cpu import dispatch, threads
 from ...shared.cpu.operators import kernel_operator
-from ...shared.cpu.tensors import ABSENT, contiguous_channels, empty_like, number, rows
+from ...shared.cpu.tensors import ABSENT, Address, contiguous_channels, empty_like, number, numbers, rows
 from ..causal import CHUNK_SIZE, delta_chunks
 from ..directions import ACTIVATIONS, EPS, QK_NORMS, directed
 
@@ -73,7 +73,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     targets = [
         empty_like(x) if grad is None and x is not None else grad for x, grad in zip(inputs[:5], grad_inputs[:5])
     ]
-    grad_tokens = *map(rows, targets[:3]), *map(_numbers, targets[3:])
+    grad_tokens = *map(rows, targets[:3]), numbers(targets[3]), _gates(targets[4])
     arguments = rows(saved[2]), rows(grad_out), rows(grad_last), grad_tokens, rows(grad_inputs[5]), call.directions
     work = kernels.backward_work(*call.sizes[2:])
     threads.run(kernels.backward, call.heads, 8 * call.entries, work, grad_out, call.sizes, call.tokens, *arguments)
@@ -90,7 +90,7 @@ class _Call:
             memory = memory.contiguous()
         q, k, v = map(contiguous_channels, (q, k, v))
         self._kept = q, k, v, memory
-        self.tokens, self.memory = (rows(q), rows(k), rows(v), _numbers(beta), _numbers(log_decay)), memory
+        self.tokens, self.memory = (rows(q), rows(k), rows(v), numbers(beta), _gates(log_decay)), memory
         self.directions = *constants[:3], *_factors(d, q.dtype)
 
 
@@ -101,9 +101,9 @@ def _factors(d: int, dtype: torch.dtype) -> tuple[np.floating, np.floating]:
     return number(d**-0.5, like), number(EPS, like)
 
 
-def _numbers(x: Tensor | None) -> tuple[int, int, int, int]:
-    """Address and strides of x (B, H, n), 0 for None."""
-    return ABSENT if x is None else (x.data_ptr(), *x.stride())
+def _gates(x: Tensor | None) -> Address:
+    """log_decay or its gradient, (B, H, n) or None."""
+    return ABSENT if x is None else numbers(x)
 
 
 def _plain(
