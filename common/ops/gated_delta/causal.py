@@ -1,15 +1,21 @@
-"""The gated delta rule in chunks, for torch.compile, export and torch.func. ``README.md`` derives it."""
+"""The gated delta rule in chunks, in plain PyTorch. ``README.md`` derives it."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ..shared.chunks import chunk_length, decay_between, split_chunks
+from ..shared.tracing import may_checkpoint, runs_eagerly
 
+#: Default number of tokens of a chunk.
+CHUNK_SIZE = 32
 #: Number of chunks of a part of a sequence; they are computed one after the other, in the same steps for all parts.
 _IN_TURN = 8
+#: Numbers of q in a block: on a CPU so that a block's tensors fit its cache, elsewhere so that they fit any memory.
+_CACHED_NUMBERS, _MOST_NUMBERS = 2**17, 2**22
 
 
 class Chunks(NamedTuple):
@@ -22,31 +28,67 @@ class Chunks(NamedTuple):
     log_decay: Tensor | None  # (B, H, G, C), or None without decay
 
 
-def delta_chunks(
+def delta_in_blocks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``delta_chunks`` in blocks of whole chunks, which the backward pass computes again: the inputs and the memory
+
+    before each block are kept. A graph that is traced is computed as one block.
+    """
+    tensors = (q, k, v, beta, log_decay)
+    if not runs_eagerly(memory, *(x for x in tensors if x is not None)):
+        return delta_chunks(*tensors, chunk_size, memory)
+    most = _CACHED_NUMBERS if q.device.type == "cpu" else _MOST_NUMBERS
+    size = chunk_length(chunk_size, q.shape[2])
+    size *= max(1, most // max(1, size * q.shape[:2].numel() * q.shape[3]))
+    again, out = q.shape[2] > chunk_size and may_checkpoint(), []
+    for begin in range(0, q.shape[2], size):
+        block = [None if x is None else x[:, :, begin : begin + size] for x in tensors]
+        arguments = *block, chunk_size, memory, True
+        if again:
+            part, memory = checkpoint(delta_chunks, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            part, memory = delta_chunks(*arguments)
+        out.append(part)
+    return torch.cat(out, dim=2) if out else v.new_empty(v.shape), memory
+
+
+def delta_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    chunk_size: int,
+    memory: Tensor,
+    in_turn: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, n, e) that q (B, H, n, d) read from the memory (B, H, d, e) after each token, and the last memory.
 
     k (B, H, n, d), v (B, H, n, e), ``beta`` and ``log_decay`` (B, H, n), the latter at most 0 or None; ``memory`` is
     before the first token. Where ``beta`` and ``log_decay`` are 0, it does not change. O(n (C (C + d + e) + d e +
-    d² (d + e) / C)) time, O(n (C + d + e) + (n / C) d (d + e)) memory.
+    d² (d + e) / C)) time, O(n (C + d + e) + (n / C) d (d + e)) memory. ``in_turn``: one chunk after the other, in a
+    loop as long as the sequence, without what has a d² there.
     """
     size = chunk_length(chunk_size, q.shape[2])
     chunks = Chunks(*(None if x is None else split_chunks(x, size) for x in (q, k, v, beta, log_decay)))
-    inside, since_start, until_end = decays(chunks)
+    inside, since_start, until_end = _decays(chunks)
     fixed, read = _errors(chunks, inside, since_start)
     # A chunk turns the memory S into S + change S + added.
     keys = (chunks.k * (chunks.beta * until_end).unsqueeze(-1)).transpose(-2, -1)  # (B, H, G, d, C)
-    identity = torch.eye(k.shape[3], dtype=k.dtype, device=k.device)
-    change = (since_start[..., -1:, None] - 1) * identity - keys @ read
-    before, memory = _states(change, keys @ fixed, memory)
+    decay = since_start[..., -1:, None]
+    if in_turn:
+        before, memory = _states_in_turn(fixed, read, keys, decay, memory)
+    else:
+        change = (decay - 1) * torch.eye(k.shape[3], dtype=k.dtype, device=k.device) - keys @ read
+        before, memory = _states(change, keys @ fixed, memory)
     errors = (fixed - read @ before) * chunks.beta.unsqueeze(-1)
     scores = chunks.q @ chunks.k.transpose(-2, -1) * inside
     out = scores @ errors + (chunks.q * since_start.unsqueeze(-1)) @ before
     return out.flatten(2, 3)[:, :, : q.shape[2]], memory
 
 
-def decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
+def _decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
     """Products of decays, each at most 1, in chunks: from key to query (..., C, C), 0 for keys that come later;
 
     from the start to a token, with its own, (..., C); from a token to the end, without its own, (..., C).
@@ -61,11 +103,22 @@ def decays(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
 def _errors(chunks: Chunks, inside: Tensor, since_start: Tensor) -> tuple[Tensor, Tensor]:
     """E0 (B, H, G, C, e) and W (B, H, G, C, d): the tokens' errors are E0 - W S for the memory S before the chunk."""
     seen = (chunks.k @ chunks.k.transpose(-2, -1) * inside).tril(-1) * chunks.beta.unsqueeze(-2)
-    wanted = torch.cat([chunks.v, chunks.k * since_start.unsqueeze(-1)], dim=-1)
-    solved = torch.linalg.solve_triangular(
-        seen + torch.eye(seen.shape[-1], dtype=seen.dtype, device=seen.device), wanted, upper=False, unitriangular=True
-    )
-    return solved.split([chunks.v.shape[-1], chunks.k.shape[-1]], dim=-1)
+    identity = torch.eye(seen.shape[-1], dtype=seen.dtype, device=seen.device)
+    # Solving for the identity and multiplying takes half the time of solving for these columns.
+    inverse = torch.linalg.solve_triangular(seen + identity, identity, upper=False, unitriangular=True)
+    return inverse @ chunks.v, inverse @ (chunks.k * since_start.unsqueeze(-1))
+
+
+def _states_in_turn(fixed: Tensor, read: Tensor, keys: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The memory before each chunk, (B, H, G, d, e), and the last.
+
+    S_(g+1) = decay_g S_g + keys_g (fixed_g - read_g S_g).
+    """
+    before = []
+    for fixed_g, read_g, keys_g, decay_g in zip(*(x.unbind(2) for x in (fixed, read, keys, decay))):
+        before.append(state)
+        state = decay_g * state + keys_g @ (fixed_g - read_g @ state)
+    return torch.stack(before, dim=2), state
 
 
 def _states(change: Tensor, added: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:

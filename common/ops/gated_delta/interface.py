@@ -5,30 +5,17 @@ Wang, Zhang, Shen, Kim, *Parallelizing Linear Transformers with the Delta Rule o
 after Schlag, Irie, Schmidhuber, *Linear Transformers Are Secretly Fast Weight Programmers*, ICML 2021.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
-from ..shared.precision import autocast_off, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, state_of_sums
-from ..shared.tracing import is_compiled, runs_eagerly
-from .causal import delta_chunks
-from .causal_backward import delta_blocks
+from .causal import CHUNK_SIZE, delta_in_blocks
+from .cpu.causal import applies, delta_by_kernels
 from .decoding import delta_step
-from .operator import delta_operator
-
-#: Activations of queries and keys, or of values.
-ACTIVATIONS = ("silu", "none")
-#: Normalisations of queries and keys.
-QK_NORMS = ("l2", "none")
-#: Default number of tokens that are computed at once: on a CPU as fast as 16, and faster than 64.
-_CHUNK_SIZE = 32
-#: Added to |x|² before its root.
-_EPS = 1e-6
+from .directions import ACTIVATIONS, QK_NORMS, directed
 
 
 @takes_segments("q", "k", "v", "beta", "log_decay")
@@ -46,7 +33,7 @@ def gated_delta_attention(
     qk_activation: str = "silu",
     qk_norm: str = "l2",
     v_activation: str = "silu",
-    chunk_size: int = _CHUNK_SIZE,
+    chunk_size: int = CHUNK_SIZE,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
@@ -77,45 +64,37 @@ def gated_delta_attention(
     _check_of_tokens("beta", beta, q)
     if log_decay is not None:
         _check_of_tokens("log_decay", log_decay, q)
-    dtype, shape = compute_dtype(q), (*k.shape[:2], k.shape[3], v.shape[3])
+    dtype, out_dtype, shape = compute_dtype(q), v.dtype, (*k.shape[:2], k.shape[3], v.shape[3])
     state = state_of_sums(initial_state, {"memory": shape}, dtype, q)
+    memory = None if state is None else state["memory"]
     with autocast_off(q):
-        queries, keys = (
-            _directed(zero_padding(x.to(dtype), mask), qk_activation, qk_norm)
-            for x, mask in ((q, query_padding_mask), (k, key_padding_mask))
-        )
-        values = _activated(zero_padding(v.to(dtype), key_padding_mask), v_activation)
-        beta, log_decay = (None if x is None else _of_real(x.to(dtype), key_padding_mask) for x in (beta, log_decay))
-        tensors = (queries * q.shape[3] ** -0.5, keys, values, beta, log_decay)
-        if state is not None and q.shape[2] == 1:
-            out, memory = delta_step(*tensors, state["memory"])
-        else:
-            memory = keys.new_zeros(shape) if state is None else state["memory"]
-            out, memory = _implementation(*tensors, memory)(*tensors, chunk_size, memory)
-    out = out.to(v.dtype)
+        q, k, v, beta, log_decay = (None if x is None else in_dtype(x, dtype) for x in (q, k, v, beta, log_decay))
+        if key_padding_mask is not None:
+            k, v = zero_padding(k, key_padding_mask), zero_padding(v, key_padding_mask)
+            beta, log_decay = _of_real(beta, key_padding_mask), _of_real(log_decay, key_padding_mask)
+        tensors = zero_padding(q, query_padding_mask), k, v, beta, log_decay, memory
+        out, memory = _attend(tensors, (qk_activation, qk_norm, v_activation), chunk_size)
+    out = in_dtype(out, out_dtype)
     return (out, {"memory": memory}) if return_state else out
 
 
-def _implementation(*tensors: Tensor | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The hand-written backward pass, as one operator if compiled on a CPU; plain PyTorch in other graphs."""
-    if tensors[0].device.type == "cpu" and is_compiled():
-        return delta_operator
-    return delta_blocks if runs_eagerly(*(x for x in tensors if x is not None)) else delta_chunks
+def _attend(
+    tensors: tuple[Tensor | None, ...], directions: tuple[str, str, str], chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """The outputs of q, k, v, beta and log_decay after the memory, the last of ``tensors``, and the new memory."""
+    if applies(*tensors):
+        return delta_by_kernels(*tensors, *directions)
+    *tokens, beta, log_decay, memory = tensors
+    queries, keys, values = directed(*tokens, *directions)
+    if memory is not None and queries.shape[2] == 1:
+        return delta_step(queries, keys, values, beta, log_decay, memory)
+    memory = keys.new_zeros(*keys.shape[:2], keys.shape[3], values.shape[3]) if memory is None else memory
+    return delta_in_blocks(queries, keys, values, beta, log_decay, chunk_size, memory)
 
 
-def _activated(x: Tensor, activation: str) -> Tensor:
-    return F.silu(x) if activation == "silu" else x
-
-
-def _directed(x: Tensor, activation: str, norm: str) -> Tensor:
-    """Queries or keys for the memory: activated and normalised, 0 where x is 0."""
-    x = _activated(x, activation)
-    return x * (x.square().sum(-1, keepdim=True) + _EPS).rsqrt() if norm == "l2" else x
-
-
-def _of_real(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+def _of_real(x: Tensor | None, padding_mask: Tensor) -> Tensor | None:
     """``x`` (B, H, n), 0 at padding: nothing is written there, and nothing decays."""
-    return x if padding_mask is None else x.masked_fill(padding_mask[:, None], 0.0)
+    return None if x is None else x.masked_fill(padding_mask[:, None], 0.0)
 
 
 def _check_of_tokens(name: str, x: Tensor, q: Tensor) -> None:

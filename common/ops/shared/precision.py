@@ -8,7 +8,7 @@ from torch import Tensor
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """float32, or float64 for a float64 tensor: sums, states and normalisers are never half precision."""
-    return torch.promote_types(tensor.dtype, torch.float32)
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,6 +20,7 @@ from ..tracing import is_compiled, runs_eagerly
 VARIABLE = "LINEARTIME_CPU_KERNELS"
 
 _DTYPES = (torch.float32, torch.float64)
+_ORDINARY = (Tensor, torch.nn.Parameter)
 
 
 def switched_on() -> bool:
@@ -54,18 +55,17 @@ def applies(*tensors: Tensor) -> bool:
         ValueError: ``LINEARTIME_CPU_KERNELS`` is neither 0 nor 1.
     """
     dtype = tensors[0].dtype
-    if dtype not in _DTYPES or not all(_is_ordinary(x, dtype) for x in tensors):
+    if dtype not in _DTYPES:
         return False
+    for x in tensors:  # faster than all(): this is called for every token
+        if not (x.is_cpu and x.dtype == dtype and x.numel() > 0 and type(x) in _ORDINARY):
+            return False
     if torch.compiler.is_compiling():
         transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
         return not transformed and is_compiled() and _usable()
     if any(x.is_neg() for x in tensors):  # the imaginary part of a conjugate, whose memory holds the opposite numbers
         return False
     return runs_eagerly(*tensors) and _usable()
-
-
-def _is_ordinary(x: Tensor, dtype: torch.dtype) -> bool:
-    return x.is_cpu and x.dtype == dtype and x.numel() > 0 and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def _usable() -> bool:

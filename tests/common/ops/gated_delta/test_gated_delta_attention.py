@@ -1,4 +1,4 @@
-"""The gated delta rule beyond the contract: its memory, its decay, its chunks and blocks, its backward pass."""
+"""The gated delta rule beyond the contract: its memory, its decay, its chunks and blocks, what it keeps."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from common.ops import gated_delta_attention
 from common.ops.gated_delta.causal import delta_chunks
 from common.ops.gated_delta.reference import gated_delta_attention_reference
+from common.ops.shared.cpu.dispatch import VARIABLE, has_numba
 from tests.common.inputs import padding, qkv
 from tests.common.properties import bytes_kept, largest_tensor
 from tests.compare import assert_all_close, assert_close, gradients
@@ -17,6 +18,16 @@ from tests.torch_versions import NEWER_THAN_2_6
 H = 2
 #: The rule without a module around it, on unmodified queries, keys and values.
 BARE = {"qk_activation": "none", "qk_norm": "none", "v_activation": "none"}
+
+with_kernels = pytest.param(
+    "1", marks=pytest.mark.skipif(not has_numba(), reason="Numba is not installed"), id="kernels"
+)
+
+
+@pytest.fixture(params=[with_kernels, pytest.param("0", id="plain")])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels, and in plain PyTorch."""
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
 def gates(n: int, decay: float | None = 1.0, *, beta: float = 1.0, batch: int = 2, heads: int = H) -> dict[str, Tensor]:
@@ -41,6 +52,7 @@ def assert_agrees(inputs, given: dict[str, Tensor], out: Tensor, expected: Tenso
     assert_all_close(leaves, gradients(out, leaves.values()), gradients(expected, leaves.values()), tolerance)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("side", ["none", "holes"])
 @pytest.mark.parametrize("chunk_size", [4, 64])
 @pytest.mark.parametrize("decay", [None, 0.1, 30.0])
@@ -52,6 +64,7 @@ def test_chunks_are_the_recurrence(decay, chunk_size, side):
     assert_agrees(inputs, gate_tensors, out, gated_delta_attention_reference(*inputs, **gate_tensors, **masks))
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("decay, d, e", [(None, 64, 3), (0.3, 64, 3), (0.3, 32, 70)])
 def test_blocks_of_many_heads_are_the_recurrence(decay, d, e):
     """With 64 heads of 64 channels, a block holds 32 tokens: two chunks, and only part of the last one."""
@@ -60,6 +73,7 @@ def test_blocks_of_many_heads_are_the_recurrence(decay, d, e):
     assert_agrees(inputs, gate_tensors, out, gated_delta_attention_reference(*inputs, **gate_tensors))
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("decay", [None, 0.02])
 @pytest.mark.parametrize("n", [15, 16, 17, 300])
 def test_what_traces_operations_sees_the_same(n, decay):
@@ -78,9 +92,11 @@ def test_what_traces_operations_sees_the_same(n, decay):
         assert_all_close(leaves, *pair)
 
 
+@pytest.mark.skipif(not has_numba(), reason="the graph is plain PyTorch without Numba, and for a range of lengths")
 @pytest.mark.parametrize("decay", [None, 0.5])
-def test_one_graph_that_does_not_grow_with_the_chunk_is_for_any_length(decay):
+def test_one_graph_that_does_not_grow_with_the_chunk_is_for_any_length(decay, monkeypatch):
     """In a host's layout, with heads inside. In plain PyTorch, compiling this graph takes minutes."""
+    monkeypatch.setenv(VARIABLE, "1")
     sizes = []
     for chunk_size in (2, 8):
         torch._dynamo.reset()
@@ -98,6 +114,7 @@ def test_one_graph_that_does_not_grow_with_the_chunk_is_for_any_length(decay):
     assert sizes[0] == sizes[1] or not NEWER_THAN_2_6
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_new_value_of_a_key_replaces_the_old_one():
     """With orthogonal keys and beta 1, each query reads the last value of its key; a sum would read both."""
     v = torch.randn(1, 1, 12, 3, dtype=torch.float64)
@@ -108,6 +125,7 @@ def test_a_new_value_of_a_key_replaces_the_old_one():
         assert_close(f"value of key {key}", state["memory"][0, 0, key], v[0, 0, last])
 
 
+@pytest.mark.usefixtures("either_way")
 def test_half_a_beta_moves_half_the_way_and_a_decay_forgets():
     k, v = torch.tensor([[[[0.6, 0.8]]]]).expand(1, 1, 3, 2), torch.full((1, 1, 3, 1), 8.0)
     beta, log_decay = torch.full((1, 1, 3), 0.5), torch.tensor([0.0, 0.0, 0.5]).log().view(1, 1, 3)
@@ -117,6 +135,7 @@ def test_half_a_beta_moves_half_the_way_and_a_decay_forgets():
     assert_close("after what is forgotten, and half", out.flatten(), torch.tensor([4.0, 4.0, 5.0]))
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_closed_gate_forgets_whatever_came_before():
     """A decay of exp(-10,000) in one token leaves no trace, and does not reduce the precision of later tokens."""
     inputs, gate_tensors = single(*qkv(30)), gates(30, 0.1)
@@ -133,6 +152,7 @@ def test_a_closed_gate_forgets_whatever_came_before():
     assert (grads[-1][:, :, 12] == 0).all(), "no rounding error of sums that pass the gate"
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("decay", [8.0, 20.0])
 def test_gradients_of_gates_that_are_nearly_closed(decay):
     """Small gradients are as precise as large ones: single precision is compared with double on the same numbers."""
@@ -145,6 +165,7 @@ def test_gradients_of_gates_that_are_nearly_closed(decay):
     assert_close("gradient of log_decay", gradient, wanted, 1e-5)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("decay, beta", [(None, 1.0), (None, 2.0), (1e-4, 2.0), (50.0, 1.0)])
 def test_thousands_of_tokens_in_single_precision(decay, beta):
     """Memory neither grows nor vanishes, and gradients match float64, with every beta near its maximum."""
@@ -160,6 +181,7 @@ def test_thousands_of_tokens_in_single_precision(decay, beta):
     assert_all_close(names, gradients(out, rounded), wanted, 1e-4)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("beta", [0.9, 1.0, 1.9, 2.0])
 def test_equal_keys_in_single_precision(beta):
     """The triangle of a chunk is then full of ``beta``: a series for its inverse would lose every digit."""
@@ -171,8 +193,9 @@ def test_equal_keys_in_single_precision(beta):
     assert_close("out", gated_delta_attention(*rounded[:3], beta=rounded[3], chunk_size=64), expected, 1e-4)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_backward_pass_does_not_keep_the_memory_of_every_token():
-    """No memory per chunk of 32 either: fewer than nine tensors the size of q are kept, and none larger is made."""
+    """No memory per chunk of 32 either: fewer than nine tensors the size of q are kept, and none of more than two."""
     n, d = 4096, 64
     inputs = [x.detach().requires_grad_() for x in qkv(n, batch=1, d=d, e=d, dtype=torch.float32)]
     gate_tensors = dict(zip(("beta", "log_decay"), single(*gates(n, batch=1).values())))
@@ -182,7 +205,7 @@ def test_a_backward_pass_does_not_keep_the_memory_of_every_token():
 
     assert bytes_kept(call) <= 9 * 4 * H * n * d
     leaves = [*inputs, *gate_tensors.values()]
-    assert largest_tensor(lambda: gradients(call(), leaves)) <= H * n * d
+    assert largest_tensor(lambda: gradients(call(), leaves)) <= 2 * H * n * d
 
 
 def flash_linear_attention(module: str):

@@ -1,0 +1,232 @@
+"""Kernels of the gated delta rule for CPUs: they agree with plain PyTorch and finite differences, in any layout."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.ops import gated_delta_attention
+from common.ops.gated_delta.cpu.causal import applies
+from common.ops.gated_delta.reference import gated_delta_attention_reference
+from common.ops.shared.cpu.dispatch import VARIABLE
+from tests.common.inputs import SIDES, padding
+from tests.compare import assert_all_close, assert_close, gradients
+
+pytest.importorskip("numba")
+
+B, H = 3, 2
+BARE = {"qk_activation": "none", "qk_norm": "none", "v_activation": "none"}
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+
+
+@pytest.fixture
+def filled_memory() -> Iterator[None]:
+    """Uninitialised tensors are full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def inputs(
+    n: int, d: int = 7, e: int = 5, *, decay: float | None = 1.0, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> dict[str, Tensor]:
+    """q, k, v, beta, perhaps log_decay, and the memory before the first token: leaves."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, uniform: bool = False) -> Tensor:
+        return (torch.rand if uniform else torch.randn)(B, H, *shape, generator=generator, dtype=torch.float64)
+
+    tensors = {"q": draw(n, d), "k": draw(n, d) / d**0.5, "v": draw(n, e), "beta": draw(n, uniform=True)}
+    if decay is not None:
+        tensors["log_decay"] = -decay * draw(n, uniform=True)
+    tensors["memory"] = draw(d, e)
+    return {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
+
+
+def attend(tensors: dict[str, Tensor], **options) -> tuple[Tensor, Tensor]:
+    """The outputs and the last memory."""
+    others = {name: x for name, x in tensors.items() if name != "memory"}
+    state = {"memory": tensors["memory"]} if "memory" in tensors else None
+    out, state = gated_delta_attention(**others, **options, initial_state=state, return_state=True)
+    return out, state["memory"]
+
+
+def plainly(tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, **options) -> tuple[Tensor, Tensor]:
+    """``attend`` without kernels."""
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "0")
+        return attend(tensors, **options)
+
+
+def assert_agrees(
+    tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, tolerance: float = 1e-10, **options
+) -> None:
+    """Compare outputs, the last memory and all gradients of both with plain PyTorch."""
+    assert applies(*(tensors.get(name) for name in ("q", "k", "v", "beta", "log_decay", "memory")))
+    results, expected = attend(tensors, **options), plainly(tensors, monkeypatch, **options)
+    assert_all_close(("out", "memory"), results, expected, tolerance)
+    for pair in zip(results, expected):
+        assert_all_close(tensors, *(gradients(x, tensors.values(), retain_graph=True) for x in pair), tolerance)
+
+
+@pytest.mark.parametrize("decay", [None, 0.3, 30.0])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 63, 64, 65, 257])
+def test_lengths(n, decay, monkeypatch):
+    """Parts of four tokens and of tiles, after a memory, with gradients through it."""
+    assert_agrees(inputs(n, decay=decay), monkeypatch)
+
+
+@pytest.mark.parametrize("d, e", [(1, 1), (1, 3), (3, 7), (7, 1), (16, 17), (64, 65), (65, 64)])
+def test_sizes(d, e, monkeypatch):
+    assert_agrees(inputs(70, d, e), monkeypatch)
+
+
+@pytest.mark.parametrize("option", [{}, {"qk_activation": "none"}, {"qk_norm": "none"}, {"v_activation": "none"}, BARE])
+def test_directions(option, monkeypatch):
+    tensors = inputs(9)
+    del tensors["memory"]
+    assert_agrees(tensors, monkeypatch, **option)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_is_skipped(side):
+    """As the literal reference has it, on every side and for whole rows."""
+    tensors, mask = inputs(11), padding(side, B, 11)
+    del tensors["memory"]
+    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+    out, expected = attend(tensors, **masks)[0], gated_delta_attention_reference(**tensors, **masks)
+    assert_close("out", out, expected)
+    assert_all_close(tensors, gradients(out, tensors.values()), gradients(expected, tensors.values()))
+
+
+def test_single_precision():
+    """Outputs to 2e-6, gradients to 1e-5 of float64 on the same numbers."""
+    tensors = inputs(150, 64, 64, dtype=torch.float32)
+    double = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
+    results, expected = attend(tensors), attend(double)
+    assert_all_close(("out", "memory"), results, expected, 2e-6)
+    assert_all_close(tensors, gradients(results[0], tensors.values()), gradients(expected[0], double.values()), 1e-5)
+
+
+@pytest.mark.parametrize("option", [{}, BARE])
+@pytest.mark.parametrize("decay", [None, 2.0])
+def test_gradients_are_finite_differences(decay, option):
+    tensors = {name: x.detach()[:1].requires_grad_() for name, x in inputs(6, 2, 3, decay=decay).items()}
+
+    def of_list(*values: Tensor) -> tuple[Tensor, Tensor]:
+        return attend(dict(zip(tensors, values)), **option)
+
+    assert torch.autograd.gradcheck(of_list, tuple(tensors.values()))
+
+
+def test_gradients_of_gradients(monkeypatch):
+    tensors = inputs(6, 2, 3)
+    penalties = [
+        sum(x.square().sum() for x in torch.autograd.grad(out.sum(), list(tensors.values()), create_graph=True))
+        for out in (attend(tensors)[0], plainly(tensors, monkeypatch)[0])
+    ]
+    assert_all_close(tensors, *(torch.autograd.grad(x, list(tensors.values())) for x in penalties))
+
+
+LAYOUTS = {
+    "a host's": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "tokens last": lambda x: x.transpose(1, -1).contiguous().transpose(1, -1),
+    "every second": lambda x: torch.stack([x, torch.full_like(x, float("nan"))], dim=-1).flatten(-2)[..., ::2],
+    "batch last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", [1, 9])
+def test_strides_change_no_bit(layout, n):
+    """Those of inputs, and of the gradients of outputs; also for one token without gradients."""
+    tensors = inputs(n)
+    strided = {name: LAYOUTS[layout](x.detach()).requires_grad_() for name, x in tensors.items()}
+    results = []
+    for given, change in ((tensors, lambda x: x), (strided, LAYOUTS[layout])):
+        out, memory = attend(given)
+        with torch.no_grad():
+            step = attend(given)
+        loss = (change(out) * torch.arange(1.0, 6.0)).sum() + change(memory).square().sum()
+        results.append((out, memory, *step, *torch.autograd.grad(loss, list(given.values()))))
+    assert all(torch.equal(*pair) for pair in zip(*results))
+
+
+def test_numbers_that_are_repeated(monkeypatch):
+    """beta and gates for all heads, as views with a stride of 0."""
+    tensors = inputs(9)
+    shared = {name: tensors[name].detach()[:, :1].clone().requires_grad_() for name in ("beta", "log_decay")}
+    expanded = {**tensors, **{name: x.expand(-1, H, -1) for name, x in shared.items()}}
+    pair = attend(expanded)[0], plainly(expanded, monkeypatch)[0]
+    assert_all_close(shared, *(gradients(out, shared.values()) for out in pair), 1e-10)
+
+
+@pytest.mark.parametrize("n", [3, 64])
+def test_pieces_are_the_whole(n):
+    """A sequence in two pieces, and then token by token: outputs, and gradients through the state between."""
+    tensors = inputs(2 * n)
+    whole, last = attend(tensors)
+    parts, pieces, memory = (
+        [slice(0, n), slice(n, 2 * n - 2), *(slice(t, t + 1) for t in (2 * n - 2, 2 * n - 1))],
+        [],
+        None,
+    )
+    for part in parts:
+        piece = {name: x[:, :, part] for name, x in tensors.items() if name != "memory"}
+        out, memory = attend({**piece, "memory": tensors["memory"] if memory is None else memory})
+        pieces.append(out)
+    results = torch.cat(pieces, dim=2), memory
+    assert_all_close(("out", "memory"), results, (whole, last), 1e-10)
+    for pair in zip(results, (whole, last)):
+        assert_all_close(tensors, *(gradients(x, tensors.values(), retain_graph=True) for x in pair), 1e-10)
+
+
+@pytest.mark.parametrize("decay", [None, 1.0])
+@pytest.mark.parametrize("d, e", [(5, 3), (16, 16), (7, 34)])
+def test_a_step_is_a_token(d, e, decay):
+    """Without gradients a kernel of its own computes one token; the state that it gets does not change."""
+    tensors = inputs(1, d, e, decay=decay)
+    out, memory = attend(tensors)
+    before = tensors["memory"].detach().clone()
+    with torch.inference_mode():
+        step = attend(tensors)
+    assert_all_close(("out", "memory"), step, (out, memory), 1e-12)
+    assert torch.equal(tensors["memory"], before)
+
+
+def test_uninitialised_memory_is_never_read(request):
+    """Tensors that are allocated full of NaN change no bit."""
+    results = []
+    for _ in range(2):
+        tensors = inputs(70, 5, 19)
+        out, memory = attend(tensors)
+        grads = torch.autograd.grad(out.sum() + memory.sum(), list(tensors.values()))
+        with torch.no_grad():
+            step = attend({name: x[:, :, :1] if name != "memory" else x for name, x in tensors.items()})
+        results.append((out, memory, *grads, *step))
+        request.getfixturevalue("filled_memory")
+    assert torch.empty(1).isnan().all()
+    assert all(torch.equal(*pair) for pair in zip(*results))
+
+
+def test_threads_change_no_bit(request):
+    results = []
+    for _ in range(2):
+        tensors = inputs(128, 64, 64, dtype=torch.float32)
+        out, memory = attend(tensors)
+        results.append((out, memory, *torch.autograd.grad(out.sum() + memory.sum(), list(tensors.values()))))
+        request.getfixturevalue("two_threads")
+    assert all(torch.equal(*pair) for pair in zip(*results))
