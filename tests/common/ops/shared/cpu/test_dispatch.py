@@ -216,7 +216,7 @@ def test_inference_mode_gives_the_same_bits(calls):
     assert calls.used() == 3
 
 
-# --- transforms and modes ---------------------------------------------------------------------------------------------
+# --- transforms and modes --------------------------------------------------------------------------------------------
 
 
 def test_a_fake_mode_with_a_real_input_reads_no_memory(calls):
@@ -308,7 +308,7 @@ def test_traced_and_exported_graphs_hold_only_operators_of_pytorch(calls):
     assert_close("exported", exported.module()(k, q, v), module(k, q, v))
 
 
-# --- torch.compile, and PyTorch's check of operators --------------------------------------------------------------------
+# --- torch.compile, and PyTorch's check of operators -----------------------------------------------------------------
 
 
 @needs_operators_in_graphs
@@ -378,7 +378,7 @@ def test_pytorch_accepts_the_operator(begun):
     torch.library.opcheck(torch.ops.lineartime.causal_sums.default, (*arguments, True, True, 1e-3, 0.5, 2))
 
 
-# --- hooks, checkpoints and copies ---------------------------------------------------------------------------------------
+# --- hooks, checkpoints and copies -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
