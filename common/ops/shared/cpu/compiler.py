@@ -79,8 +79,8 @@ class _NotStored(NullCache):
 
 @functools.cache
 def _digest() -> str:
-    """A digest of the files with kernels."""
-    digest = hashlib.sha256()
+    """A digest of the files with kernels, and of Numba's version: two versions would replace each other's files."""
+    digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(Path(__file__).parents[2].rglob("cpu/*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

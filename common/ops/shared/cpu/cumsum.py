@@ -40,9 +40,10 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
 
     x, log_decay, initial = map(contiguous_channels, inputs)
     heads, channels, grad_out = x.shape[0] * x.shape[1], x.shape[3], contiguous_channels(grads[0])
+    out = contiguous_channels(saved[0])  # a hook of saved tensors may have given it another layout
     grad_x = empty_like(x) if grad_inputs[0] is None else grad_inputs[0]
     grad_rows = rows(grad_out), rows(grad_x), rows(grad_inputs[1]), vectors(grad_inputs[2])
-    arguments = (_sizes(x, log_decay), rows(log_decay), vectors(initial), rows(saved[0]), *grad_rows, number(0.0, x))
+    arguments = (_sizes(x, log_decay), rows(log_decay), vectors(initial), rows(out), *grad_rows, number(0.0, x))
     threads.run(kernels.backward, heads, 2 * x.numel(), 2 * channels, x, *arguments)
 
 

@@ -90,7 +90,8 @@ class _Call:
     """The arguments that both passes give to their kernels; it keeps the tensors whose addresses it gives."""
 
     def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor) -> None:
-        self._kept = q, k, v, log_decay, sum_kv, sum_k = [contiguous_channels(x) for x in inputs]
+        # Results too: a hook of saved tensors may have given them another layout.
+        self._kept = q, k, v, log_decay, sum_kv, sum_k, out = [contiguous_channels(x) for x in (*inputs, out)]
         (batch, heads, n, f), e, (_, divides, eps, least, phi) = q.shape, v.shape[3], constants
         self.sizes, self.heads, self.entries = (heads, n, f, e), batch * heads, batch * heads * n * f * e
         kind = 0 if log_decay is None else _KINDS[log_decay.dim()]

@@ -131,7 +131,7 @@ def test_nan_reaches_the_outputs_that_it_should(dtype, phi):
         assert out.isnan().any(-1).any(1).any(0).nonzero().flatten().tolist() == reached
 
 
-# --- gradients -----------------------------------------------------------------------------------------------------
+# --- gradients -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("divisor", [None, (1e-3, 0.5)], ids=["sums", "means"])

@@ -1,0 +1,103 @@
+"""The report ``python -m common.kernels``, and its table of mechanisms with kernels for CPUs."""
+
+import sys
+from collections import defaultdict
+
+import pytest
+import torch
+
+from common import kernels
+from common.ops.shared.cpu import dispatch, threads
+from tests.common.contract.mechanisms import CASES, Case, at, tensors
+from tests.processes import CHECKOUT, run_program
+
+#: The modules of the kernels in the table.
+MODULES = {"sums": "common.ops.shared.cpu.sums_kernels"}
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have turned them off."""
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.delenv("LINEARTIME_TRITON", raising=False)
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture):
+    """Print the report and return its two lines about a CPU and a GPU."""
+
+    def lines() -> list[str]:
+        dispatch.has_numba.cache_clear()
+        assert kernels.main([]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("On a ")]
+
+    yield lines
+    dispatch.has_numba.cache_clear()
+
+
+def test_it_runs_and_names_every_mechanism_of_the_tables():
+    printed = run_program(["-m", "common.kernels"], cwd=str(CHECKOUT))
+    assert printed.startswith("On a CPU: ") and "On a GPU: " in printed
+    for table in (kernels.CPU_KERNELS, kernels.GPU_KERNELS):
+        for name, mechanisms in table.items():
+            assert name in printed and all(mechanism in printed for mechanism in mechanisms)
+
+
+def test_with_numba_it_names_its_version(report):
+    numba = pytest.importorskip("numba")
+    assert report()[0].startswith("On a CPU: kernels") and numba.__version__ in report()[0]
+
+
+@pytest.mark.parametrize("value, said", [("0", "plain PyTorch, because"), ("2", "an error:")])
+@pytest.mark.parametrize("variable, line", [(dispatch.VARIABLE, 0), ("LINEARTIME_TRITON", 1)])
+def test_it_names_the_variable_that_turns_kernels_off_or_is_wrong(variable, line, value, said, report, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    assert said in report()[line] and variable in report()[line]
+
+
+def test_without_numba_it_says_what_to_install(report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert report()[0].startswith("On a CPU: plain PyTorch") and "pip install numba" in report()[0]
+
+
+def test_it_says_why_numba_cannot_be_imported(report, tmp_path, monkeypatch):
+    (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    assert "libllvmlite.so is missing" in report()[0]
+    assert kernels.main([]) == 0, "asked again, when the warning was given"
+
+
+def test_it_knows_when_there_is_no_gpu(report, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert report()[1].startswith("On a GPU: no kernels")
+
+
+def kernels_of(case: Case) -> set[str]:
+    """The modules of kernels that some tokens, and then one more, go through."""
+    used, run = set(), threads.run
+
+    def recorded(kernel, *arguments) -> None:
+        used.add(kernel.py_func.__module__)
+        run(kernel, *arguments)
+
+    module = case.build(torch.float32)
+    inputs = tensors(module, 9, dtype=torch.float32, grad=False)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(threads, "run", recorded)
+        _, state = module.extend(**at(inputs, slice(0, 8)))
+        module.extend(**at(inputs, slice(8, 9)), state=state)
+    return used
+
+
+def test_the_table_of_mechanisms_with_kernels_for_cpus_is_right():
+    """Each causal mechanism, with every option. Those with gates are named if they need them for a kernel."""
+    pytest.importorskip("numba")
+    named, with_gates = defaultdict(set), defaultdict(set)
+    for case in CASES:
+        if case.causal and not case.rotary and not case.short_conv:
+            for module in kernels_of(case):
+                (named if case.forget == "none" else with_gates)[module].add(case.name)
+    for name, module in MODULES.items():
+        gated = {f"{mechanism} with gates" for mechanism in with_gates[module] - named[module]}
+        assert set(kernels.CPU_KERNELS[name]) == named[module] | gated
