@@ -67,16 +67,18 @@ def check_query_key_value(
     for name, tensor in zip(names, (q, k, v)):
         check_heads(name, tensor)
     query, key, value = names
-    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+    rows, heads, tokens, channels = q.shape  # these checks are part of each decoding step, and slices take longer
+    key_rows, key_heads, key_tokens, key_channels = k.shape
+    if rows != key_rows or heads != key_heads or channels != key_channels:
         raise ValueError(
             f"{key} has shape {tuple(k.shape)} and {query} {tuple(q.shape)}; "
             "allowed: the same batch, heads and channels"
         )
     _check_one_value_per_key(k, v, key, value)
     _check_one_kind(names, (q, k, v))
-    if one_length and q.shape[2] != k.shape[2]:
+    if one_length and tokens != key_tokens:
         raise ValueError(
-            f"{key} has {k.shape[2]} tokens and {query} {q.shape[2]}; "
+            f"{key} has {key_tokens} tokens and {query} {tokens}; "
             "allowed in causal attention and self-attention: the same number"
         )
 
@@ -93,12 +95,13 @@ def check_heads(name: str, x: Tensor) -> None:
     """Raise ValueError unless x is a floating point tensor (B, H, n, c) with at least one token and channel."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} is a {type(x).__name__}; allowed: a tensor")
-    if x.dim() != 4:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: 4 dimensions (B, H, tokens, channels)")
+    shape = x.shape
+    if len(shape) != 4:
+        raise ValueError(f"{name} has shape {tuple(shape)}; allowed: 4 dimensions (B, H, tokens, channels)")
     if not x.is_floating_point():
         raise ValueError(f"{name} has dtype {x.dtype}; allowed: a floating point dtype")
-    if x.shape[2] == 0 or x.shape[3] == 0:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: at least one token and one channel")
+    if shape[2] == 0 or shape[3] == 0:
+        raise ValueError(f"{name} has shape {tuple(shape)}; allowed: at least one token and one channel")
 
 
 def _check_one_value_per_key(k: Tensor, v: Tensor, key: str, value: str) -> None:
@@ -110,11 +113,11 @@ def _check_one_value_per_key(k: Tensor, v: Tensor, key: str, value: str) -> None
 
 def _check_one_kind(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     """Raise ValueError unless all tensors have one dtype and are on one device."""
-    first = tensors[0]
-    if any(x.dtype != first.dtype for x in tensors):
+    dtype, device = tensors[0].dtype, tensors[0].device
+    if any(x.dtype != dtype for x in tensors):
         actual = _listed([x.dtype for x in tensors])
         raise ValueError(f"{_listed(names)} have dtypes {actual}; allowed: one dtype")
-    if any(x.device != first.device for x in tensors):
+    if any(x.device != device for x in tensors):
         actual = _listed([x.device for x in tensors])
         raise ValueError(f"{_listed(names)} are on {actual}; allowed: one device")
 
