@@ -82,7 +82,7 @@ def kernel_operator(
     operator.register_autograd(differentiate, setup_context=keep)
 
     class Eager(torch.autograd.Function):
-        """The operator without the dispatcher, which would take 0.2 ms for both passes."""
+        """The operator without the dispatcher, which takes 0.1 ms for both passes."""
 
         @staticmethod
         def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
