@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ..shared.chunks import carry_sums, chunk_length, split_chunks
-from ..shared.feature_maps import real_features, write_real_features
+from ..shared.feature_maps import real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import compute_dtype
 from ..shared.state import State, zero_state
 from .causal_weights import Positions, flow_weights
 from .options import FlowForm, FlowOptions, excluded_logit, replace_zero_by_one
-from .workspace import NO_WORKSPACE, Workspace
 
 
 class CausalInputs(NamedTuple):
@@ -40,16 +39,11 @@ class Scores(NamedTuple):
 
 
 class ChunkFlow(NamedTuple):
-    """The flows of Algorithm 2 and the sums in them; (2, B, H, G, C) unless another shape is stated."""
+    """Weights of the tokens by the flows of Algorithm 2, (B, H, G, C) each."""
 
-    totals: Tensor  # each token's features, summed over d
-    carried: Tensor  # sums of the features over all earlier chunks (2, B, H, G, d)
-    carried_inverse: Tensor  # sums of features times ``inverse_flow`` over all earlier chunks (2, B, H, G, d)
-    flow: Tensor  # I and O, not divided by the count c of tokens so far; 1 where they are 0
-    inverse_flow: Tensor  # c / I, by which sinks are weighted in Ô, and c / O, by which sources are weighted in Î
-    conserved_flow: Tensor  # Î and Ô, not divided by c
-    competition: Tensor  # weight of every source (B, H, G, C)
-    allocation: Tensor  # weight of every sink (B, H, G, C)
+    competition: Tensor  # weight of every source
+    allocation: Tensor  # weight of every sink
+    scale: Tensor  # of the sum in the last line of Algorithm 2: allocation / I, with I not divided by c
 
 
 #: The sums of a state, in the order of the arguments and results of functions with a hand-written backward pass.
@@ -68,8 +62,16 @@ def state_shapes(q: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of a state: ``count`` and STATE_SUMS."""
     batch, heads, _, d = q.shape
     vector, number = (batch, heads, d), (batch, heads)
-    shapes = (vector, vector, vector, vector, number, number, (*vector, v.shape[3]))
-    return {"count": (batch,), **dict(zip(STATE_SUMS, shapes))}
+    return {
+        "count": (batch,),
+        "sum_k": vector,
+        "sum_q": vector,
+        "sum_k_over_outgoing": vector,
+        "sum_q_over_incoming": vector,
+        "log_competition": number,
+        "log_allocation": number,
+        "sum_kv": (batch, heads, d, v.shape[3]),
+    }
 
 
 def empty_state(q: Tensor, v: Tensor) -> State:
@@ -85,35 +87,22 @@ def attention_in_chunks(inputs: CausalInputs) -> tuple[Tensor, State]:
 
     O(n (C d + d e)) time, O(n (C + d + e) + (n / C) d e) memory.
     """
-    total, scale, state, _ = chunks_forward(inputs)
-    return total * scale, state
-
-
-def chunks_forward(
-    inputs: CausalInputs, workspace: Workspace = NO_WORKSPACE
-) -> tuple[Tensor, Tensor, State, ChunkFlow]:
-    """The output as two factors, the state after the tokens, and the flows.
-
-    The factors are the sum in the last line of Algorithm 2 (B, H, n, e) and the weight of its sink (B, H, n, 1). The
-    former is in ``workspace`` if that is given.
-    """
     q, k, v, padding, options, chunk_size, initial_state = inputs
     length, size = q.shape[2], chunk_length(chunk_size, q.shape[2])
     positions = chunk_positions(q, padding, size, initial_state)
-    features = chunk_features(q, k, options.phi, padding, size, workspace.features)
-    scores = chunk_scores(features, workspace)
+    features = chunk_features(q, k, options.phi, padding, size)
+    scores = chunk_scores(features)
     flow, state = causal_flow(features, scores, positions, options, initial_state)
-    (q, k), to_sinks, scale = features.unbind(), scores.to_sinks, flow.allocation / flow.flow[0]
+    (q, k), to_sinks = features.unbind(), scores.to_sinks
     del scores  # frees the upper triangle before more is allocated
     # Contiguous, since products of many small matrices would copy other layouts each time.
-    v = torch.mul(chunk_values(v, padding, size), flow.competition.unsqueeze(-1), out=workspace.weighted).contiguous()
-    chunk_kv = torch.matmul(k.transpose(-2, -1), v, out=workspace.chunk_kv)
+    v = (chunk_values(v, padding, size) * flow.competition.unsqueeze(-1)).contiguous()
     initial_kv = None if initial_state is None else initial_state["sum_kv"]
-    earlier, state["sum_kv"] = carry_sums(chunk_kv, initial_kv, out=workspace.carried_kv)
+    earlier, state["sum_kv"] = carry_sums(k.transpose(-2, -1) @ v, initial_kv)
     # (B, H, G, ...) -> (B H G, ...), so that one product is added to the other as it is formed
-    total, to_sinks, values = (x.flatten(0, 2) for x in (torch.matmul(q, earlier, out=workspace.total), to_sinks, v))
+    total, to_sinks, values = (x.flatten(0, 2) for x in (q @ earlier, to_sinks, v))
     total = total.baddbmm_(to_sinks, values).view_as(v)
-    return joined(total, length), joined(scale, length).unsqueeze(-1), state, flow
+    return joined(total, length) * joined(flow.scale, length).unsqueeze(-1), state
 
 
 def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State | None) -> Positions:
@@ -135,17 +124,8 @@ def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State |
     return Positions(counts.clamp(min=1).to(compute_dtype(q)), excluded, total)
 
 
-def chunk_features(
-    q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int, out: Tensor | None = None
-) -> Tensor:
-    """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d).
-
-    Written to ``out`` if given, which requires whole chunks and has no graph.
-    """
-    if out is not None:
-        for x, features in zip((q, k), out.flatten(3, 4)):
-            write_real_features(x, phi, padding, features)
-        return out
+def chunk_features(q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int) -> Tensor:
+    """phi(q) and phi(k), zero at padding, in chunks: (B, H, n, d) -> (2, B, H, G, C, d)."""
     both = torch.stack([x.to(compute_dtype(x)) for x in (q, k)])  # (2, B, H, n, d)
     features = real_features(both, phi, padding).flatten(0, 1)
     return split_chunks(features, size).unflatten(0, (2, q.shape[0]))
@@ -156,12 +136,12 @@ def chunk_values(v: Tensor, padding: Tensor | None, size: int) -> Tensor:
     return split_chunks(zero_padding(v.to(compute_dtype(v)), padding), size)
 
 
-def chunk_scores(features: Tensor, workspace: Workspace = NO_WORKSPACE) -> Scores:
+def chunk_scores(features: Tensor) -> Scores:
     """P = q kᵀ of the features (2, B, H, G, C, d); O(n C d)."""
     q, k = features.unbind()
     lower = torch.ones(q.shape[3], q.shape[3], dtype=q.dtype, device=q.device).tril()
-    scores = torch.matmul(q, k.transpose(-2, -1), out=workspace.to_sinks)
-    to_sources = torch.mul(scores, lower.T, out=workspace.to_sources)
+    scores = q @ k.transpose(-2, -1)
+    to_sources = scores * lower.T
     return Scores(scores.mul_(lower), to_sources)
 
 
@@ -180,7 +160,7 @@ def causal_flow(
     inside = torch.stack([times_column(to_sinks, inverse_flow[1]), row_times(inverse_flow[0], to_sources)])
     conserved_flow = _received(inside, features, totals * inverse_flow, carried_inverse, options.form)
     competition, allocation, logs = flow_weights(*conserved_flow.unbind(), positions, options, initial_state)
-    result = ChunkFlow(totals, carried, carried_inverse, flow, inverse_flow, conserved_flow, competition, allocation)
+    result = ChunkFlow(competition, allocation, allocation / flow[0])
     # Clones, because callers may change the tensors of a state in place: they must share no memory.
     (sum_q, sum_k), (sum_q_in, sum_k_out) = ([x.clone() for x in pair.unbind()] for pair in (sums, sums_inverse))
     sums = {"sum_k": sum_k, "sum_q": sum_q, "sum_k_over_outgoing": sum_k_out, "sum_q_over_incoming": sum_q_in}
@@ -188,14 +168,14 @@ def causal_flow(
 
 
 def side_sums(state: State | None, of_sinks: str, of_sources: str) -> Tensor | None:
-    """Two sums of a state, or of gradients of one, as (2, B, H, d); None for zeros."""
+    """Two sums of a state as (2, B, H, d); None for zeros."""
     return torch.stack([state[of_sinks], state[of_sources]]) if state else None
 
 
-def carry_sides(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
+def carry_sides(chunk_sums: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
     """``carry_sums`` of both sides: before each chunk (2, B, H, G, d), and over all chunks (2, B, H, d)."""
     initial = None if initial is None else initial.flatten(0, 1)
-    return tuple(x.unflatten(0, chunk_sums.shape[:2]) for x in carry_sums(chunk_sums.flatten(0, 1), initial, reverse))
+    return tuple(x.unflatten(0, chunk_sums.shape[:2]) for x in carry_sums(chunk_sums.flatten(0, 1), initial))
 
 
 def joined(chunks: Tensor, length: int) -> Tensor:

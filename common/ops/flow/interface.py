@@ -12,7 +12,7 @@ from ..shared.chunks import CHUNK_SIZE, chunk_length
 from ..shared.forgetting import check_log_decay
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask
-from ..shared.precision import autocast_off, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.tracing import is_compiled, runs_eagerly
 from .causal import (
@@ -25,7 +25,7 @@ from .causal import (
     joined,
     state_shapes,
 )
-from .causal_cpu import causal_attention_in_blocks
+from .cpu import causal as causal_cpu
 from .decoding import step
 from .forgetting import attention_that_forgets, weights_that_forget
 from .forgetting import state_shapes as state_shapes_with_gates
@@ -106,33 +106,36 @@ def flow_attention(
     _check_tensors(q, k, v, causal, key_padding_mask, query_padding_mask)
     check_continuation(causal, initial_state, return_state)
     check_log_decay(log_decay, causal, q, q.shape[3])
+    dtype = compute_dtype(q)
     with autocast_off(q):
         if not causal:
             # With the hand-written backward pass, or in plain PyTorch for tracing and function transforms.
             attend = full_attention_in_blocks if runs_eagerly(q, k, v) else flow_attention_in_graph
             return attend(q, k, v, key_padding_mask, query_padding_mask, options)
         shapes = state_shapes(q, v) if log_decay is None else state_shapes_with_gates(q, v, log_decay)
-        state = state_of_sums(initial_state, shapes, compute_dtype(q), q)
-        padding = either_mask(key_padding_mask, query_padding_mask)
+        state = state_of_sums(initial_state, shapes, dtype, q)
+        padding, out_dtype = either_mask(key_padding_mask, query_padding_mask), v.dtype
+        if not q.is_cuda:  # on a GPU, kernels read half precision
+            q, k, v = in_dtype(q, dtype), in_dtype(k, dtype), in_dtype(v, dtype)
         inputs = CausalInputs(q, k, v, padding, options, chunk_size, state)
         out, state = _causal(inputs) if log_decay is None else attention_that_forgets(inputs, log_decay)
-    out = out.to(v.dtype)
+        out = in_dtype(out, out_dtype)
     return (out, state) if return_state else out
 
 
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
-    """Causal attention: a step of one token, kernels on a GPU, blocks on a CPU, otherwise plain PyTorch.
+    """Causal attention: by kernels on a CPU and on a GPU, otherwise plain PyTorch.
 
     torch.compile sees kernels as one operator, or plain PyTorch if there are no kernels.
     """
+    if causal_cpu.applies(inputs):
+        return causal_cpu.causal_attention(inputs)
     q, k, v = inputs.q, inputs.k, inputs.v  # no slice: torch.compile of torch 2.6 does not support it
     if q.shape[2] == 1 and not q.is_cuda and inputs.state is not None and inputs.padding is None:
         return step(inputs)
     if causal_gpu.applies(q, k, v):
         by_kernels = causal_gpu_operator.causal_attention if is_compiled() else causal_gpu_operator.guarded_attention
         return by_kernels(inputs)
-    if q.device.type == "cpu" and q.shape[2] > 1 and runs_eagerly(q, k, v):
-        return causal_attention_in_blocks(inputs)
     return attention_in_chunks(inputs)
 
 

@@ -77,7 +77,7 @@ def check_query_key_value(
     _check_one_kind(names, (q, k, v))
     if one_length and q_shape[2] != k_shape[2]:
         raise ValueError(
-            f"{key} has {k.shape[2]} tokens and {query} {q.shape[2]}; "
+            f"{key} has {k_shape[2]} tokens and {query} {q_shape[2]}; "
             "allowed in causal attention and self-attention: the same number"
         )
 

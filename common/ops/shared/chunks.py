@@ -46,21 +46,15 @@ def reverse_cumsum(x: Tensor) -> Tensor:
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
-def carry_sums(
-    chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def carry_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False) -> tuple[Tensor, Tensor]:
     """Running sums over chunks: (B, H, G, ...) -> sums before each chunk (B, H, G, ...) and over all (B, H, ...).
 
     ``initial`` (B, H, ...) is the sum over everything before the first chunk, zero when None. With ``reverse``, sums
     run from the last chunk to the first: the result is the sum after each chunk, and ``initial`` is after the last.
-    If ``out`` is given, the sums for each chunk are written into it, without a graph.
     """
     groups = chunk_sums.shape[2]
     if chunk_sums.device.type == "cpu" and not torch.compiler.is_compiling() and groups <= _FEW_CHUNKS:
-        return _carry_few_sums(chunk_sums, initial, reverse, out)
-    if out is not None:
-        carried, total = carry_sums(chunk_sums, initial, reverse)
-        return out.copy_(carried), total
+        return _carry_few_sums(chunk_sums, initial, reverse)
     if reverse:
         carried, total = carry_sums(chunk_sums.flip(2), initial)
         return carried.flip(2), total
@@ -69,15 +63,13 @@ def carry_sums(
     return inclusive[:, :, :-1], inclusive[:, :, -1]
 
 
-def _carry_few_sums(
-    chunk_sums: Tensor, initial: Tensor | None, reverse: bool, out: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _carry_few_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
     """``carry_sums`` as a product with a triangle of ones, in a third of the time on a CPU; O(G²)."""
     batch, heads, groups = chunk_sums.shape[:3]
     triangle = chunk_sums.new_ones(groups, groups)
     triangle = (triangle.triu(1) if reverse else triangle.tril(-1)).expand(batch * heads, -1, -1)
     sums = chunk_sums.flatten(3).flatten(0, 1)  # (B H, G, ...)
-    carried = torch.bmm(triangle, sums, out=None if out is None else out.view_as(sums))
+    carried = torch.bmm(triangle, sums)
     if initial is not None:
         carried.add_(initial.flatten(2).flatten(0, 1).unsqueeze(1))  # (B, H, ...) -> (B H, 1, ...)
     carried, last = carried.view_as(chunk_sums), 0 if reverse else -1

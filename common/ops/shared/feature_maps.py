@@ -39,20 +39,6 @@ def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:
     return zero_padding(feature_map(zero_padding(x, padding_mask), phi), padding_mask)
 
 
-def write_real_features(x: Tensor, phi: str, padding_mask: Tensor | None, out: Tensor) -> None:
-    """``real_features`` of x, in the dtype of ``out``, written there without a graph."""
-    out.copy_(x)  # first, since the map of scattered memory takes longer than both steps
-    padding = None if padding_mask is None else padding_mask[:, None, :, None]
-    if padding is not None:
-        out.masked_fill_(padding, 0.0)
-    if phi == "sigmoid":
-        out.sigmoid_()
-    else:
-        out.copy_(feature_map(out, phi))
-    if padding is not None:
-        out.masked_fill_(padding, 0.0)
-
-
 def feature_map_gradient(grad: Tensor, features: Tensor, phi: str, out: Tensor) -> None:
     """Write the gradient of x into ``out``, from that of ``features`` = phi(x); 0 at padding, where these are 0.
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .precision import in_dtype
-
 State = dict[str, Tensor]
 _BEGINS_LARGEST: ContextVar[bool] = ContextVar("begins_largest", default=False)
 
@@ -63,19 +61,21 @@ def check_state(
         return
     if not isinstance(state, dict) or set(state) != set(shapes):
         raise ValueError(f"{argument} holds {_content(state)}; allowed: a returned state, holding {sorted(shapes)}")
+    device = like.device
     for name, shape in shapes.items():
-        tensor, entry = state[name], f"{argument}[{name!r}]"
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{entry} is a {type(tensor).__name__}; allowed: a tensor")
-        if tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"{entry} has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}")
+        tensor = state[name]
         allowed = (_ENTRY_DTYPES[name],) if name in _ENTRY_DTYPES else dtypes
-        if tensor.dtype not in allowed:
-            raise ValueError(
-                f"{entry} has dtype {tensor.dtype}; allowed for this input: {', '.join(map(str, allowed))}"
-            )
-        if tensor.device != like.device:
-            raise ValueError(f"{entry} is on {tensor.device}; allowed: the device of the input, {like.device}")
+        if not isinstance(tensor, Tensor):
+            problem = f"is a {type(tensor).__name__}; allowed: a tensor"
+        elif tensor.shape != shape and tuple(tensor.shape) != tuple(shape):
+            problem = f"has shape {tuple(tensor.shape)}; allowed for this input: {tuple(shape)}"
+        elif tensor.dtype not in allowed:
+            problem = f"has dtype {tensor.dtype}; allowed for this input: {', '.join(map(str, allowed))}"
+        elif tensor.device != device:
+            problem = f"is on {tensor.device}; allowed: the device of the input, {device}"
+        else:
+            continue
+        raise ValueError(f"{argument}[{name!r}] {problem}")
 
 
 def state_of_sums(
@@ -95,7 +95,7 @@ def state_of_sums(
     check_state(state, shapes, (torch.float32, torch.float64), like, argument)
     if state is None:
         return None
-    return {name: x if name in _ENTRY_DTYPES else in_dtype(x, dtype) for name, x in state.items()}
+    return {name: x if name in _ENTRY_DTYPES or x.dtype == dtype else x.to(dtype) for name, x in state.items()}
 
 
 def state_of_source(state: State, vectors: Sequence[str], q: Tensor) -> State:
