@@ -194,6 +194,8 @@ def forward(first, last, sizes, options, tokens, inputs, before, results, after,
                 fours.scale(U[r], scales[r])
             store_tokens(U, out, tokens, b, h, n, begin, 1, count, eps)
         clear_padding(out, tokens, b, h, n, e, eps)
+        for index in range(real, n):
+            fours.fill(row(kept, b, h, index, KEPT, eps), number(0, eps))
         store_logs(softmaxes, after, head, eps)
 
 

@@ -311,3 +311,12 @@ def test_torch_compile_calls_the_kernels(clamp):
     grads, expected_grads = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, expected))
     assert_all_close("qkv", grads, expected_grads, 1e-12)
     assert len(graphs) == 1 and "lineartime.causal_flow" in graphs[0].code
+
+
+@pytest.mark.parametrize("side", ["none", "holes"])
+def test_the_operator_keeps_what_pytorch_asks_of_operators(side):
+    """Traces both passes with changing sizes, which takes seconds."""
+    inputs, state = qkv(9), a_state(flow_options())
+    constants = 1, 0, 1, 1e-6, 0.0, float("inf")  # sigmoid features, softmax competition, sigmoid allocation
+    arguments = (*inputs, padding(side, 2, 9), state["count"], *(state[name] for name in STATE_SUMS), *constants)
+    torch.library.opcheck(torch.ops.lineartime.causal_flow.default, arguments)
