@@ -80,7 +80,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
 
 
 class _Call:
-    """What both passes give to their kernels; it keeps the tensors whose addresses it gives."""
+    """Arguments that both passes give to their kernels; it keeps the tensors whose addresses it gives."""
 
     def __init__(self, inputs: tuple, constants: tuple) -> None:
         q, k, v, beta, log_decay, memory = inputs

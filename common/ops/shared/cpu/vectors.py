@@ -28,7 +28,7 @@ class Vector(types.Type):
 
 @register_default(Vector)
 class _VectorModel(PrimitiveModel):
-    """Its LLVM type."""
+    """LLVM type of a vector."""
 
     def __init__(self, manager: Any, vector: Vector) -> None:
         element = manager.lookup(vector.dtype).get_value_type()
