@@ -97,7 +97,7 @@ class _Call:
 @functools.cache
 def _factors(d: int, dtype: torch.dtype) -> tuple[np.floating, np.floating]:
     """The factor of queries, and what is added to squares of norms."""
-    like = torch.empty(0, dtype=dtype)
+    like = torch.empty(0, dtype=dtype, device="cpu")  # whatever the default device is
     return number(d**-0.5, like), number(EPS, like)
 
 
