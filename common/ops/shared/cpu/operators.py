@@ -96,16 +96,20 @@ def kernel_operator(
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple:
-            return differentiate(ctx, *grads, by=run_backward)
+            return differentiate(ctx, *grads, by=gradient if _is_seen() else run_backward)
 
     def call(*values: Any) -> tuple[Tensor, ...]:
-        # torch.compile and modes of dispatch, such as those of tracing and of tensors without values, see nothing else.
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        if _is_seen():
             return operator(*values)
         needs_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in values[:size])
         return Eager.apply(*values) if needs_gradient else run(*values)
 
     return call
+
+
+def _is_seen() -> bool:
+    """Whether something sees operators alone: torch.compile, and modes of dispatch, such as those of tracing."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
@@ -117,6 +121,8 @@ def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:
 
 def _needs_graph(grads: Sequence[Tensor]) -> bool:
     """Whether gradients must be computed by a graph: for gradients of them, and batches of them, not while tracing."""
+    if torch.compiler.is_compiling():
+        return False
     if any(torch._C._functorch.is_legacy_batchedtensor(x) for x in grads):
         return True
     return torch.is_grad_enabled() and runs_eagerly(*grads)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -364,6 +365,18 @@ def test_a_compiled_function_has_tangents(nothing_compiled_before):
         compiled(q, k, v)
     inside = torch.compile(lambda *x: torch.func.jvp(attend, x, (k, q, v))[1], backend="aot_eager")
     assert_close("inside", inside(q, k, v), expected)
+
+
+@needs_operators_in_graphs
+def test_compiled_autograd_sees_the_operator_of_the_backward_pass(calls, nothing_compiled_before):
+    inputs = qkv(9)
+    expected = gradients(attend(*inputs), inputs)
+    out = attend(*inputs)
+    calls.used()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        actual = gradients_by_backward(out, inputs)
+    assert calls.used() == 1
+    assert_all_close("qkv", actual, expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
