@@ -12,7 +12,11 @@ from tests.common.contract.mechanisms import CASES, Case, at, tensors
 from tests.processes import CHECKOUT, run_program
 
 #: The modules of the kernels in the table.
-MODULES = {"sums": "common.ops.shared.cpu.sums_kernels"}
+MODULES = {
+    "sums": "common.ops.shared.cpu.sums_kernels",
+    "flow": "common.ops.flow.cpu.kernels",
+    "delta rule": "common.ops.gated_delta.cpu.kernels",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +102,7 @@ def test_the_table_of_mechanisms_with_kernels_for_cpus_is_right():
         if case.causal and not case.rotary and not case.short_conv:
             for module in kernels_of(case):
                 (named if case.forget == "none" else with_gates)[module].add(case.name)
+    assert set(MODULES) == set(kernels.CPU_KERNELS)
     for name, module in MODULES.items():
         gated = {f"{mechanism} with gates" for mechanism in with_gates[module] - named[module]}
         assert set(kernels.CPU_KERNELS[name]) == named[module] | gated
