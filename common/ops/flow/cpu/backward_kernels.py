@@ -29,12 +29,12 @@ from .kernels import (
 @inlined
 def load_four(blocks, b, h, first, direction, count, sizes, options, tokens, inputs, results):
     """Features, weighted values and G of ``count`` of four real tokens, and 0 for the others."""
-    (_, n, _, _), (q, k, v), (_, kept, grad_out), (Q, K, _, _, V, G, _) = sizes, inputs, results, blocks
+    (_, n, d, e), (q, k, v), (_, kept, grad_out), (Q, K, _, _, V, G, _) = sizes, inputs, results, blocks
     phi, eps = options[0], options[3]
-    load_tokens(Q, q, tokens, b, h, n, first, direction, count, eps)
-    load_tokens(K, k, tokens, b, h, n, first, direction, count, eps)
-    load_tokens(V, v, tokens, b, h, n, first, direction, count, eps)
-    load_tokens(G, grad_out, tokens, b, h, n, first, direction, count, eps)
+    load_tokens(Q, q, d, tokens, b, h, n, first, direction, count, eps)
+    load_tokens(K, k, d, tokens, b, h, n, first, direction, count, eps)
+    load_tokens(V, v, e, tokens, b, h, n, first, direction, count, eps)
+    load_tokens(G, grad_out, e, tokens, b, h, n, first, direction, count, eps)
     fours.apply_map(Q, phi, count)
     fours.apply_map(K, phi, count)
     for r in range(count):
@@ -183,9 +183,9 @@ def from_later(b, h, sizes, options, tokens, inputs, results, grads, flow_grads,
                 X[r, i] = grad_sums[1][i] + over_incoming * grad_sums[3][i]
                 Y[r, i] += grad_sums[0][i] + over_outgoing * grad_sums[2][i]
             fours.scale(W[r], numbers[3])
-        store_tokens(X, grads[0], tokens, b, h, n, begin, -1, count, eps)
-        store_tokens(Y, grads[1], tokens, b, h, n, begin, -1, count, eps)
-        store_tokens(W, grads[2], tokens, b, h, n, begin, -1, count, eps)
+        store_tokens(X, grads[0], d, tokens, b, h, n, begin, -1, count, eps)
+        store_tokens(Y, grads[1], d, tokens, b, h, n, begin, -1, count, eps)
+        store_tokens(W, grads[2], e, tokens, b, h, n, begin, -1, count, eps)
 
 
 @inlined
@@ -222,8 +222,8 @@ def from_earlier(b, h, sizes, options, tokens, inputs, results, grads, flow_grad
                 Y[r, i] = grad_y[i] + by_outgoing
         fours.map_back(X, Q, options[0])
         fours.map_back(Y, K, options[0])
-        store_tokens(X, grads[0], tokens, b, h, n, begin, 1, count, eps)
-        store_tokens(Y, grads[1], tokens, b, h, n, begin, 1, count, eps)
+        store_tokens(X, grads[0], d, tokens, b, h, n, begin, 1, count, eps)
+        store_tokens(Y, grads[1], d, tokens, b, h, n, begin, 1, count, eps)
 
 
 @inlined
@@ -231,7 +231,7 @@ def load_all(sums, S, addresses, head, H, like):
     """The sums of features and of values of a head, or their gradients."""
     for i in range(4):
         load_vector(sums[i], addresses[i], head, like)
-    fours.load_sums(S, matrices(addresses[6], H, *S.shape), head // H, head % H, like)
+    fours.load_sums(S, matrices(addresses[6], H, *S.shape), S.shape[1], head // H, head % H, like)
 
 
 @inlined
@@ -243,7 +243,7 @@ def store_all(sums, S, softmaxes, addresses, head, H, like):
     for i in range(2):
         if addresses[4 + i] != 0:
             array(addresses[4 + i], head, 1, like)[0] = -softmaxes[i, 0]
-    fours.store_sums(S, matrices(addresses[6], H, *S.shape), head // H, head % H, like)
+    fours.store_sums(S, matrices(addresses[6], H, *S.shape), S.shape[1], head // H, head % H, like)
 
 
 @kernel

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from ...shared.cpu import fours
+from ...shared.cpu import fours, vectors
 from ...shared.cpu.compiler import inlined, kernel
 from ...shared.cpu.memory import array, exp, number, row
 from . import KEPT
@@ -25,6 +25,7 @@ from . import KEPT
 #: Kinds of competition and allocation.
 SOFTMAX, SIGMOID, NONE = 0, 1, 2
 _INTEGER = np.int64(0)
+padded = inlined(vectors.padded)
 
 
 @inlined
@@ -45,22 +46,22 @@ def position(tokens, b, n, index):
 
 
 @inlined
-def load_tokens(X, tensor, tokens, b, h, n, first, direction, count, like):
+def load_tokens(X, tensor, size, tokens, b, h, n, first, direction, count, like):
     """``count`` of four real tokens, each ``direction`` after the one before, and 0 for the others."""
     for r in range(4):
         if r < count:
             t = position(tokens, b, n, first + direction * r)
-            fours.copy(X[r], row(tensor, b, h, t, X.shape[1], like))
+            fours.copy(X[r], row(tensor, b, h, t, size, like))
         else:
             fours.fill(X[r], number(0, like))
 
 
 @inlined
-def store_tokens(X, tensor, tokens, b, h, n, first, direction, count, like):
+def store_tokens(X, tensor, size, tokens, b, h, n, first, direction, count, like):
     """Write ``count`` of four tokens."""
     for r in range(count):
         t = position(tokens, b, n, first + direction * r)
-        fours.copy(row(tensor, b, h, t, X.shape[1], like), X[r])
+        fours.copy_to(row(tensor, b, h, t, size, like), X[r])
 
 
 @inlined
@@ -168,20 +169,24 @@ def store_logs(softmaxes, after, head, like):
 def forward(first, last, sizes, options, tokens, inputs, before, results, after, work):
     """The outputs of heads ``first`` to ``last``, and the sums after the last token."""
     (H, n, d, e), (q, k, v), (out, kept), phi, eps = sizes, inputs, results, options[0], options[3]
-    of_features, of_values = array(work, 0, (2, 4, d), eps), array(work, 9 * d, (2, 4, e), eps)
-    Q, K, D, V, U = of_features[0], of_features[1], array(work, 8 * d, d, eps), of_values[0], of_values[1]
-    scales, softmaxes = array(work, 9 * d + 8 * e, 4, eps), array(work, 9 * d + 8 * e + 4, (2, 2), eps)
+    C = padded(e)
+    S, of_values = array(work, 0, (d, C), eps), array(work, d * C, (2, 4, C), eps)
+    at = (d + 8) * C
+    of_features, D = array(work, at, (2, 4, d), eps), array(work, at + 8 * d, d, eps)
+    Q, K, V, U = of_features[0], of_features[1], of_values[0], of_values[1]
+    scales, softmaxes = array(work, at + 9 * d, 4, eps), array(work, at + 9 * d + 4, (2, 2), eps)
+    fours.fill(of_values.reshape(of_values.size), number(0, eps))
     fours.fill(D, number(1, eps))
     for head in range(first, last):
         b, h = head // H, head % H
         real, earlier = row_counts(tokens, b, n)
-        sums, S = begin_sums(before, after, softmaxes, head, d, eps), array(after[6], head * d * e, (d, e), eps)
-        fours.load_sums(S, matrices(before[6], H, d, e), b, h, eps)
+        sums = begin_sums(before, after, softmaxes, head, d, eps)
+        fours.load_sums(S, matrices(before[6], H, d, e), e, b, h, eps)
         for begin in range(0, real, 4):
             count = min(4, real - begin)
-            load_tokens(Q, q, tokens, b, h, n, begin, 1, count, eps)
-            load_tokens(K, k, tokens, b, h, n, begin, 1, count, eps)
-            load_tokens(V, v, tokens, b, h, n, begin, 1, count, eps)
+            load_tokens(Q, q, d, tokens, b, h, n, begin, 1, count, eps)
+            load_tokens(K, k, d, tokens, b, h, n, begin, 1, count, eps)
+            load_tokens(V, v, e, tokens, b, h, n, begin, 1, count, eps)
             fours.apply_map(Q, phi, count)
             fours.apply_map(K, phi, count)
             for r in range(count):
@@ -189,10 +194,11 @@ def forward(first, last, sizes, options, tokens, inputs, before, results, after,
                 weight, scales[r] = weigh_token(Q[r], K[r], sums, softmaxes, c, options, numbers)
                 fours.scale(V[r], weight)
             fours.weigh(fours.products(Q, K, eps), V, U)
-            fours.read_and_add(S, D, Q, K, V, U)
+            fours.read_and_add(S, D, Q, K, V, U, eps)
             for r in range(count):
                 fours.scale(U[r], scales[r])
-            store_tokens(U, out, tokens, b, h, n, begin, 1, count, eps)
+            store_tokens(U, out, e, tokens, b, h, n, begin, 1, count, eps)
+        fours.store_sums(S, matrices(after[6], H, d, e), e, b, h, eps)
         clear_padding(out, tokens, b, h, n, e, eps)
         for index in range(real, n):
             fours.fill(row(kept, b, h, index, KEPT, eps), number(0, eps))
@@ -229,4 +235,4 @@ def step(first, last, sizes, options, tokens, inputs, before, results, after, wo
 
 def forward_work(d: int, e: int) -> int:
     """Numbers that a thread of ``forward`` or ``step`` needs."""
-    return 9 * d + 8 * e + 8
+    return (d + 8) * vectors.padded(e) + 9 * d + 8

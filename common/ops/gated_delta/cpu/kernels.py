@@ -21,25 +21,6 @@ _padded = inlined(vectors.padded)
 
 
 @inlined
-def load(X, tensor, size, b, h, t, count, like):
-    """Four tokens of ``size`` channels of a tensor, 0 after the last token."""
-    for r in range(4):
-        if r < count:
-            fours.copy(X[r], row(tensor, b, h, t + r, size, like))
-        else:
-            fours.fill(X[r], number(0, like))
-
-
-@inlined
-def store(X, tensor, size, b, h, t, count, like):
-    """Write the first ``count`` of four tokens to a tensor."""
-    for r in range(count):
-        target, x = row(tensor, b, h, t + r, size, like), X[r]
-        for i in range(size):
-            target[i] = x[i]
-
-
-@inlined
 def load_numbers(tensor, missing, b, h, t, count, like):
     """A number for each of four tokens of a tensor (B, H, n): ``missing`` after the last token or without a tensor."""
     x0 = row(tensor, b, h, t, 1, like)[0] if tensor[0] != 0 else missing
@@ -157,30 +138,15 @@ def read(S, Q, K, outputs, R, like):
             s = vectors.load(S, i, j)
             o0, o1, o2, o3 = plus(o0, Q[0, i], s), plus(o1, Q[1, i], s), plus(o2, Q[2, i], s), plus(o3, Q[3, i], s)
             r0, r1, r2, r3 = plus(r0, K[0, i], s), plus(r1, K[1, i], s), plus(r2, K[2, i], s), plus(r3, K[3, i], s)
-        store_four(outputs, j, o0, o1, o2, o3)
-        store_four(R, j, r0, r1, r2, r3)
-
-
-@inlined
-def load_four(X, j):
-    """The vectors of four rows that begin in column j."""
-    return vectors.load(X, 0, j), vectors.load(X, 1, j), vectors.load(X, 2, j), vectors.load(X, 3, j)
-
-
-@inlined
-def store_four(X, j, x0, x1, x2, x3):
-    """Write what ``load_four`` reads."""
-    vectors.store(X, 0, j, x0)
-    vectors.store(X, 1, j, x1)
-    vectors.store(X, 2, j, x2)
-    vectors.store(X, 3, j, x3)
+        fours.store_four(outputs, j, o0, o1, o2, o3)
+        fours.store_four(R, j, r0, r1, r2, r3)
 
 
 @inlined
 def write(after, S, decay, K, U, like):
     """after = decay S + Kᵀ U; ``after`` may be S."""
     for j in range(0, S.shape[1], width(like)):
-        u0, u1, u2, u3 = load_four(U, j)
+        u0, u1, u2, u3 = fours.load_four(U, j)
         for i in range(S.shape[0]):
             s = plus(plus(times(vectors.load(S, i, j), decay), K[0, i], u0), K[1, i], u1)
             vectors.store(after, i, j, plus(plus(s, K[2, i], u2), K[3, i], u3))
@@ -274,9 +240,9 @@ def forward(first, last, sizes, inputs, before, after, out, kept, directions, wo
             if t % TILE == 0:
                 store_memory(S, kept, b, h, n + t // TILE * d, e, eps)
             count = min(4, n - t)
-            load(Q, q, d, b, h, t, count, eps)
-            load(K, k, d, b, h, t, count, eps)
-            load(E, v, e, b, h, t, count, eps)
+            fours.load(Q, q, d, b, h, t, count, eps)
+            fours.load(K, k, d, b, h, t, count, eps)
+            fours.load(E, v, e, b, h, t, count, eps)
             direct(Q, slopes, qk_activated, qk_normalised, scale, eps)
             direct(K, slopes, qk_activated, qk_normalised, one, eps)
             if v_activated:
@@ -291,9 +257,9 @@ def forward(first, last, sizes, inputs, before, after, out, kept, directions, wo
             )
             to_end(keys, K, A)
             write(S, S, A[0] * A[1] * A[2] * A[3], keys, R, eps)
-            store(outputs, out, e, b, h, t, count, eps)
+            fours.store(outputs, out, e, b, h, t, count, eps)
             if kept[0] != 0:
-                store(E, kept, e, b, h, t, count, eps)
+                fours.store(E, kept, e, b, h, t, count, eps)
         store_memory(S, after, b, h, 0, e, eps)
 
 
@@ -384,7 +350,7 @@ def read_transposed(T, K, R, like):
         r0 = r1 = r2 = r3 = filled(zero)
         for i in range(0, T.shape[1], width(like)):
             t = vectors.load(T, j, i)
-            k0, k1, k2, k3 = load_four(K, i)
+            k0, k1, k2, k3 = fours.load_four(K, i)
             r0, r1, r2, r3 = plus(r0, k0, t), plus(r1, k1, t), plus(r2, k2, t), plus(r3, k3, t)
         R[0, j], R[1, j], R[2, j], R[3, j] = total(r0), total(r1), total(r2), total(r3)
 
@@ -413,8 +379,8 @@ def write_back(grad_T, T, decay, U, G, grad_E, Q, K, Y, like):
     """Y = U grad_T, then grad_T = decay grad_T + Gᵀ Q - grad_Eᵀ K; the sum of the products of T and ``grad_T``."""
     same = filled(number(0, like))
     for i in range(0, T.shape[1], width(like)):
-        q0, q1, q2, q3 = load_four(Q, i)
-        k0, k1, k2, k3 = load_four(K, i)
+        q0, q1, q2, q3 = fours.load_four(Q, i)
+        k0, k1, k2, k3 = fours.load_four(K, i)
         y0 = y1 = y2 = y3 = filled(number(0, like))
         for j in range(T.shape[0]):
             t = vectors.load(grad_T, j, i)
@@ -424,7 +390,7 @@ def write_back(grad_T, T, decay, U, G, grad_E, Q, K, Y, like):
             t = plus(plus(t, G[2, j], q2), G[3, j], q3)
             t = plus(plus(t, -grad_E[0, j], k0), -grad_E[1, j], k1)
             vectors.store(grad_T, j, i, plus(plus(t, -grad_E[2, j], k2), -grad_E[3, j], k3))
-        store_four(Y, i, y0, y1, y2, y3)
+        fours.store_four(Y, i, y0, y1, y2, y3)
     return total(same)
 
 
@@ -488,11 +454,11 @@ def sweep(states, keys_of_tile, slopes, K, E, U, sizes, inputs, b, h, begin, kep
     activated, normalised, _, _, eps = directions
     for t in range(begin, min(begin + TILE, n), 4):
         count, part = min(4, n - t), (t - begin) // 4
-        load(keys_of_tile[part], k, d, b, h, t, count, eps)
+        fours.load(keys_of_tile[part], k, d, b, h, t, count, eps)
         direct(keys_of_tile[part], slopes[part], activated, normalised, number(1, eps), eps)
         if t + 4 < min(begin + TILE, n):
             A = load_gates(log_decay, b, h, t, count, eps)
-            load(E, kept, e, b, h, t, count, eps)
+            fours.load(E, kept, e, b, h, t, count, eps)
             written(U, E, load_numbers(beta, number(0, eps), b, h, t, count, eps))
             to_end(K, keys_of_tile[part], A)
             write(states[part + 1], states[part], A[0] * A[1] * A[2] * A[3], U, K, eps)
@@ -562,25 +528,25 @@ def backward(first, last, sizes, inputs, kept, grad_out, grad_after, grad_inputs
             for t in range(begin + (min(TILE, n - begin) - 1) // 4 * 4, begin - 1, -4):
                 count, part = min(4, n - t), (t - begin) // 4
                 K = keys_of_tile[part]
-                load(Q, q, d, b, h, t, count, eps)
+                fours.load(Q, q, d, b, h, t, count, eps)
                 direct(Q, slopes, qk_activated, qk_normalised, scale, eps)
                 A = load_gates(log_decay, b, h, t, count, eps)
                 betas = load_numbers(beta, number(0, eps), b, h, t, count, eps)
-                load(E, kept, e, b, h, t, count, eps)
+                fours.load(E, kept, e, b, h, t, count, eps)
                 written(U, E, betas)
-                load(G, grad_out, e, b, h, t, count, eps)
+                fours.load(G, grad_out, e, b, h, t, count, eps)
                 of_beta, of_gates = four_back(
                     memories[part], grad_S, Q, K, E, U, G, grad_E, grad_U, X, Y, Z, queries, keys, A, betas, eps
                 )
                 direct_back(X, Q, slopes, qk_normalised, scale, eps)
                 direct_back(Y, K, slopes_of_tile[part], qk_normalised, one, eps)
                 if v_activated:
-                    load(V, v, e, b, h, t, count, eps)
+                    fours.load(V, v, e, b, h, t, count, eps)
                     activate(V.reshape(V.size), U.reshape(U.size), eps)
                     direct_back(grad_E, V, U, False, one, eps)
-                store(X, grad_q, d, b, h, t, count, eps)
-                store(Y, grad_k, d, b, h, t, count, eps)
-                store(grad_E, grad_v, e, b, h, t, count, eps)
+                fours.store(X, grad_q, d, b, h, t, count, eps)
+                fours.store(Y, grad_k, d, b, h, t, count, eps)
+                fours.store(grad_E, grad_v, e, b, h, t, count, eps)
                 store_numbers(grad_beta, of_beta, b, h, t, count, eps)
                 store_numbers(grad_decay, of_gates, b, h, t, count, eps)
         store_transposed(grad_S, grad_before, b, h, 0, d, eps)

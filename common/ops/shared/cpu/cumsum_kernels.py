@@ -27,7 +27,7 @@ def forward(first, last, sizes, x, gates, before, out, like, work):
     y, a = array(work, 0, (1, c), like), array(work, c, c, like)
     for head in range(first, last):
         b, h = head // H, head % H
-        fours.load_sums(y, before, b, h, like)
+        fours.load_sums(y, before, c, b, h, like)
         for t in range(n):
             load_factors(a, gates, g, b, h, t, like)
             new, result, total = row(x, b, h, t, c, like), row(out, b, h, t, c, like), y[0]
@@ -47,7 +47,7 @@ def backward(first, last, sizes, gates, before, out, grad_out, grad_x, grad_gate
         total = grad[0]
         fours.fill(total, number(0, like))
         for t in range(n - 1, -1, -1):
-            fours.plus(total, row(grad_out, b, h, t, c, like))
+            fours.increase(total, row(grad_out, b, h, t, c, like))
             fours.copy(row(grad_x, b, h, t, c, like), total)
             load_factors(a, gates, g, b, h, t, like)
             for i in range(c):
@@ -59,7 +59,7 @@ def backward(first, last, sizes, gates, before, out, grad_out, grad_x, grad_gate
                     fours.fill(target, number(0, like))
                 else:
                     write_products(target, total, earlier, like)
-        fours.store_sums(grad, grad_before, b, h, like)
+        fours.store_sums(grad, grad_before, c, b, h, like)
 
 
 @inlined

@@ -2,11 +2,14 @@
 
 Legend: f rows and c columns of S; Q, K (4, f), V (4, c): four tokens; U (4, c): their outputs; A (4, f): the factors by
 which S decays before each of them is added; P: the 10 scores of queries r and keys s <= r, in the order of r; count:
-how many of the four tokens there are, 1 to 4. ``README.md`` has the formulas.
+how many of the four tokens there are, 1 to 4. The arrays with c columns have a ``vectors.padded`` number of columns, 0
+after the channels of a tensor. ``README.md`` has the formulas.
 """
 
+from . import vectors
 from .compiler import inlined
 from .memory import exp, number, row
+from .vectors import filled, plus, times, total, width
 
 #: Kinds of gates: every factor is 1, or one number for a head, or one for each row of S.
 NO_GATE, HEAD_GATE, CHANNEL_GATE = 0, 1, 2
@@ -29,13 +32,20 @@ def copy(target, source):
 
 
 @inlined
+def copy_to(target, source):
+    """Fill a vector with the first numbers of a longer one."""
+    for i in range(len(target)):
+        target[i] = source[i]
+
+
+@inlined
 def copy_rows(target, source):
     """Copy a contiguous matrix."""
     copy(target.reshape(target.size), source.reshape(source.size))
 
 
 @inlined
-def plus(x, y):
+def increase(x, y):
     """Add y to a vector x."""
     for i in range(len(x)):
         x[i] += y[i]
@@ -49,20 +59,20 @@ def scale(x, factor):
 
 
 @inlined
-def load(X, tensor, b, h, t, count, like):
-    """Four tokens of a tensor, 0 after the last token."""
+def load(X, tensor, size, b, h, t, count, like):
+    """Four tokens of ``size`` channels of a tensor, 0 after the last token."""
     for r in range(4):
         if r < count:
-            copy(X[r], row(tensor, b, h, t + r, X.shape[1], like))
+            copy(X[r], row(tensor, b, h, t + r, size, like))
         else:
             fill(X[r], number(0, like))
 
 
 @inlined
-def store(X, tensor, b, h, t, count, like):
-    """Write the first ``count`` of four tokens to a tensor."""
+def store(X, tensor, size, b, h, t, count, like):
+    """Write ``size`` channels of the first ``count`` of four tokens to a tensor."""
     for r in range(count):
-        copy(row(tensor, b, h, t + r, X.shape[1], like), X[r])
+        copy_to(row(tensor, b, h, t + r, size, like), X[r])
 
 
 @inlined
@@ -214,45 +224,42 @@ def weigh_back(P, G, U):
 
 
 @inlined
-def read_and_add(S, D, Q, K, V, U):
-    """U += Q S, then S = diag(D) S + Kᵀ V. Two rows of S at a time, which is faster here and not in other loops."""
-    o0, o1, o2, o3, v0, v1, v2, v3 = U[0], U[1], U[2], U[3], V[0], V[1], V[2], V[3]
-    for i in range(0, len(D) - 1, 2):
-        s, x = S[i], S[i + 1]
-        q00, q10, q20, q30 = Q[0, i], Q[1, i], Q[2, i], Q[3, i]
-        q01, q11, q21, q31 = Q[0, i + 1], Q[1, i + 1], Q[2, i + 1], Q[3, i + 1]
-        k00, k10, k20, k30 = K[0, i], K[1, i], K[2, i], K[3, i]
-        k01, k11, k21, k31 = K[0, i + 1], K[1, i + 1], K[2, i + 1], K[3, i + 1]
-        d0, d1 = D[i], D[i + 1]
-        for j in range(len(v0)):
-            y, z, w0, w1, w2, w3 = s[j], x[j], v0[j], v1[j], v2[j], v3[j]
-            o0[j] += q00 * y + q01 * z
-            o1[j] += q10 * y + q11 * z
-            o2[j] += q20 * y + q21 * z
-            o3[j] += q30 * y + q31 * z
-            s[j] = d0 * y + k00 * w0 + k10 * w1 + k20 * w2 + k30 * w3
-            x[j] = d1 * z + k01 * w0 + k11 * w1 + k21 * w2 + k31 * w3
-    if len(D) & 1:
-        i = len(D) - 1
-        for r in range(4):
-            for j in range(len(v0)):
-                U[r, j] += Q[r, i] * S[i, j]
-        add_to_row(S[i], D[i], K[0, i], K[1, i], K[2, i], K[3, i], V)
+def load_four(X, j):
+    """The vectors of four rows that begin in column j."""
+    return vectors.load(X, 0, j), vectors.load(X, 1, j), vectors.load(X, 2, j), vectors.load(X, 3, j)
 
 
 @inlined
-def add_to_row(s, d, k0, k1, k2, k3, V):
-    """One row of ``add``."""
-    v0, v1, v2, v3 = V[0], V[1], V[2], V[3]
-    for j in range(len(v0)):
-        s[j] = d * s[j] + k0 * v0[j] + k1 * v1[j] + k2 * v2[j] + k3 * v3[j]
+def store_four(X, j, x0, x1, x2, x3):
+    """Write what ``load_four`` reads."""
+    vectors.store(X, 0, j, x0)
+    vectors.store(X, 1, j, x1)
+    vectors.store(X, 2, j, x2)
+    vectors.store(X, 3, j, x3)
 
 
 @inlined
-def add(S, D, K, V):
+def read_and_add(S, D, Q, K, V, U, like):
+    """U += Q S, then S = diag(D) S + Kᵀ V."""
+    for j in range(0, S.shape[1], width(like)):
+        u0, u1, u2, u3 = load_four(U, j)
+        v0, v1, v2, v3 = load_four(V, j)
+        for i in range(S.shape[0]):
+            s = vectors.load(S, i, j)
+            u0, u1, u2, u3 = plus(u0, Q[0, i], s), plus(u1, Q[1, i], s), plus(u2, Q[2, i], s), plus(u3, Q[3, i], s)
+            s = plus(plus(times(s, D[i]), K[0, i], v0), K[1, i], v1)
+            vectors.store(S, i, j, plus(plus(s, K[2, i], v2), K[3, i], v3))
+        store_four(U, j, u0, u1, u2, u3)
+
+
+@inlined
+def add(S, D, K, V, like):
     """S = diag(D) S + Kᵀ V."""
-    for i in range(len(D)):
-        add_to_row(S[i], D[i], K[0, i], K[1, i], K[2, i], K[3, i], V)
+    for j in range(0, S.shape[1], width(like)):
+        v0, v1, v2, v3 = load_four(V, j)
+        for i in range(S.shape[0]):
+            s = plus(plus(times(vectors.load(S, i, j), D[i]), K[0, i], v0), K[1, i], v1)
+            vectors.store(S, i, j, plus(plus(s, K[2, i], v2), K[3, i], v3))
 
 
 @inlined
@@ -262,54 +269,33 @@ def add_back(S, grad_S, D, Q, K, V, G, X, Y, same, grad_V, like):
     X = G Sᵀ and Y = V grad_Sᵀ (4, f), ``same`` (f) the products of each row of S and of ``grad_S``,
     grad_V += K grad_S; then grad_S = diag(D) grad_S + Qᵀ G, that before the tokens.
     """
-    g0, g1, g2, g3, v0, v1, v2, v3 = G[0], G[1], G[2], G[3], V[0], V[1], V[2], V[3]
-    o0, o1, o2, o3 = grad_V[0], grad_V[1], grad_V[2], grad_V[3]
-    for i in range(len(D)):
-        s, t = S[i], grad_S[i]
-        q0, q1, q2, q3 = Q[0, i], Q[1, i], Q[2, i], Q[3, i]
-        k0, k1, k2, k3 = K[0, i], K[1, i], K[2, i], K[3, i]
-        d = D[i]
-        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = st = number(0, like)
-        for j in range(len(v0)):
-            a, b = s[j], t[j]
-            x0 += a * g0[j]
-            x1 += a * g1[j]
-            x2 += a * g2[j]
-            x3 += a * g3[j]
-            y0 += b * v0[j]
-            y1 += b * v1[j]
-            y2 += b * v2[j]
-            y3 += b * v3[j]
-            st += a * b
-            o0[j] += k0 * b
-            o1[j] += k1 * b
-            o2[j] += k2 * b
-            o3[j] += k3 * b
-            t[j] = d * b + q0 * g0[j] + q1 * g1[j] + q2 * g2[j] + q3 * g3[j]
-        X[0, i] = x0
-        X[1, i] = x1
-        X[2, i] = x2
-        X[3, i] = x3
-        Y[0, i] = y0
-        Y[1, i] = y1
-        Y[2, i] = y2
-        Y[3, i] = y3
-        same[i] = st
+    for i in range(S.shape[0]):
+        x0 = x1 = x2 = x3 = y0 = y1 = y2 = y3 = st = filled(number(0, like))
+        for j in range(0, S.shape[1], width(like)):
+            s, t = vectors.load(S, i, j), vectors.load(grad_S, i, j)
+            g0, g1, g2, g3 = load_four(G, j)
+            v0, v1, v2, v3 = load_four(V, j)
+            x0, x1, x2, x3 = plus(x0, s, g0), plus(x1, s, g1), plus(x2, s, g2), plus(x3, s, g3)
+            y0, y1, y2, y3 = plus(y0, t, v0), plus(y1, t, v1), plus(y2, t, v2), plus(y3, t, v3)
+            st = plus(st, s, t)
+        X[0, i], X[1, i], X[2, i], X[3, i] = total(x0), total(x1), total(x2), total(x3)
+        Y[0, i], Y[1, i], Y[2, i], Y[3, i] = total(y0), total(y1), total(y2), total(y3)
+        same[i] = total(st)
+    read_and_add(grad_S, D, K, Q, G, grad_V, like)
 
 
 @inlined
-def load_sums(S, tensor, b, h, like):
-    """The sums (f, c) of a head, zeros where there is no tensor."""
-    for i in range(len(S)):
-        if tensor[0] == 0:
-            fill(S[i], number(0, like))
-        else:
-            copy(S[i], row(tensor, b, h, i, S.shape[1], like))
-
-
-@inlined
-def store_sums(S, tensor, b, h, like):
-    """Write the sums of a head, if there is a tensor."""
+def load_sums(S, tensor, size, b, h, like):
+    """The sums of a head, of ``size`` columns, and zeros where there are no numbers."""
+    fill(S.reshape(S.size), number(0, like))
     if tensor[0] != 0:
         for i in range(len(S)):
-            copy(row(tensor, b, h, i, S.shape[1], like), S[i])
+            copy(S[i], row(tensor, b, h, i, size, like))
+
+
+@inlined
+def store_sums(S, tensor, size, b, h, like):
+    """Write what ``load_sums`` reads, if there is a tensor."""
+    if tensor[0] != 0:
+        for i in range(len(S)):
+            copy_to(row(tensor, b, h, i, size, like), S[i])

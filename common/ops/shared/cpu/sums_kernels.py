@@ -8,13 +8,14 @@ and k); before and after, the sums S and z; results = (out, weights); divisor = 
 max(w + eps, least), eps, least).
 """
 
-from . import fours
+from . import fours, vectors
 from .compiler import inlined, kernel
 from .memory import array, exp, number, row
 
 #: Tokens of a tile: the backward pass keeps S before each tile, and before each four tokens of one tile.
 TILE = 64
 _FOURS = TILE // 4
+padded = inlined(vectors.padded)
 
 
 @inlined
@@ -86,34 +87,41 @@ def divide_back(g, w, o, divisor):
 def forward(first, last, sizes, tokens, before, results, divisor, after, work):
     """The outputs of heads ``first`` to ``last``, and the sums after the last token."""
     (H, n, f, e), (q, k, v, log_decay, kind, phi), (out, weights), like = sizes, tokens, results, divisor[1]
-    S, z, D = array(work, 0, (f, e), like), array(work, f * e, (1, f), like), array(work, f * (e + 1), f, like)
-    features, channels = array(work, f * (e + 2), (5, 4, f), like), array(work, f * (e + 22), (2, 4, e), like)
+    C = padded(e)
+    S, channels = array(work, 0, (f, C), like), array(work, f * C, (2, 4, C), like)
+    at = (f + 8) * C
+    z, D, features = (
+        array(work, at, (1, f), like),
+        array(work, at + f, f, like),
+        array(work, at + 2 * f, (5, 4, f), like),
+    )
     Q, K, A, queries, keys = features[0], features[1], features[2], features[3], features[4]
-    V, U, w = channels[0], channels[1], array(work, f * (e + 22) + 8 * e, 4, like)
+    V, U, w = channels[0], channels[1], array(work, at + 22 * f, 4, like)
+    fours.fill(channels.reshape(channels.size), number(0, like))
     for head in range(first, last):
         b, h = head // H, head % H
-        fours.load_sums(S, before[0], b, h, like)
-        fours.load_sums(z, before[1], b, h, like)
+        fours.load_sums(S, before[0], e, b, h, like)
+        fours.load_sums(z, before[1], f, b, h, like)
         for t in range(0, n, 4):
             count = min(4, n - t)
-            fours.load(Q, q, b, h, t, count, like)
-            fours.load(K, k, b, h, t, count, like)
-            fours.load(V, v, b, h, t, count, like)
+            fours.load(Q, q, f, b, h, t, count, like)
+            fours.load(K, k, f, b, h, t, count, like)
+            fours.load(V, v, e, b, h, t, count, like)
             fours.apply_map(Q, phi, count)
             fours.apply_map(K, phi, count)
             fours.load_gates(A, log_decay, kind, b, h, t, count, like)
             fours.decay(A, kind, Q, K, queries, keys, D)
             P = fours.scores(A, Q, K, like)
             fours.weigh(P, V, U)
-            fours.read_and_add(S, D, queries, keys, V, U)
+            fours.read_and_add(S, D, queries, keys, V, U, like)
             if weights[0] != 0:
                 read_weights(z[0], D, queries, keys, P, w, like)
                 for r in range(count):
                     row(weights, b, h, t + r, 1, like)[0] = w[r]
                     divide(U[r], w[r], divisor)
-            fours.store(U, out, b, h, t, count, like)
-        fours.store_sums(S, after[0], b, h, like)
-        fours.store_sums(z, after[1], b, h, like)
+            fours.store(U, out, e, b, h, t, count, like)
+        fours.store_sums(S, after[0], e, b, h, like)
+        fours.store_sums(z, after[1], f, b, h, like)
 
 
 @kernel
@@ -199,7 +207,7 @@ def store_grad_gates(grad_A, grad_decay, kind, b, h, t, count, like):
     if grad_decay[0] == 0:
         return
     if kind == fours.CHANNEL_GATE:
-        fours.store(grad_A, grad_decay, b, h, t, count, like)
+        fours.store(grad_A, grad_decay, grad_A.shape[1], b, h, t, count, like)
     else:
         for r in range(count):
             total = number(0, like)
@@ -209,15 +217,15 @@ def store_grad_gates(grad_A, grad_decay, kind, b, h, t, count, like):
 
 
 @inlined
-def add_tokens(S, z, D, A, K, V, queries, keys, tokens, b, h, t, count, like):
+def add_tokens(S, z, D, A, K, V, queries, keys, tokens, sizes, b, h, t, count, like):
     """Add four tokens to the sums, without reading these."""
-    _, k, v, log_decay, kind, phi = tokens
-    fours.load(K, k, b, h, t, count, like)
+    (_, _, f, e), (_, k, v, log_decay, kind, phi) = sizes, tokens
+    fours.load(K, k, f, b, h, t, count, like)
     fours.apply_map(K, phi, count)
-    fours.load(V, v, b, h, t, count, like)
+    fours.load(V, v, e, b, h, t, count, like)
     fours.load_gates(A, log_decay, kind, b, h, t, count, like)
     fours.decay(A, kind, K, K, queries, keys, D)
-    fours.add(S, D, keys, V)
+    fours.add(S, D, keys, V, like)
     for i in range(len(z)):
         z[i] = D[i] * z[i] + (keys[0, i] + keys[1, i] + keys[2, i] + keys[3, i])
 
@@ -228,19 +236,19 @@ def grad_tokens_without_gates(Q, K, X, Y, T, grad_q, grad_k):
     fours.weigh(T, K, grad_q)
     fours.weigh_back(T, Q, grad_k)
     for r in range(4):
-        fours.plus(grad_q[r], X[r])
-        fours.plus(grad_k[r], Y[r])
+        fours.increase(grad_q[r], X[r])
+        fours.increase(grad_k[r], Y[r])
 
 
 @inlined
-def load_grads(G, gw, grads, results, divisor, b, h, t, count, like):
+def load_grads(G, gw, grads, results, divisor, e, b, h, t, count, like):
     """Gradients G (4, e) of four sums of values and gw (4) of four sums of weights, from those of the results."""
     (grad_out, grad_weights), (out, weights) = grads, results
-    fours.load(G, grad_out, b, h, t, count, like)
+    fours.load(G, grad_out, e, b, h, t, count, like)
     for r in range(4):
         gw[r] = number(0, like)
         if r < count and weights[0] != 0:
-            w, o = row(weights, b, h, t + r, 1, like)[0], row(out, b, h, t + r, G.shape[1], like)
+            w, o = row(weights, b, h, t + r, 1, like)[0], row(out, b, h, t + r, e, like)
             gw[r] = divide_back(G[r], w, o, divisor)
             if grad_weights[0] != 0:
                 gw[r] += row(grad_weights, b, h, t + r, 1, like)[0]
@@ -261,16 +269,16 @@ def backward(first, last, sizes, tokens, before, results, divisor, grads, grad_a
     X, Y, grad_A, V, G, grad_V = features[5], features[6], features[7], channels[0], channels[1], channels[2]
     for head in range(first, last):
         b, h = head // H, head % H
-        fours.load_sums(S, before[0], b, h, like)
-        fours.load_sums(z, before[1], b, h, like)
+        fours.load_sums(S, before[0], e, b, h, like)
+        fours.load_sums(z, before[1], f, b, h, like)
         for tile in range(tiles):
             fours.copy_rows(kept[tile], S)
             fours.copy_rows(kept_z[tile], z)
             if tile < tiles - 1:
                 for t in range(tile * TILE, (tile + 1) * TILE, 4):
-                    add_tokens(S, z[0], D, A, K, V, queries, keys, tokens, b, h, t, 4, like)
-        fours.load_sums(grad_S, grad_after[0], b, h, like)
-        fours.load_sums(grad_z, grad_after[1], b, h, like)
+                    add_tokens(S, z[0], D, A, K, V, queries, keys, tokens, sizes, b, h, t, 4, like)
+        fours.load_sums(grad_S, grad_after[0], e, b, h, like)
+        fours.load_sums(grad_z, grad_after[1], f, b, h, like)
         for tile in range(tiles - 1, -1, -1):
             begin, end = tile * TILE, min((tile + 1) * TILE, n)
             fours.copy_rows(S, kept[tile])
@@ -280,17 +288,17 @@ def backward(first, last, sizes, tokens, before, results, divisor, grads, grad_a
                 fours.copy_rows(kept[i], S)
                 fours.copy_rows(kept_z[i], z)
                 if t + 4 < end:
-                    add_tokens(S, z[0], D, A, K, V, queries, keys, tokens, b, h, t, 4, like)
+                    add_tokens(S, z[0], D, A, K, V, queries, keys, tokens, sizes, b, h, t, 4, like)
             for t in range(begin + (end - begin - 1) // 4 * 4, begin - 1, -4):
                 i, count = tiles + (t - begin) // 4, min(4, n - t)
-                fours.load(Q, q, b, h, t, count, like)
-                fours.load(K, k, b, h, t, count, like)
+                fours.load(Q, q, f, b, h, t, count, like)
+                fours.load(K, k, f, b, h, t, count, like)
                 fours.apply_map(Q, phi, count)
                 fours.apply_map(K, phi, count)
-                fours.load(V, v, b, h, t, count, like)
+                fours.load(V, v, e, b, h, t, count, like)
                 fours.load_gates(A, log_decay, kind, b, h, t, count, like)
                 fours.decay(A, kind, Q, K, queries, keys, D)
-                load_grads(G, gw, grads, results, divisor, b, h, t, count, like)
+                load_grads(G, gw, grads, results, divisor, e, b, h, t, count, like)
                 fours.weigh_back(fours.scores(A, Q, K, like), G, grad_V)
                 fours.add_back(kept[i], grad_S, D, queries, keys, V, G, X, Y, same, grad_V, like)
                 T = fours.products(G, V, like)
@@ -304,29 +312,39 @@ def backward(first, last, sizes, tokens, before, results, divisor, grads, grad_a
                     store_grad_gates(grad_A, grad_inputs[3], kind, b, h, t, count, like)
                 fours.map_back(queries, Q, phi)
                 fours.map_back(keys, K, phi)
-                fours.store(queries, grad_inputs[0], b, h, t, count, like)
-                fours.store(keys, grad_inputs[1], b, h, t, count, like)
-                fours.store(grad_V, grad_inputs[2], b, h, t, count, like)
-        fours.store_sums(grad_S, grad_before[0], b, h, like)
-        fours.store_sums(grad_z, grad_before[1], b, h, like)
+                fours.store(queries, grad_inputs[0], f, b, h, t, count, like)
+                fours.store(keys, grad_inputs[1], f, b, h, t, count, like)
+                fours.store(grad_V, grad_inputs[2], e, b, h, t, count, like)
+        fours.store_sums(grad_S, grad_before[0], e, b, h, like)
+        fours.store_sums(grad_z, grad_before[1], f, b, h, like)
 
 
 @inlined
 def backward_arrays(tiles, f, e, work, like):
     """The arrays of ``backward`` in ``work``."""
-    count = tiles + _FOURS + 2
-    begin = count * f * (e + 1)
-    kept, kept_z = array(work, 0, (count, f, e), like), array(work, count * f * e, (count, 1, f), like)
-    D, same = array(work, begin, f, like), array(work, begin + f, f, like)
-    features, channels = array(work, begin + 2 * f, (8, 4, f), like), array(work, begin + 34 * f, (3, 4, e), like)
-    return kept, kept_z, D, same, array(work, begin + 34 * f + 12 * e, 4, like), features, channels
+    count, C = tiles + _FOURS + 2, padded(e)
+    kept, channels = array(work, 0, (count, f, C), like), array(work, count * f * C, (3, 4, C), like)
+    at = (count * f + 12) * C
+    kept_z, features = array(work, at, (count, 1, f), like), array(work, at + count * f, (8, 4, f), like)
+    at += (count + 32) * f
+    fours.fill(channels.reshape(channels.size), number(0, like))
+    return (
+        kept,
+        kept_z,
+        array(work, at, f, like),
+        array(work, at + f, f, like),
+        array(work, at + 2 * f, 4, like),
+        features,
+        channels,
+    )
 
 
 def forward_work(f: int, e: int) -> int:
     """Numbers of the work of ``forward``."""
-    return f * (e + 22) + 8 * e + 4
+    return (f + 8) * vectors.padded(e) + 22 * f + 4
 
 
 def backward_work(n: int, f: int, e: int) -> int:
     """Numbers of the work of ``backward``."""
-    return f * (e + 1) * (-(-n // TILE) + _FOURS + 2) + 34 * f + 12 * e + 4
+    count = -(-n // TILE) + _FOURS + 2
+    return (count * f + 12) * vectors.padded(e) + (count + 34) * f + 4
