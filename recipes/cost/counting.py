@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.ops.shared.cpu.operators import FORMULAS
+
 from ..bench.harness.memory import peak_beyond
 
 Shape = Sequence[int]
@@ -121,4 +123,5 @@ FURTHER: Mapping[Any, Callable[..., int]] = {
     aten.addmm_: _added_products,
     aten.mv: _matrix_vector,
     aten.mkldnn_rnn_layer: _lstm_layer,
+    **FORMULAS,
 }

@@ -115,8 +115,6 @@ def flow_attention(
         shapes = state_shapes(q, v) if log_decay is None else state_shapes_with_gates(q, v, log_decay)
         state = state_of_sums(initial_state, shapes, dtype, q)
         padding, out_dtype = either_mask(key_padding_mask, query_padding_mask), v.dtype
-        if not q.is_cuda:  # on a GPU, kernels read half precision
-            q, k, v = in_dtype(q, dtype), in_dtype(k, dtype), in_dtype(v, dtype)
         inputs = CausalInputs(q, k, v, padding, options, chunk_size, state)
         out, state = _causal(inputs) if log_decay is None else attention_that_forgets(inputs, log_decay)
         out = in_dtype(out, out_dtype)
@@ -128,14 +126,19 @@ def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:
 
     torch.compile sees kernels as one operator, or plain PyTorch if there are no kernels.
     """
-    if causal_cpu.applies(inputs):
-        return causal_cpu.causal_attention(inputs)
     q, k, v = inputs.q, inputs.k, inputs.v  # no slice: torch.compile of torch 2.6 does not support it
-    if q.shape[2] == 1 and not q.is_cuda and inputs.state is not None and inputs.padding is None:
-        return step(inputs)
+    # Before the kernels for CPUs, since Triton's interpreter takes the place of a GPU.
     if causal_gpu.applies(q, k, v):
         by_kernels = causal_gpu_operator.causal_attention if is_compiled() else causal_gpu_operator.guarded_attention
         return by_kernels(inputs)
+    dtype = compute_dtype(q)
+    if q.dtype != dtype:  # only kernels for GPUs read half precision
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        inputs = CausalInputs(q, k, v, *inputs[3:])
+    if causal_cpu.applies(inputs):
+        return causal_cpu.causal_attention(inputs)
+    if q.shape[2] == 1 and not q.is_cuda and inputs.state is not None and inputs.padding is None:
+        return step(inputs)
     return attention_in_chunks(inputs)
 
 

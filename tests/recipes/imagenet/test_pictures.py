@@ -70,7 +70,7 @@ def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Pa
     loaded = load_image_model(save(tmp_path / "linear", "linear", **SMALL))
     modules = pictures.attentions(loaded)
     assert len(modules) == 2
-    image, weights = pictures.style_of(loaded, modules[-1], pictures.read_image(images[0]))
+    image, weights = pictures.weights_seen(loaded, modules[-1], pictures.read_image(images[0]))
     assert image.shape == (32, 32, 3) and weights.weights.shape == (4, 4) and weights.allocation is None
     assert not weights.competition
     from timm.data import create_transform
@@ -84,7 +84,7 @@ def test_the_weights_are_those_of_the_last_layer(tmp_path: Path, images: list[Pa
 
 def test_a_grid_has_the_shape_of_the_image(tmp_path: Path, images: list[Path]) -> None:
     loaded = load_image_model(save(tmp_path / "flow", "flow", size=(16, 64), **{**SMALL, "img_size": (16, 64)}))
-    image, weights = pictures.style_of(loaded, pictures.attentions(loaded)[-1], pictures.read_image(images[1]))
+    image, weights = pictures.weights_seen(loaded, pictures.attentions(loaded)[-1], pictures.read_image(images[1]))
     assert image.shape == (16, 64, 3) and weights.weights.shape == weights.allocation.shape == (2, 8)
 
 
@@ -105,8 +105,8 @@ def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:
     )
     loaded = load_image_model(folder / "last.pth.tar")
     modules = pictures.attentions(loaded)
-    _, first = pictures.style_of(loaded, modules[0], pictures.read_image(images[1]))
-    _, last = pictures.style_of(loaded, modules[-1], pictures.read_image(images[1]))
+    _, first = pictures.weights_seen(loaded, modules[0], pictures.read_image(images[1]))
+    _, last = pictures.weights_seen(loaded, modules[-1], pictures.read_image(images[1]))
     assert first.competition and first.weights.size > last.weights.size
     assert first.weights.shape[0] == first.weights.shape[1] and (0 < first.allocation).all()
     assert (first.allocation < 1).all() and np.isclose(first.weights.mean(), 1, atol=1e-5)

@@ -137,4 +137,5 @@ _operator = kernel_operator(
     _forward,
     _backward,
     _plain,
+    multiply_adds=(2, 6),
 )

@@ -134,4 +134,5 @@ _operator = kernel_operator(
     _forward,
     _backward,
     _plain,
+    multiply_adds=(3, 8),
 )

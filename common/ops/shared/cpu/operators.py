@@ -1,6 +1,8 @@
 """Operators of PyTorch whose forward and backward pass are kernels, called eagerly and by torch.compile."""
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,9 @@ from ..tracing import runs_eagerly
 from .tensors import empty_like
 
 LIBRARY = "lineartime"
+#: Operator -> twice its multiply-adds, from the shapes of its arguments. It is for ``FlopCounterMode``'s
+#: ``custom_mapping``, which cannot look into a kernel, and not registered with torch, whose counter imports Triton.
+FORMULAS: dict[Any, Callable[..., int]] = {}
 
 
 def kernel_operator(
@@ -23,6 +28,7 @@ def kernel_operator(
     forward: Callable[..., None],
     backward: Callable[..., None],
     plain: Callable[..., tuple[Tensor, ...]],
+    multiply_adds: tuple[int, int],
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The operator lineartime::NAME and its gradients.
 
@@ -35,6 +41,8 @@ def kernel_operator(
         backward: (inputs, constants, outputs, grads, grad_inputs): writes the gradients of inputs from those of
             results. A gradient is None for a result that has none, and for an input that needs none.
         plain: (*inputs, *constants) -> the results by differentiable functions, for gradients of gradients.
+        multiply_adds: of the forward and the backward pass, for each token and entry of its sums, without what is
+            computed again; for ``FORMULAS``.
     """
     size, (results, further) = len(inputs), outputs
 
@@ -83,6 +91,8 @@ def kernel_operator(
         return (*(next(grad_inputs) if need else None for need in needed), *[None] * len(rest))
 
     operator.register_autograd(differentiate, setup_context=keep)
+    for suffix, count in zip(("", "_backward"), multiply_adds):
+        FORMULAS[getattr(getattr(torch.ops, LIBRARY), name + suffix)] = partial(_operations, 2 * count)
 
     class Eager(torch.autograd.Function):
         """The operator without the dispatcher, which takes 0.1 ms for both passes."""
@@ -110,6 +120,16 @@ def kernel_operator(
 def _is_seen() -> bool:
     """Whether something sees operators alone: torch.compile, and modes of dispatch, such as those of tracing."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _operations(factor: int, q: torch.Size, k: torch.Size, v: torch.Size | None, *_: Any, **__: Any) -> int:
+    """``factor`` times the entries of the sums of all tokens, for the shapes of the first inputs.
+
+    They are d e for each token of q (B, H, n, d) and v (B, H, n, e), and c for one of x (B, H, n, c), given as q, which
+    has no values.
+    """
+    columns = v[3] if v is not None and len(v) == 4 else 1
+    return factor * math.prod(q) * columns
 
 
 def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:

@@ -145,4 +145,5 @@ _operator = kernel_operator(
     _forward,
     _backward,
     _plain,
+    multiply_adds=(2, 4),
 )

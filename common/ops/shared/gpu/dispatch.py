@@ -54,6 +54,9 @@ def applies(name: str, *tensors: Tensor) -> bool:
     Raises:
         ValueError: ``LINEARTIME_TRITON`` is neither 0 nor 1.
     """
+    if not torch.compiler.is_compiling() and tensors[0].is_cpu and not interpreted():
+        switched_on()  # an error, as on a GPU
+        return False  # first, because kernels for CPUs come next in each decoding step
     if runs_eagerly(*tensors):
         if not switched_on():
             return False

@@ -20,6 +20,9 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+interpreted._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``
+
+
 def tuned(key: list[str], warps: tuple[int, ...] = (8,)) -> Callable[[Any], Any]:
     """A decorator that times each of some numbers of warps once for each value of the arguments in ``key``.
 

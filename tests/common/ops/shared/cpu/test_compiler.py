@@ -65,7 +65,7 @@ class Package:
     def __init__(self, folder: Path) -> None:
         self.files = folder / "package" / "common" / "ops" / "shared" / "cpu"
         self.files.mkdir(parents=True)
-        for name in ("__init__.py", "compiler.py", "memory.py", "fours.py"):
+        for name in ("__init__.py", "compiler.py", "memory.py", "vectors.py", "fours.py"):
             shutil.copy(CHECKOUT / "common" / "ops" / "shared" / "cpu" / name, self.files)
         for parent in list(self.files.parents)[:3]:
             (parent / "__init__.py").touch()

@@ -125,6 +125,7 @@ def test_transforms_and_graphs_have_none(kernel):
 def test_on_a_cpu_torch_compile_sees_plain_pytorch(monkeypatch):
     """With kernels, it would see operators, which ``kernels/test_operators.py`` tests."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("LINEARTIME_CPU_KERNELS", "0")
     seen = []
 
     def backend(graph, example):
