@@ -44,11 +44,11 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     count, sums = (None, _NO_SUMS) if state is None else (state["count"], [state[name] for name in STATE_SUMS])
     constants = _MAPS[phi], _KINDS[competition], _KINDS[allocation], form.eps, form.outer_eps, clamp
     out, *sums = _operator(q, k, v, padding, count, *sums, *constants)
-    after = dict(zip(STATE_SUMS, sums))
     if count is None:
         count = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
-    after["count"] = count + (q.shape[2] if padding is None else (~padding).sum(1))
-    return out, after
+    count = count + (q.shape[2] if padding is None else (~padding).sum(1))
+    # In the order of plain PyTorch: torch.compile of torch 2.6 compiles again for another.
+    return out, {"count": count, **dict(zip(STATE_SUMS, sums))}
 
 
 def _allocate(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, count: Tensor | None, *rest: Any) -> tuple:
