@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-#: Multiply-adds for which a second thread is worth waking, about 0.1 ms.
-_WORTH_A_THREAD = 2**22
+#: Multiply-adds for which another thread is worth waking, about 0.3 ms: below it two threads were slower than one.
+_WORTH_A_THREAD = 2**24
 
 
 def run(kernel: Callable, heads: int, operations: int, work_size: int, like: torch.Tensor, *arguments: Any) -> None:
