@@ -31,6 +31,15 @@ class _Popen:
     poll = wait
 
 
+@pytest.fixture(autouse=True, scope="module")
+def plain_pytorch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels for CPUs are off in trainings, whose processes would load them for a second; the benchmark keeps them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ".bench." not in request.module.__name__:
+            patch.setenv("LINEARTIME_CPU_KERNELS", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def imported_already() -> Iterator[None]:
     """Commands run in processes that have already imported torch and fairseq, the slowest part of small ones.
