@@ -89,4 +89,4 @@ def _digest() -> str:
 @functools.cache
 def _say_that_it_compiles() -> None:
     """Log, once in a process."""
-    logger.info("kernels for CPUs are compiled, which takes some seconds; LINEARTIME_CPU_KERNELS=0 turns them off")
+    logger.info("kernels for CPUs are compiled, which can take half a minute; LINEARTIME_CPU_KERNELS=0 turns them off")
