@@ -3,7 +3,8 @@
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 
@@ -37,17 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def cpu_status() -> str:
     """Whether kernels for CPUs are used, and why not."""
-    try:
-        if not cpu.switched_on():
-            return f"plain PyTorch, because {cpu.VARIABLE} is 0"
-    except ValueError as error:
-        return f"an error: {error}"
     if importlib.util.find_spec("numba") is None:
-        return "plain PyTorch, because Numba is not installed; to install it: pip install numba"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if not cpu.has_numba():
-            return str(caught[-1].message) if caught else "plain PyTorch, because Numba cannot be imported"
+        missing = "plain PyTorch, because Numba is not installed; to install it: pip install numba"
+        return _switched_off(cpu) or missing
+    problem = _switched_off(cpu) or _import_problem(cpu.has_numba, "Numba")
+    if problem is not None:
+        return problem
     import numba
 
     cores = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
@@ -56,18 +52,27 @@ def cpu_status() -> str:
 
 def gpu_status() -> str:
     """Whether kernels for GPUs are used, and why not."""
+    if not torch.cuda.is_available():
+        return _switched_off(gpu) or "no kernels, because PyTorch finds no GPU"
+    problem = _switched_off(gpu) or _import_problem(gpu.has_triton, "Triton")
+    return problem or f"kernels, in float32, float16 and bfloat16, on {torch.cuda.get_device_name()}"
+
+
+def _switched_off(dispatch: ModuleType) -> str | None:
+    """That the variable of ``dispatch`` turns its kernels off, or is wrong; None if it does not."""
     try:
-        if not gpu.switched_on():
-            return f"plain PyTorch, because {gpu.VARIABLE} is 0"
+        return None if dispatch.switched_on() else f"plain PyTorch, because {dispatch.VARIABLE} is 0"
     except ValueError as error:
         return f"an error: {error}"
-    if not torch.cuda.is_available():
-        return "no kernels, because PyTorch finds no GPU"
+
+
+def _import_problem(can_be_imported: Callable[[], bool], package: str) -> str | None:
+    """Why a package cannot be imported; None if it can be."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if not gpu.has_triton():
-            return str(caught[-1].message) if caught else "plain PyTorch, because Triton cannot be imported"
-    return f"kernels, in float32, float16 and bfloat16, on {torch.cuda.get_device_name()}"
+        if can_be_imported():
+            return None
+    return str(caught[-1].message) if caught else f"plain PyTorch, because {package} cannot be imported"
 
 
 def _print_kernels(kernels: dict[str, Sequence[str]]) -> None:
