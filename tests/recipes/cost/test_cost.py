@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.ops import daft_conv, flow_attention, linear_attention
+from common.ops import daft_conv, flow_attention, gated_delta_attention, linear_attention
 from recipes.cost import __main__ as command
 from recipes.cost.counting import cost, multiply_adds
 from recipes.cost.models import Sizes, fairseq_subject, timm_subject
@@ -37,6 +37,22 @@ def test_products_by_hand(n: int) -> None:
     assert B * H * 2 * n * D * D <= causal_flow <= B * H * n * (2 * D * D + 2 * 64 * 2 * D + 20 * D)
     q, k, v = torch.randn(B, n, H * D), torch.randn(B, n, H), torch.randn(B, n, H * D)
     assert multiply_adds(lambda: daft_conv(q, k, v, torch.randn(H, 5))) == B * H * n * 5 * (D + 1)
+
+
+def test_products_inside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators of kernels for CPUs count what their sums need: to add and to read each entry, for each token."""
+    monkeypatch.setenv("LINEARTIME_CPU_KERNELS", "1")
+    n, (q, k, v) = 40, heads(40)
+    gates = {"beta": torch.rand(B, H, n), "log_decay": -torch.rand(B, H, n)}
+    counted = [
+        multiply_adds(lambda: linear_attention(q, k, v, causal=True)),
+        multiply_adds(lambda: flow_attention(q, k, v, causal=True)),
+        multiply_adds(lambda: gated_delta_attention(q, k, v, **gates)),
+    ]
+    assert counted == [B * H * n * D * D * entries for entries in (2, 2, 3)]
+    leaf = q.clone().requires_grad_()
+    both = multiply_adds(lambda: linear_attention(leaf, k, v, causal=True).sum().backward())
+    assert both == B * H * n * D * D * (2 + 4)
 
 
 def test_products_that_torchs_counter_may_not_know() -> None:
