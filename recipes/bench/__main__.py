@@ -164,7 +164,8 @@ def _measure(cases: list[Case], settings: Settings, out: Path, command: str, res
     # Saved after every size, so that an interruption loses nothing.
     results = run(cases, settings, earlier, lambda so_far: save(so_far, path))
     print("\n" + write(out, results))
-    print(f"\nThe same as Markdown and JSON, and pictures: {shown_path(out)}")
+    pictures = ", and pictures" if any(case.plotted for case in cases) else ""
+    print(f"\nThe same as Markdown and JSON{pictures}: {shown_path(out)}")
     for fault in results.faults():
         print(f"bench: {fault.case}, {fault.form}: {fault.reason}", file=sys.stderr)
     return 1 if results.faults() else 0
