@@ -59,7 +59,7 @@ def gpu_status() -> str:
 
 
 def _switched_off(dispatch: ModuleType) -> str | None:
-    """That the variable of ``dispatch`` turns its kernels off, or is wrong; None if it does not."""
+    """The reason why the variable of ``dispatch`` turns its kernels off, or is wrong; None if it does neither."""
     try:
         return None if dispatch.switched_on() else f"plain PyTorch, because {dispatch.VARIABLE} is 0"
     except ValueError as error:
@@ -67,7 +67,7 @@ def _switched_off(dispatch: ModuleType) -> str | None:
 
 
 def _import_problem(can_be_imported: Callable[[], bool], package: str) -> str | None:
-    """Why a package cannot be imported; None if it can be."""
+    """The reason why a package cannot be imported; None if it can be."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if can_be_imported():
