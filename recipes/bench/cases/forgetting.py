@@ -49,12 +49,9 @@ def _candidate(name: str, settings: Settings, size: int, width: int, layers: int
     tokens = fairseq_models.random_tokens(settings, size)
     loss = partial(next_token_loss, model, tokens[:, :_LITERAL])
 
-    def reference():
-        with attention_by_reference(model):
-            return loss()
-
     def check() -> list[Comparison]:
-        return compare_training(loss, model.parameters(), reference, model.parameters(), settings.dtype)
+        weights = list(model.parameters())
+        return compare_training(loss, weights, loss, weights, settings.dtype, attention_by_reference(model))
 
     step = training_step(partial(next_token_loss, model, tokens), model.parameters())
     return Candidate(name, size, size, {TRAINING: step}, check)

@@ -89,12 +89,16 @@ def _without_attention(settings: Settings, size: int, batch: int, arguments: dic
         with timm_models.no_attention(model):
             return timm_models.loss_of(model, images[:count], classes[:count])
 
-    def reference() -> Tensor:
-        with timm_models.attention_to_itself(model):
-            return timm_models.loss_of(model, images[:1], classes[:1])
-
     def check() -> list[Comparison]:
-        return compare_training(lambda: loss(1), model.parameters(), reference, model.parameters(), settings.dtype)
+        weights, to_itself = list(model.parameters()), timm_models.attention_to_itself(model)
+        return compare_training(
+            lambda: loss(1),
+            weights,
+            lambda: timm_models.loss_of(model, images[:1], classes[:1]),
+            weights,
+            settings.dtype,
+            to_itself,
+        )
 
     step = training_step(lambda: loss(batch), model.parameters())
     return Candidate(NO_ATTENTION, size, batch, {TRAINING: step}, check)
@@ -124,17 +128,11 @@ def _deit(name: str, settings: Settings, size: int, arguments: dict[str, Any]) -
             checked, literal = timm_models.build(name, side, settings, **arguments), attention_written_out()
         sample = timm_models.random_images(settings, 1, side)
 
-        def reference() -> Tensor:
-            with literal:
-                return timm_models.loss_of(checked, *sample)
+        def loss() -> Tensor:
+            return timm_models.loss_of(checked, *sample)
 
-        return compare_training(
-            lambda: timm_models.loss_of(checked, *sample),
-            checked.parameters(),
-            reference,
-            checked.parameters(),
-            settings.dtype,
-        )
+        weights = list(checked.parameters())
+        return compare_training(loss, weights, loss, weights, settings.dtype, literal)
 
     step = training_step(lambda: timm_models.loss_of(model, images, classes), model.parameters())
     return Candidate(name, size, batch, {TRAINING: step}, check)

@@ -52,18 +52,12 @@ def _training_candidate(architecture: str, width: int, layers: int, settings: Se
     model = fairseq_models.build(architecture, width, layers, size, settings).train()
     tokens = fairseq_models.random_tokens(settings, size)
 
-    def reference() -> Tensor:
-        with attention_written_out():
-            return next_token_loss(model, tokens[:, :_MAP])
+    def loss() -> Tensor:
+        return next_token_loss(model, tokens[:, :_MAP])
 
     def check() -> list[Comparison]:
-        return compare_training(
-            lambda: next_token_loss(model, tokens[:, :_MAP]),
-            model.parameters(),
-            reference,
-            model.parameters(),
-            settings.dtype,
-        )
+        weights = list(model.parameters())
+        return compare_training(loss, weights, loss, weights, settings.dtype, attention_written_out())
 
     step = training_step(lambda: next_token_loss(model, tokens), model.parameters())
     return Candidate(architecture, size, size, {TRAINING: step}, check)

@@ -1,7 +1,7 @@
 """Training steps of whole models, and the comparison of their gradients with a reference."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -40,21 +40,28 @@ def compare_training(
     reference: Callable[[], Tensor],
     reference_parameters: Iterable[Tensor],
     dtype: torch.dtype,
+    literal: AbstractContextManager | None = None,
 ) -> list[Comparison]:
     """Compare a loss and its gradients with a reference; both lists of parameters are in the same order.
 
     Gradients are compared as one vector, since some are only rounding errors, such as that of a bias before a softmax.
+    ``literal`` is entered for both passes of the reference: a layer may compute its output again in the backward pass.
     """
-    actual, expected = loss(), reference()
+    actual, gradients = _loss_and_gradients(loss, parameters)
+    with literal or nullcontext():
+        expected, expected_gradients = _loss_and_gradients(reference, reference_parameters)
     allowed = MODEL_TOLERANCES[dtype]
-    gradients = [
-        torch.cat([x.double().flatten() for x in torch.autograd.grad(side, list(leaves))])
-        for side, leaves in ((actual, parameters), (expected, reference_parameters))
-    ]
     return [
-        compare("loss", actual.detach(), expected.detach(), allowed),
-        compare("gradient of the parameters", *gradients, allowed),
+        compare("loss", actual, expected, allowed),
+        compare("gradient of the parameters", gradients, expected_gradients, allowed),
     ]
+
+
+def _loss_and_gradients(loss: Callable[[], Tensor], parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradients as one vector in float64."""
+    value = loss()
+    gradients = torch.autograd.grad(value, list(parameters))
+    return value.detach(), torch.cat([x.double().flatten() for x in gradients])
 
 
 @contextmanager
