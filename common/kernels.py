@@ -10,6 +10,7 @@ import torch
 
 from .command_parser import CommandParser
 from .ops.shared.cpu import dispatch as cpu
+from .ops.shared.cpu import threads
 from .ops.shared.gpu import dispatch as gpu
 
 #: Causal mechanisms with kernels for CPUs, by the kernels that they share.
@@ -47,7 +48,8 @@ def cpu_status() -> str:
     import numba
 
     cores = f"{torch.get_num_threads()} of {os.cpu_count()} processors"
-    return f"kernels, in float32 and float64, compiled by Numba {numba.__version__}, on {cores}"
+    kind = "PyTorch's OpenMP" if threads.uses_openmp() else "a pool of Python threads"
+    return f"kernels, in float32 and float64, compiled by Numba {numba.__version__}, on {cores}, by {kind}"
 
 
 def gpu_status() -> str:
