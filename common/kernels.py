@@ -13,13 +13,14 @@ from .ops.shared.cpu import dispatch as cpu
 from .ops.shared.cpu import threads
 from .ops.shared.gpu import dispatch as gpu
 
-#: Causal mechanisms with kernels for CPUs, by the kernels that they share.
+#: Mechanisms with kernels for CPUs, causal unless they say otherwise, by the kernels that they share.
 CPU_KERNELS = {
     "sums": (
         *("linear", "cosformer", "favor", "rfa", "rfa_gate", "t2r", "hedgehog", "retention", "gla", "lolcats"),
-        "flow with gates",
+        *("lolcats, not causal", "flow with gates"),
     ),
     "flow": ("flow",),
+    "all to all": ("flow, not causal",),
     "delta rule": ("gated_delta",),
 }
 #: Mechanisms with kernels for GPUs, by their kernels.

@@ -15,6 +15,7 @@ from tests.processes import CHECKOUT, run_program
 MODULES = {
     "sums": "common.ops.shared.cpu.sums_kernels",
     "flow": "common.ops.flow.cpu.kernels",
+    "all to all": "common.ops.flow.cpu.full_kernels",
     "delta rule": "common.ops.gated_delta.cpu.kernels",
 }
 
@@ -78,7 +79,7 @@ def test_it_knows_when_there_is_no_gpu(report, monkeypatch):
 
 
 def kernels_of(case: Case) -> set[str]:
-    """The modules of kernels that some tokens, and then one more, go through."""
+    """The modules of kernels that some tokens and, if causal, then one more go through."""
     used, run = set(), threads.run
 
     def recorded(kernel, *arguments) -> None:
@@ -89,19 +90,23 @@ def kernels_of(case: Case) -> set[str]:
     inputs = tensors(module, 9, dtype=torch.float32, grad=False)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(threads, "run", recorded)
-        _, state = module.extend(**at(inputs, slice(0, 8)))
-        module.extend(**at(inputs, slice(8, 9)), state=state)
+        if case.causal:
+            _, state = module.extend(**at(inputs, slice(0, 8)))
+            module.extend(**at(inputs, slice(8, 9)), state=state)
+        else:
+            module(**inputs)
     return used
 
 
 def test_the_table_of_mechanisms_with_kernels_for_cpus_is_right():
-    """Each causal mechanism, with every option. Those with gates are named if they need them for a kernel."""
+    """Each mechanism, with every option. Those with gates are named if they need them for a kernel."""
     pytest.importorskip("numba")
     named, with_gates = defaultdict(set), defaultdict(set)
     for case in CASES:
-        if case.causal and not case.rotary and not case.short_conv:
+        if not (case.image or case.rotary or case.short_conv):
+            name = case.name if case.causal else f"{case.name}, not causal"
             for module in kernels_of(case):
-                (named if case.forget == "none" else with_gates)[module].add(case.name)
+                (named if case.forget == "none" else with_gates)[module].add(name)
     assert set(MODULES) == set(kernels.CPU_KERNELS)
     for name, module in MODULES.items():
         gated = {f"{mechanism} with gates" for mechanism in with_gates[module] - named[module]}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..shared.checks import check_both_masks, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE, chunk_length
+from ..shared.cpu.dispatch import applies
 from ..shared.forgetting import check_log_decay
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask
@@ -26,14 +27,15 @@ from .causal import (
     state_shapes,
 )
 from .cpu import causal as causal_cpu
+from .cpu import full as full_cpu
 from .decoding import step
 from .forgetting import attention_that_forgets, weights_that_forget
 from .forgetting import state_shapes as state_shapes_with_gates
 from .full import flow_attention_in_graph, full_flow
-from .full_cpu import full_attention_in_blocks
+from .full_eager import full_attention
 from .gpu import causal as causal_gpu
 from .gpu import operator as causal_gpu_operator
-from .options import DEFAULTS, flow_options
+from .options import DEFAULTS, FlowOptions, flow_options
 
 
 @takes_segments("q", "k", "v", "log_decay")
@@ -109,9 +111,7 @@ def flow_attention(
     dtype = compute_dtype(q)
     with autocast_off(q):
         if not causal:
-            # With the hand-written backward pass, or in plain PyTorch for tracing and function transforms.
-            attend = full_attention_in_blocks if runs_eagerly(q, k, v) else flow_attention_in_graph
-            return attend(q, k, v, key_padding_mask, query_padding_mask, options)
+            return _full(q, k, v, key_padding_mask, query_padding_mask, options)
         shapes = state_shapes(q, v) if log_decay is None else state_shapes_with_gates(q, v, log_decay)
         state = state_of_sums(initial_state, shapes, dtype, q)
         padding, out_dtype = either_mask(key_padding_mask, query_padding_mask), v.dtype
@@ -119,6 +119,28 @@ def flow_attention(
         out, state = _causal(inputs) if log_decay is None else attention_that_forgets(inputs, log_decay)
         out = in_dtype(out, out_dtype)
     return (out, state) if return_state else out
+
+
+def _full(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    options: FlowOptions,
+) -> Tensor:
+    """Attention of all sinks with all sources: by kernels on a CPU, otherwise plain PyTorch.
+
+    Plain PyTorch has a hand-written backward pass, except for tracing and function transforms.
+    """
+    masks = key_padding_mask, query_padding_mask
+    if q.is_cpu:
+        dtype = compute_dtype(q)
+        tensors = in_dtype(q, dtype), in_dtype(k, dtype), in_dtype(v, dtype)
+        if applies(*tensors):
+            return in_dtype(full_cpu.full_attention(*tensors, *masks, options), v.dtype)
+    attend = full_attention if runs_eagerly(q, k, v) else flow_attention_in_graph
+    return attend(q, k, v, *masks, options)
 
 
 def _causal(inputs: CausalInputs) -> tuple[Tensor, State]:

@@ -47,9 +47,11 @@ def test_products_inside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = [
         multiply_adds(lambda: linear_attention(q, k, v, causal=True)),
         multiply_adds(lambda: flow_attention(q, k, v, causal=True)),
+        multiply_adds(lambda: flow_attention(q, k, v)),
         multiply_adds(lambda: gated_delta_attention(q, k, v, **gates)),
     ]
-    assert counted == [B * H * n * D * D * entries for entries in (2, 2, 3)]
+    assert counted == [B * H * n * D * D * entries for entries in (2, 2, 2, 3)]
+    assert multiply_adds(lambda: flow_attention(q[:, :, :20], k, v)) == B * H * (20 + n) * D * D
     leaf = q.clone().requires_grad_()
     both = multiply_adds(lambda: linear_attention(leaf, k, v, causal=True).sum().backward())
     assert both == B * H * n * D * D * (2 + 4)

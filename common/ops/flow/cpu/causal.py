@@ -1,7 +1,5 @@
 """Causal Flow-Attention by kernels for CPUs, as an operator of PyTorch."""
 
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,18 +8,13 @@ from torch import Tensor
 from ...shared.chunks import CHUNK_SIZE
 from ...shared.cpu import dispatch, threads
 from ...shared.cpu.operators import kernel_operator
-from ...shared.cpu.tensors import contiguous_channels, empty_like, number, rows
-from ...shared.feature_maps import FEATURE_MAPS
-from ...shared.padding import real_first
+from ...shared.cpu.tensors import contiguous_channels, empty_like, rows
 from ...shared.precision import autocast_off
 from ...shared.state import State
 from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, state_shapes
-from ..options import FlowForm, FlowOptions
 from . import KEPT
+from .arguments import SCHEMA, addresses, constants_of, kernel_options, options_of, real_tokens
 
-#: The numbers of phi in ``fours``, and of competition and allocation in ``kernels``.
-_MAPS = {phi: 1 + i for i, phi in enumerate(FEATURE_MAPS)}
-_KINDS = {"softmax": 0, "sigmoid": 1, "none": 2}
 _NO_SUMS = [None] * len(STATE_SUMS)
 
 
@@ -40,10 +33,8 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     Kept for a backward pass: inputs, output, the sums before, and five numbers for each token and head.
     """
     q, k, v, padding, options, _, state = inputs
-    form, clamp, phi, competition, allocation = options
     count, sums = (None, _NO_SUMS) if state is None else (state["count"], [state[name] for name in STATE_SUMS])
-    constants = _MAPS[phi], _KINDS[competition], _KINDS[allocation], form.eps, form.outer_eps, clamp
-    out, *sums = _operator(q, k, v, padding, count, *sums, *constants)
+    out, *sums = _operator(q, k, v, padding, count, *sums, *constants_of(options))
     if count is None:
         count = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
     count = count + (q.shape[2] if padding is None else (~padding).sum(1))
@@ -69,7 +60,7 @@ def _forward(inputs: tuple, constants: tuple, outputs: tuple) -> None:
     one_token = n == 1 and inputs[3] is None and inputs[4] is not None
     kernel, results = kernels.step if one_token else kernels.forward, (rows(out), rows(kept))
     work = kernels.forward_work(d, e)
-    threads.run(kernel, heads, 2 * operations, work, out, sizes, *arguments, results, _addresses(after))
+    threads.run(kernel, heads, 2 * operations, work, out, sizes, *arguments, results, addresses(after))
 
 
 def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_inputs: list) -> None:
@@ -82,9 +73,9 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     targets = [empty_like(x) if grad is None else grad for x, grad in zip(inputs[:3], grad_inputs)]
     grad_after = [x if x is None else x.contiguous() for x in grads[1:]]
     before = [x if x is None or x.is_contiguous() else x.new_empty(x.shape) for x in grad_inputs[5:]]
-    arguments += (rows(out), rows(kept), rows(grad_out)), _addresses(grad_after), tuple(map(rows, targets))
+    arguments += (rows(out), rows(kept), rows(grad_out)), addresses(grad_after), tuple(map(rows, targets))
     work = kernels.backward_work(*sizes[1:])
-    threads.run(kernels.backward, heads, 6 * operations, work, out, sizes, *arguments, _addresses(before))
+    threads.run(kernels.backward, heads, 6 * operations, work, out, sizes, *arguments, addresses(before))
     for target, x in zip(grad_inputs[5:], before):
         if target is not x:
             target.copy_(x)
@@ -95,34 +86,19 @@ def _arguments(inputs: tuple, constants: tuple) -> tuple[tuple, list]:
     padding, count = inputs[3:5]
     q, k, v = [contiguous_channels(x) for x in inputs[:3]]
     sums = [x if x is None or x.is_contiguous() else x.contiguous() for x in inputs[5:]]
-    order, real = (None, None) if padding is None else (real_first(padding), (~padding).sum(1))
-    tokens = [order, real, count if count is None else count.contiguous()]
+    tokens = [*real_tokens(padding), count if count is None else count.contiguous()]
     (batch, heads, n, d), e = q.shape, v.shape[3]
-    options, places = _options(tuple(constants), q.dtype), (rows(q), rows(k), rows(v))
-    arguments = (heads, n, d, e), options, _addresses(tokens), places, _addresses(sums)
+    options, places = kernel_options(tuple(constants), q.dtype), (rows(q), rows(k), rows(v))
+    arguments = (heads, n, d, e), options, addresses(tokens), places, addresses(sums)
     return (batch * heads, batch * heads * n * d * e, *arguments), [q, k, v, *sums, *tokens]
-
-
-@functools.lru_cache
-def _options(constants: tuple, dtype: torch.dtype) -> tuple:
-    """The options as kernels get them, which are compiled for the dtype of the numbers."""
-    like = torch.empty(0, dtype=dtype)
-    return (*constants[:3], *(number(x, like) for x in constants[3:]))
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> tuple[int, ...]:
-    return tuple([0 if x is None else x.data_ptr() for x in tensors])
 
 
 def _plain(
     q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, count: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
     """The operator's results in PyTorch's differentiable functions."""
-    sums, (phi, competing, allocating, eps, outer_eps, clamp) = rest[: len(STATE_SUMS)], rest[len(STATE_SUMS) :]
+    sums, options = rest[: len(STATE_SUMS)], options_of(rest[len(STATE_SUMS) :])
     state = None if count is None else {"count": count, **dict(zip(STATE_SUMS, sums))}
-    form = FlowForm(eps, outer_eps, rescale=False)  # which causal attention does not read
-    names = FEATURE_MAPS[phi - 1], list(_KINDS)[competing], list(_KINDS)[allocating]
-    options = FlowOptions(form, clamp, *names)
     with autocast_off(q):
         out, after = attention_in_chunks(CausalInputs(q, k, v, padding, options, CHUNK_SIZE, state))
     return (out, *(after[name] for name in STATE_SUMS))
@@ -131,7 +107,7 @@ def _plain(
 _operator = kernel_operator(
     "causal_flow",
     ("q", "k", "v", "padding?", "count?", *(f"{name}?" for name in STATE_SUMS)),
-    "int phi, int competition, int allocation, float eps, float outer_eps, float clamp",
+    SCHEMA,
     (1 + len(STATE_SUMS), 1),
     _allocate,
     _forward,

@@ -96,7 +96,7 @@ def apply_map(X, phi, count):
 def map_back(grad, X, phi):
     """Make ``grad`` the gradient of the input of a feature map, from that of its output X."""
     one = number(1, X[0, 0])
-    for r in range(4):
+    for r in range(len(grad)):
         g, x = grad[r], X[r]
         if phi == SIGMOID:
             for i in range(len(x)):
@@ -260,6 +260,96 @@ def add(S, D, K, V, like):
         for i in range(S.shape[0]):
             s = plus(plus(times(vectors.load(S, i, j), D[i]), K[0, i], v0), K[1, i], v1)
             vectors.store(S, i, j, plus(plus(s, K[2, i], v2), K[3, i], v3))
+
+
+@inlined
+def read(S, Q, U, like):
+    """U = Q S."""
+    columns, step = S.shape[1], width(like)
+    for j in range(0, columns - step, 2 * step):
+        u0 = u1 = u2 = u3 = w0 = w1 = w2 = w3 = filled(number(0, like))
+        for i in range(S.shape[0]):
+            s, t = vectors.load(S, i, j), vectors.load(S, i, j + step)
+            q0, q1, q2, q3 = Q[0, i], Q[1, i], Q[2, i], Q[3, i]
+            u0, u1, u2, u3 = plus(u0, q0, s), plus(u1, q1, s), plus(u2, q2, s), plus(u3, q3, s)
+            w0, w1, w2, w3 = plus(w0, q0, t), plus(w1, q1, t), plus(w2, q2, t), plus(w3, q3, t)
+        store_four(U, j, u0, u1, u2, u3)
+        store_four(U, j + step, w0, w1, w2, w3)
+    if columns % (2 * step) != 0:
+        u0 = u1 = u2 = u3 = filled(number(0, like))
+        for i in range(S.shape[0]):
+            s = vectors.load(S, i, columns - step)
+            u0, u1, u2, u3 = plus(u0, Q[0, i], s), plus(u1, Q[1, i], s), plus(u2, Q[2, i], s), plus(u3, Q[3, i], s)
+        store_four(U, columns - step, u0, u1, u2, u3)
+
+
+@inlined
+def add_products(S, K, V, like):
+    """S += Kᵀ V."""
+    columns, step = S.shape[1], width(like)
+    for j in range(0, columns - step, 2 * step):
+        v0, v1, v2, v3 = load_four(V, j)
+        w0, w1, w2, w3 = load_four(V, j + step)
+        for i in range(S.shape[0]):
+            k0, k1, k2, k3 = K[0, i], K[1, i], K[2, i], K[3, i]
+            s, t = vectors.load(S, i, j), vectors.load(S, i, j + step)
+            vectors.store(S, i, j, plus(plus(plus(plus(s, k0, v0), k1, v1), k2, v2), k3, v3))
+            vectors.store(S, i, j + step, plus(plus(plus(plus(t, k0, w0), k1, w1), k2, w2), k3, w3))
+    if columns % (2 * step) != 0:
+        v0, v1, v2, v3 = load_four(V, columns - step)
+        for i in range(S.shape[0]):
+            s = plus(plus(vectors.load(S, i, columns - step), K[0, i], v0), K[1, i], v1)
+            vectors.store(S, i, columns - step, plus(plus(s, K[2, i], v2), K[3, i], v3))
+
+
+@inlined
+def clear_columns(X, size, like):
+    """Set the columns after ``size`` to 0, which the last vector of each row has."""
+    step = width(like)
+    if size < X.shape[1]:
+        for j in range(size // step * step, X.shape[1], step):
+            for t in range(len(X)):
+                vectors.store(X, t, j, vectors.first(vectors.load(X, t, j), size - j))
+
+
+@inlined
+def scale_rows(X, factors, begin, like):
+    """Multiply four rows by the numbers of ``factors`` from ``begin`` on."""
+    for j in range(0, X.shape[1], width(like)):
+        for r in range(4):
+            vectors.store(X, r, j, times(vectors.load(X, r, j), factors[begin + r]))
+
+
+@inlined
+def row_products(X, Y, like):
+    """Products of each of four rows of X with the same row of Y."""
+    x0 = x1 = x2 = x3 = filled(number(0, like))
+    for j in range(0, X.shape[1], width(like)):
+        a0, a1, a2, a3 = load_four(X, j)
+        b0, b1, b2, b3 = load_four(Y, j)
+        x0, x1, x2, x3 = plus(x0, a0, b0), plus(x1, a1, b1), plus(x2, a2, b2), plus(x3, a3, b3)
+    return total(x0), total(x1), total(x2), total(x3)
+
+
+@inlined
+def products_with(X, vector, index, like):
+    """Products of four rows of X with row ``index`` of a matrix."""
+    x0 = x1 = x2 = x3 = filled(number(0, like))
+    for j in range(0, X.shape[1], width(like)):
+        a0, a1, a2, a3 = load_four(X, j)
+        b = vectors.load(vector, index, j)
+        x0, x1, x2, x3 = plus(x0, a0, b), plus(x1, a1, b), plus(x2, a2, b), plus(x3, a3, b)
+    return total(x0), total(x1), total(x2), total(x3)
+
+
+@inlined
+def add_rows(target, index, factors, X, like):
+    """Add four rows of X, multiplied by four numbers, to row ``index`` of a matrix."""
+    f0, f1, f2, f3 = factors
+    for j in range(0, X.shape[1], width(like)):
+        x0, x1, x2, x3 = load_four(X, j)
+        y = plus(plus(vectors.load(target, index, j), f0, x0), f1, x1)
+        vectors.store(target, index, j, plus(plus(y, f2, x2), f3, x3))
 
 
 @inlined

@@ -125,11 +125,11 @@ def _is_seen() -> bool:
 def _operations(factor: int, q: torch.Size, k: torch.Size, v: torch.Size | None, *_: Any, **__: Any) -> int:
     """``factor`` times the entries of the sums of all tokens, for the shapes of the first inputs.
 
-    They are d e for each token of q (B, H, n, d) and v (B, H, n, e), and c for one of x (B, H, n, c), given as q, which
-    has no values.
+    They are d e for each query q (B, H, n, d), and for each key k (B, H, m, d) and value v (B, H, m, e), half of them
+    each; and c for one of x (B, H, n, c), given as q, and its gates, given as k, which have no values.
     """
     columns = v[3] if v is not None and len(v) == 4 else 1
-    return factor * math.prod(q) * columns
+    return factor * math.prod(q[:2]) * (q[2] + k[2]) * q[3] * columns // 2
 
 
 def _refuse_tangents(name: str, tensors: Sequence[Tensor | None]) -> None:

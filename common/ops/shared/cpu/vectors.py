@@ -82,6 +82,19 @@ def _pointer(context, builder, kind, array, i, j):
 
 
 @intrinsic
+def first(context, vector, count):
+    """The first ``count`` numbers of a vector, and 0 after them."""
+
+    def generate(context, builder, signature, arguments):
+        kind = arguments[0].type
+        indices = ir.Constant(ir.VectorType(ir.IntType(64), kind.count), list(range(kind.count)))
+        is_first = builder.icmp_signed("<", indices, _filled(builder, arguments[1], indices.type))
+        return builder.select(is_first, arguments[0], ir.Constant(kind, None))
+
+    return vector(vector, types.intp), generate
+
+
+@intrinsic
 def filled(context, number):
     """The vector whose numbers are all ``number``."""
 

@@ -1,57 +1,159 @@
-"""Bidirectional Flow-Attention in blocks with a manual backward pass."""
+"""Flow-Attention that is not causal: its kernels for CPUs, and plain PyTorch with a hand-written backward pass."""
+
+import contextlib
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from common.ops import flow_attention
+from common.ops.flow.full import flow_attention_in_graph
+from common.ops.flow.options import flow_options
 from common.ops.flow.reference import flow_attention_reference
+from common.ops.shared.cpu import dispatch, threads
 from common.ops.shared.feature_maps import FEATURE_MAPS, feature_map_gradient, real_features
-from recipes.bench.harness.memory import peak_beyond
+from recipes.bench.harness.memory import peak_beyond, storage_bytes
 from tests.common.inputs import padding, qkv
-from tests.compare import assert_close, assert_gradients_close, gradients
+from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
+from tests.processes import CHECKOUT, LIMIT
+
+needs_kernels = pytest.mark.skipif(not dispatch.has_numba(), reason="kernels need Numba")
+
+OPTIONS = [
+    {},
+    {"form": "paper", "phi": "elu+1"},
+    {"form": "released_vision", "clamp": None, "allocation": "softmax"},
+    {"clamp": 0.3, "allocation": "softmax", "phi": "elu+1"},
+    {"competition": "sigmoid", "allocation": "none", "clamp": 0.3},
+    {"competition": "none", "phi": "relu"},
+    {"competition": "softmax_heads", "clamp": 0.9},
+    {"form": "paper", "competition": "softmax_heads", "allocation": "softmax"},
+]
+#: Padding of sinks and of sources.
+SIDES = [("none", "none"), ("left", "right"), ("right", "holes"), ("holes", "left"), ("all", "right"), ("left", "all")]
 
 
-@pytest.mark.parametrize("d, e", [(1, 40), (40, 1), (16, 17), (17, 16), (20, 20)])
-def test_few_and_many_channels(d, e):
-    inputs = qkv(13, 21, d=d, e=e)
-    masks = {"key_padding_mask": padding("right", 2, 21), "query_padding_mask": padding("both", 2, 13)}
-    out, expected = (attend(*inputs, **masks) for attend in (flow_attention, flow_attention_reference))
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch):
+    """Whoever runs the tests may have turned kernels off."""
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+
+
+@pytest.fixture(params=[pytest.param("kernels", marks=needs_kernels), "plain PyTorch"])
+def either_form(request, monkeypatch):
+    """Run the test with kernels and without them."""
+    if request.param == "plain PyTorch":
+        monkeypatch.setenv(dispatch.VARIABLE, "0")
+
+
+def masks_of(sides, batch, n, m):
+    """Masks of sinks and sources; both or none."""
+    if sides == ("none", "none"):
+        return {}
+    sinks, sources = (padding(side, batch, tokens) for side, tokens in zip(sides, (n, m)))
+    return {"query_padding_mask": sinks, "key_padding_mask": sources}
+
+
+def check_both_passes(inputs, tolerance=1e-10, grad_tolerance=1e-10, **options):
+    """Compare output and gradients with those of the literal reference."""
+    out, expected = flow_attention(*inputs, **options), flow_attention_reference(*inputs, **options)
+    assert_close("out", out, expected, tolerance)
+    assert_all_close("qkv", gradients(out, inputs), gradients(expected, inputs), grad_tolerance)
+
+
+def same_bits(actual, expected) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+
+
+# --- agreement with the reference ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n, m", [(1, 1), (2, 5), (4, 3), (63, 64), (65, 33), (130, 257)])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_outputs_and_gradients(options, n, m, either_form):
+    sides = SIDES[(n + len(str(options))) % len(SIDES)] if min(n, m) > 2 else SIDES[0]
+    check_both_passes(qkv(n, m, batch=3, heads=3, d=7, e=5), **masks_of(sides, 3, n, m), **options)
+
+
+@pytest.mark.parametrize("sides", SIDES, ids=str)
+@pytest.mark.parametrize("d, e", [(1, 1), (3, 12), (12, 1), (1, 40), (40, 1), (16, 17), (64, 65), (65, 64)])
+def test_few_and_many_channels(d, e, sides, either_form):
+    check_both_passes(qkv(13, 21, d=d, e=e), **masks_of(sides, 2, 13, 21))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_float32(options, either_form):
+    inputs = qkv(130, 70, d=64, e=64, dtype=torch.float32)
+    check_both_passes(inputs, tolerance=5e-6, grad_tolerance=2e-5, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_large_logits(options, either_form):
+    """Without a clamp, the softmax over the flows of features of 30 and more is almost a maximum."""
+    check_both_passes(qkv(20, scale=30.0), tolerance=1e-9, grad_tolerance=1e-7, **options)
+
+
+def test_without_features(either_form):
+    """Features that have underflowed to 0 receive and give nothing; the reference divides by the flow of 0."""
+    q, k, v = qkv(6)
+    inputs = [x.detach().masked_fill(torch.arange(6)[:, None] == 2, -2000.0).requires_grad_() for x in (q, k)]
+    inputs = [*inputs, v]
+    out, expected = (
+        flow_attention(*inputs, form="paper"),
+        flow_attention_in_graph(*inputs, None, None, flow_options("paper")),
+    )
+    assert not out[:, :, 2].any()
     assert_close("out", out, expected, 1e-12)
     assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-11)
 
 
-@pytest.mark.parametrize("n, batch, heads", [(2048, 2, 3), (1024, 2, 6), (256, 5, 6)])
-@pytest.mark.parametrize("options", [{}, {"competition": "softmax_heads"}], ids=str)
-def test_blocks_of_rows_and_heads_are_the_same_function(options, n, batch, heads):
-    """Blocks of 2**18 numbers: 2 heads of a row and then 1, 4 heads and then 2, 2 rows at once and a last row."""
-    inputs, mask = qkv(n, batch=batch, heads=heads, d=64, e=60), padding("left", batch, n)
-    masks = {"key_padding_mask": mask, "query_padding_mask": mask}
-    out = flow_attention(*inputs, **masks, **options)
-    rows, parts = range(batch), range(1 if options else heads)
-
-    def alone(b: int, h: int) -> torch.Tensor:
-        head = slice(None) if options else slice(h, h + 1)
-        return flow_attention(
-            *(x[b : b + 1, head] for x in inputs), **{name: x[b : b + 1] for name, x in masks.items()}, **options
-        )
-
-    expected = torch.cat([torch.cat([alone(b, h) for h in parts], dim=1) for b in rows])
-    assert_close("out", out, expected, 1e-12)
-    assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-11)
-
-
+@pytest.mark.parametrize("layout", ["heads inside", "a part of a projection", "channels not contiguous", "broadcast"])
 @pytest.mark.parametrize("head_dim", [5, 20])
-def test_heads_in_the_order_of_one_projection(head_dim):
-    """Heads cut from a linear layer's output, as in hosts: joining them again needs no copy, with the same result."""
-    projected = torch.randn(2, 9, 3, 4, head_dim, dtype=torch.float64, requires_grad=True)
-    inputs = [x.transpose(1, 2) for x in projected.unbind(2)]  # (B, H, n, d)
+def test_layouts_of_hosts(layout, head_dim, either_form):
+    q, k, v = (x.detach() for x in qkv(9, heads=4, d=head_dim, e=head_dim))
+    if layout == "heads inside":
+        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    elif layout == "a part of a projection":
+        inputs = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=3).unbind(3)
+        inputs = [x.transpose(1, 2) for x in inputs]
+    elif layout == "channels not contiguous":
+        inputs = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
+    else:
+        inputs = [x[:, :1].expand_as(x) for x in (q, k, v)]
+    check_both_passes([x.requires_grad_() for x in inputs])
+    if layout in ("heads inside", "a part of a projection"):
+        assert flow_attention(*inputs).transpose(1, 2).is_contiguous(), "joining heads needs no copy"
+
+
+def test_padding_may_be_nan(either_form):
+    inputs, masks = qkv(9, 13), masks_of(("holes", "left"), 2, 9, 13)
+    hidden = [masks["query_padding_mask"], masks["key_padding_mask"], masks["key_padding_mask"]]
+    outcomes = []
+    for value in (0.0, float("nan")):
+        filled = [x.detach().masked_fill(mask[:, None, :, None], value) for x, mask in zip(inputs, hidden)]
+        leaves = [x.requires_grad_() for x in filled]
+        out = flow_attention(*leaves, **masks)
+        outcomes.append([out, *gradients(out, leaves)])
+    assert same_bits(*outcomes)
+    for x, mask in zip(outcomes[0], (hidden[0], *hidden)):
+        assert not x[mask[:, None, :, None].expand_as(x)].any()
+
+
+@pytest.mark.parametrize("batch, heads", [(0, 2), (2, 0)])
+def test_inputs_without_rows_or_heads(batch, heads, either_form):
+    inputs = qkv(3, 4, batch=batch, heads=heads)
     out = flow_attention(*inputs)
-    assert out.transpose(1, 2).is_contiguous()
-    assert_gradients_close(out, flow_attention_reference(*inputs), {"projection": projected}, 1e-11)
+    assert out.shape == (batch, heads, 3, 3)
+    assert all(grad.shape == x.shape for grad, x in zip(torch.autograd.grad(out.sum(), inputs), inputs))
 
 
-def test_expanded_inputs_and_gradients():
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def test_expanded_inputs_and_gradients(either_form):
     q, k, v = qkv(8, heads=1)
     results = []
     for attend in (flow_attention, flow_attention_reference):
@@ -63,7 +165,7 @@ def test_expanded_inputs_and_gradients():
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v"])
 @pytest.mark.parametrize("twice", [False, True], ids=["first", "second derivative"])
-def test_gradient_of_one_input_alone(wanted, twice):
+def test_gradient_of_one_input_alone(wanted, twice, either_form):
     inputs = [x.detach().requires_grad_(name == wanted) for name, x in zip("qkv", qkv(9))]
     leaf = inputs["qkv".index(wanted)]
     results = []
@@ -74,7 +176,7 @@ def test_gradient_of_one_input_alone(wanted, twice):
     assert_close(f"gradient of {wanted}", *results, 1e-10)
 
 
-def test_batches_of_gradients():
+def test_batches_of_gradients(either_form):
     inputs = qkv(6)
     out = flow_attention(*inputs)
     batch = torch.randn(3, *out.shape, dtype=out.dtype)
@@ -86,7 +188,7 @@ def test_batches_of_gradients():
             assert_close(f"gradient of {name}", actual[i], wanted, 1e-11)
 
 
-def test_forward_derivative():
+def test_forward_derivative(either_form):
     inputs = [x.detach() for x in qkv(6)]
     step = torch.randn_like(inputs[0])
     with forward_ad.dual_level():
@@ -95,7 +197,7 @@ def test_forward_derivative():
     assert_close("tangent", tangent, (moved[0] - moved[1]) / 2e-6, 1e-6)
 
 
-def test_a_backward_pass_under_autocast_is_as_precise():
+def test_a_backward_pass_under_autocast_is_as_precise(either_form):
     inputs = qkv(40, d=20, e=20, dtype=torch.float32)
     expected = gradients(flow_attention(*inputs), inputs)
     out = flow_attention(*inputs)
@@ -106,17 +208,19 @@ def test_a_backward_pass_under_autocast_is_as_precise():
         assert_close(f"gradient of {name}", actual, wanted, 1e-6)
 
 
-def test_memory_of_a_training_step():
-    """Beyond inputs, output and gradients: not much more than q, whereas a graph would keep over four times as much."""
-    inputs = qkv(4096, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
-    weights = torch.randn_like(inputs[0])
-
-    def step():
-        out = flow_attention(*inputs)
-        return out.detach(), *torch.autograd.grad(out, inputs, weights)
-
-    step()
-    assert peak_beyond(step, "cpu") < 1.25 * inputs[0].nbytes
+def test_half_precision_is_rounded_once(either_form):
+    inputs = qkv(40, 30, d=20, e=20, dtype=torch.bfloat16)
+    out = flow_attention(*inputs)
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    expected = flow_attention(*exact)
+    assert torch.equal(out, expected.bfloat16())
+    weights = torch.ones_like(out)
+    actual_gradients, wanted = (
+        torch.autograd.grad(out, inputs, weights),
+        torch.autograd.grad(expected, exact, weights.float()),
+    )
+    for name, actual, expected in zip("qkv", actual_gradients, wanted):
+        assert_close(f"gradient of {name}", actual, expected, 5e-3)
 
 
 @pytest.mark.parametrize("phi", FEATURE_MAPS)
@@ -142,3 +246,173 @@ def test_second_derivatives_where_one_tensor_is_query_key_and_value(causal):
 
     expected = second(lambda x: flow_attention(x.clone(), x.clone(), x.clone(), causal=causal))
     assert_close("second derivative", second(lambda x: flow_attention(x, x, x, causal=causal)), expected)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The kernels that were called."""
+    names, run = [], threads.run
+
+    def recorded(kernel, *arguments):
+        names.append(kernel.py_func.__module__.rpartition(".")[2])
+        run(kernel, *arguments)
+
+    monkeypatch.setattr(threads, "run", recorded)
+    return names
+
+
+def both_passes(inputs, **options):
+    out = flow_attention(*inputs, **options)
+    return [out, *gradients(out, inputs)]
+
+
+@needs_kernels
+@pytest.mark.parametrize("options", [{}, {"competition": "softmax_heads"}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_both_passes_are_kernels(options, dtype, calls):
+    both_passes(qkv(9, dtype=dtype), **options)
+    assert calls == ["full_kernels", "full_backward_kernels"]
+
+
+@needs_kernels
+def test_the_variable_turns_them_off(calls, monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, "0")
+    both_passes(qkv(9))
+    assert not calls
+
+
+@contextlib.contextmanager
+def new_memory_is_nan():
+    """Memory that torch.empty returns holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n, m", [(1, 3), (6, 70)])
+def test_nothing_is_read_before_it_is_written(n, m, options):
+    inputs, options = qkv(n, m), options | masks_of(("holes", "left"), 2, n, m)
+    expected = both_passes(inputs, **options)
+    with new_memory_is_nan():
+        assert same_bits(both_passes(inputs, **options), expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("options", [{}, {"competition": "softmax_heads"}], ids=str)
+def test_several_threads_compute_the_same_bits(options):
+    inputs, count = qkv(300, batch=3, heads=5, d=64, e=64, dtype=torch.float32), torch.get_num_threads()
+    expected = both_passes(inputs, **options)
+    torch.set_num_threads(3)
+    try:
+        assert same_bits(both_passes(inputs, **options), expected)
+    finally:
+        torch.set_num_threads(count)
+
+
+@needs_kernels
+def test_nothing_is_written_outside_of_the_memory_for_it(monkeypatch):
+    """The memory of each thread is followed by numbers that stay as they are."""
+    guards, run = [], threads.run
+
+    def guarded(kernel, units, operations, work_size, like, *arguments):
+        work = torch.full((work_size + 64,), 7.0, dtype=like.dtype)
+        kernel(0, units, *arguments, work.data_ptr())
+        guards.append(work[work_size:])
+
+    for n, m, d, e in ((1, 2, 1, 1), (5, 3, 3, 17), (9, 34, 16, 12), (70, 30, 65, 61)):
+        for options in ({}, {"competition": "softmax_heads"}):
+            inputs = qkv(n, m, heads=3, d=d, e=e)
+            expected = both_passes(inputs, **options)
+            with monkeypatch.context() as patch:
+                patch.setattr(threads, "run", guarded)
+                assert same_bits(both_passes(inputs, **options), expected)
+    assert len(guards) == 16 and run is threads.run and all((guard == 7.0).all() for guard in guards)
+
+
+PROGRAM = """
+import torch
+from common.ops import flow_attention
+from common.ops.flow.cpu import full_backward_kernels, full_kernels
+from numba import config
+
+for n, m, d, e in ((1, 2, 1, 1), (5, 3, 3, 17), (9, 34, 16, 12), (35, 6, 65, 61)):
+    for options in ({}, {"competition": "softmax_heads", "allocation": "softmax"}):
+        for masked in (False, True):
+            tokens = [torch.randn(2, 3, t, c, requires_grad=True) for t, c in ((n, d), (m, d), (m, e))]
+            masks = {"query_padding_mask": torch.rand(2, n) < 0.4, "key_padding_mask": torch.rand(2, m) < 0.4}
+            flow_attention(*tokens, **(masks if masked else {}), **options).sum().backward()
+print(config.BOUNDSCHECK, bool(full_kernels.forward.signatures and full_backward_kernels.backward.signatures))
+"""
+
+
+@needs_kernels
+def test_no_index_is_outside_its_array(tmp_path):
+    """With Numba's check of each index, in a process that compiles both kernels for that."""
+    environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment["NUMBA_OPT"] = "0"  # compiles faster
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "True"]
+
+
+@needs_kernels
+def test_memory_of_a_training_step():
+    """Beyond inputs, output and gradients: not much more than q, whereas a graph would keep over four times as much."""
+    inputs = qkv(4096, batch=1, heads=8, d=64, e=64, dtype=torch.float32)
+    weights = torch.randn_like(inputs[0])
+
+    def step():
+        out = flow_attention(*inputs)
+        return out.detach(), *torch.autograd.grad(out, inputs, weights)
+
+    step()
+    assert peak_beyond(step, "cpu") < 0.5 * inputs[0].nbytes
+
+
+@pytest.mark.parametrize("batch, heads", [(1, 1), (2, 8)])
+def test_beside_inputs_and_output_few_numbers_are_kept(batch, heads, either_form):
+    """For each row and head: five for each token, a 64 x 64 matrix and four 64-vectors."""
+    saved, n = [], 2048
+    inputs = qkv(n, batch=batch, heads=heads, d=64, e=64, dtype=torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        out = flow_attention(*inputs)
+    addresses = {x.data_ptr() for x in (*inputs, out)}
+    assert addresses <= {x.data_ptr() for x in saved}
+    others = storage_bytes([x for x in saved if x.data_ptr() not in addresses])
+    assert 0 < others <= 4 * batch * heads * (5 * n + 64 * (64 + 4))
+
+
+@needs_kernels
+@pytest.mark.parametrize("clamp", [1.0, None])
+def test_torch_compile_calls_the_kernels(clamp):
+    """aot_eager, since it traces both passes and compiles no code."""
+    inputs, graphs = qkv(12, 7), []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example_inputs)
+
+    compiled = torch.compile(lambda q, k, v: flow_attention(q, k, v, clamp=clamp), backend=backend)
+    out, expected = compiled(*inputs), flow_attention(*inputs, clamp=clamp)
+    assert_close("out", out, expected, 1e-12)
+    assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-12)
+    assert len(graphs) == 1 and "lineartime.full_flow" in graphs[0].code
+
+
+@needs_kernels
+@pytest.mark.parametrize("sides", [SIDES[0], SIDES[3]], ids=str)
+def test_the_operator_keeps_what_pytorch_asks_of_operators(sides):
+    """Traces both passes with changing sizes, which takes seconds."""
+    masks = masks_of(sides, 2, 9, 6)
+    constants = 1, 0, 0, 1e-6, 0.0, float("inf"), True  # sigmoid features, softmax competition and allocation
+    arguments = (*qkv(9, 6), masks.get("key_padding_mask"), masks.get("query_padding_mask"), *constants)
+    torch.library.opcheck(torch.ops.lineartime.full_flow.default, arguments)
