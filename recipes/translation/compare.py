@@ -62,7 +62,7 @@ class Translation(EncoderDecoders):
     target: str = option("de", prepare.TARGET_HELP, metavar="LANGUAGE")
     subwords: int = option(prepare.SUBWORDS, prepare.SUBWORDS_HELP, quick=500)
     models: Sequence[str] = models_option(DEFAULT_MODELS)
-    updates: int = option(800, "of every training (%(default)s)", quick=4)
+    updates: int = option(3_000, "of every training (%(default)s)", quick=4)
     batch_tokens: int = option(1_024, "of the longer side of a batch (%(default)s)")
     width: int = option(128)
     layers: int = option(2)

@@ -52,7 +52,7 @@ def split(pairs: Sequence[Pair], seed: int) -> Parts:
 
 
 def without_near(pairs: Sequence[Pair], others: Sequence[Pair]) -> list[Pair]:
-    """Those of ``pairs`` whose source is not nearly the same as one of ``others``.
+    """The ``pairs`` whose source is not nearly the same as one of ``others``.
 
     Sets of words x and y are near if |x & y| >= ``NEAR`` |x | y|. Then each has at least one of its |x| - NEAR |x| + 1
     rarest words among those of the other, so that only few sets are compared.

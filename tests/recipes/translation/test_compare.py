@@ -16,9 +16,9 @@ T-1\tDatei kann nicht geöffnet werden
 H-1\t-0.5\tDatei kann nicht gelesen werden
 D-1\t-0.5\tDatei kann nicht gelesen werden
 S-0\tthe disk is full now
-T-0\tdie Platte ist jetzt voll
-H-0\t-0.5\tdie Platte ist jetzt voll
-D-0\t-0.5\tdie Platte ist jetzt voll
+T-0\tdie Platte wird jetzt voll
+H-0\t-0.5\tdie Platte wird jetzt voll
+D-0\t-0.5\tdie Platte wird jetzt voll
 2026-11-22 10:00:00 | INFO | fairseq_cli.generate | Translated 2 sentences (20 tokens) in 0.5s (4.00 sentences/s)
 Generate test with beam=4: BLEU = 57.89 90.0/75.0 (BP = 1.000 ratio = 1.000 hyp_len = 10 ref_len = 10)
 """
@@ -27,7 +27,7 @@ Generate test with beam=4: BLEU = 57.89 90.0/75.0 (BP = 1.000 ratio = 1.000 hyp_
 def test_scores_are_read_from_a_log():
     """BLEU as fairseq-generate prints it, chrF of the words, the time of a message."""
     scores = Translation().count(LOG.splitlines())
-    targets = ["Datei kann nicht geöffnet werden", "die Platte ist jetzt voll"]
+    targets = ["Datei kann nicht geöffnet werden", "die Platte wird jetzt voll"]
     hypotheses = ["Datei kann nicht gelesen werden", targets[1]]
     assert scores == (57.89, sacrebleu.corpus_chrf(hypotheses, [targets]).score, 250.0)
     for kept in (-1, 4):

@@ -13,8 +13,8 @@ from tests.recipes.translation.catalogue_files import write_catalogue, write_pro
 
 MESSAGES = {
     "cannot open the file %s": "Datei %s läßt sich nicht öffnen",
-    "menu\x04_Save all open files": "Alle offenen Dateien _speichern",
-    "use pg_dump for all databases": "pg_dump für alle Datenbanken verwenden",
+    "menu\x04_Save all open files": "Sämtliche offenen Dateien _speichern",
+    "use pg_dump for all databases": "pg_dump für jede Datenbank verwenden",
     "%d file was not copied\0%d files were not copied": "%d Datei wurde nicht kopiert\0%d Dateien wurden nicht kopiert",
     "  -a, --all\n     show every single entry\n": "  -a, --all\n     jeden einzelnen Eintrag zeigen\n",
     "this one is not translated": "",
@@ -24,8 +24,8 @@ MESSAGES = {
 }
 READ = {
     "cannot open the file %s": "Datei %s läßt sich nicht öffnen",
-    "Save all open files": "Alle offenen Dateien speichern",
-    "use pg_dump for all databases": "pg_dump für alle Datenbanken verwenden",
+    "Save all open files": "Sämtliche offenen Dateien speichern",
+    "use pg_dump for all databases": "pg_dump für jede Datenbank verwenden",
     "%d file was not copied": "%d Datei wurde nicht kopiert",
     "-a, --all show every single entry": "-a, --all jeden einzelnen Eintrag zeigen",
 }
@@ -48,9 +48,9 @@ def test_messages_are_read_as_a_user_sees_them(charset, tmp_path):
 def test_a_message_is_taken_once(tmp_path):
     """The first program has it; a program's catalogues in two folders are one."""
     first, second = tmp_path / "first", tmp_path / "second"
-    same = {"no such file or directory": "Datei oder Verzeichnis fehlt hier"}
+    same = {"no such file or directory": "Datei samt Verzeichnis fehlt hier"}
     write_catalogue(first, "b", same)
-    write_catalogue(second, "a", same | {"the disk is full now": "die Platte ist jetzt voll"})
+    write_catalogue(second, "a", same | {"the disk is full now": "die Platte wird jetzt voll"})
     write_catalogue(second, "b", {"no such file or directory": "etwas ganz anderes steht hier"})
     read = read_messages([first, second], "en", "de")
     assert {pair.program for pair in read.pairs} == {"a"}
@@ -61,11 +61,11 @@ def test_a_message_is_taken_once(tmp_path):
 def test_any_two_languages(tmp_path):
     """Two translations of a message are a pair, and a translation can be the source."""
     english = "the disk is full now"
-    write_catalogue(tmp_path, "disk", {english: "die Platte ist jetzt voll"})
+    write_catalogue(tmp_path, "disk", {english: "die Platte wird jetzt voll"})
     write_catalogue(tmp_path, "disk", {english: "le disque est maintenant plein"}, language="fr")
     for languages, pair in (
-        (("fr", "de"), ("le disque est maintenant plein", "die Platte ist jetzt voll")),
-        (("de", "en"), ("die Platte ist jetzt voll", english)),
+        (("fr", "de"), ("le disque est maintenant plein", "die Platte wird jetzt voll")),
+        (("de", "en"), ("die Platte wird jetzt voll", english)),
     ):
         assert [read[1:] for read in read_messages([tmp_path], *languages).pairs] == [pair]
 
@@ -109,7 +109,7 @@ def test_parts_have_whole_programs_and_no_message_in_common(tmp_path):
     """A message that all programs have is in one part; parts depend on the seed."""
     write_programs(tmp_path)
     pairs = read_messages([tmp_path], "en", "de").pairs
-    shared = [Pair(f"program{i:02d}", f"memory was all used up {i}", "Speicher ist ganz voll") for i in range(24)]
+    shared = [Pair(f"program{i:02d}", f"memory was all used up {i}", "Speicher wird ganz voll") for i in range(24)]
     parts = split(pairs + shared, 1)
     divided = [parts.train, parts.valid, parts.test]
     programs = [{pair.program for pair in part} for part in divided]
@@ -134,7 +134,7 @@ def folder(tmp_path_factory):
 
 def test_from_catalogues_to_a_data_set(folder, tmp_path, imported_already, capsys):
     """Both sides decode to the messages; catalogues that cannot be read are named; a second call writes nothing."""
-    broken = write_catalogue(tmp_path, "broken", {"a message in another set": "größer als es sein kann"})
+    broken = write_catalogue(tmp_path, "broken", {"a message in another set": "größer noch wie es sein kann"})
     broken.write_bytes(broken.read_bytes().replace("ö".encode(), b"\xf6\xf6"))
     truncated = write_catalogue(tmp_path, "cut", MESSAGES)
     truncated.write_bytes(truncated.read_bytes()[:200])
@@ -166,7 +166,7 @@ def test_from_catalogues_to_a_data_set(folder, tmp_path, imported_already, capsy
     for change, said in ((["--subwords", "390"], "subwords is 390"), (["--seed", "7"], "seed is 7")):
         assert prepare.main([*command, *change]) == 1
         assert f"{said}; allowed in" in capsys.readouterr().err
-    write_catalogue(tmp_path, "later", {"one message more than before": "eine Meldung mehr als vorher"})
+    write_catalogue(tmp_path, "later", {"one message more than before": "eine Meldung mehr wie vorher"})
     assert prepare.main(command) == 1 and "messages is" in capsys.readouterr().err
 
 
