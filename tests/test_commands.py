@@ -93,6 +93,8 @@ recipes.time_series.compare --dataset Heartbeat --file {format} --out new
 recipes.time_series.pictures --checkpoint {format} --data folder --output new
 recipes.time_series.prepare --dataset Heartbeat --file {format} --out new
 recipes.timm_families --records {taken} --output new
+recipes.translation.compare --folder {folder} --out new
+recipes.translation.prepare --folder {folder} --out new
 recipes.triviaqa.answer {format} --data folder
 recipes.triviaqa.evaluate {format} --file text.txt
 recipes.triviaqa.generated --out {text}
@@ -118,7 +120,7 @@ RATES = [
         for name in ("compare", "images")
         for prefix in ("", "transfer-", "distillation-")
     ),
-    *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "wikitext103")),
+    *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "translation", "wikitext103")),
     ("recipes.wikitext103.recall", "lr"),
 ]
 #: Command lines with another error, and the word that the message contains.

@@ -76,6 +76,8 @@ COMMANDS = {
     "recipes.time_series.pictures": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
     "recipes.time_series.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
     "recipes.timm_families.__main__": Case(FILE, "--output", "--records nowhere/records"),
+    "recipes.translation.compare": Case(FOLDER, "--out", "--quick"),
+    "recipes.translation.prepare": Case(FOLDER, "--out"),
     "recipes.triviaqa.answer": Case(FILE, "--output", f"{SOURCE} --data nowhere"),
     "recipes.triviaqa.generated": Case(FOLDER, "--out"),
     "recipes.triviaqa.prepare": Case(FOLDER, "--out", "wikipedia --file nowhere --subwords nowhere"),

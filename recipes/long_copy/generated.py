@@ -1,11 +1,9 @@
-"""Read a log of fairseq-generate, and count the tokens that are right."""
+"""The share of generated targets, passages and tokens that are right, from a log of fairseq-generate."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_LINE = re.compile(r"^([TH])-(\d+)\t(.*)$")
-_TIME = re.compile(r"Translated ([\d,]+) sentences \([\d,]+ tokens\) in ([\d.]+)s")
+from ..shared.fairseq_log import parse_generation
 
 
 class Counted(NamedTuple):
@@ -23,24 +21,15 @@ def count(lines: Iterable[str], span_tokens: int) -> Counted:
     Raises:
         ValueError: the log ends too early.
     """
-    texts: dict[str, dict[int, list[str]]] = {"T": {}, "H": {}}
-    seconds = None
-    for line in lines:
-        if match := _LINE.match(line):
-            # A hypothesis follows its score; the first one of a source is the best.
-            texts[match[1]].setdefault(int(match[2]), match[3].rpartition("\t")[2].split())
-        elif match := _TIME.search(line):
-            seconds = float(match[2])
-    if seconds is None or not texts["T"]:
-        raise ValueError("the log of fairseq-generate has no end; allowed: a complete one")
-    pairs = [(target, texts["H"][number]) for number, target in texts["T"].items()]
+    generation = parse_generation(lines)
+    pairs = [(target.split(), hypothesis.split()) for target, hypothesis in generation.pairs]
     right = [right_tokens(target, hypothesis) for target, hypothesis in pairs]
     spans = [all(hits[i : i + span_tokens]) for hits in right for i in range(0, len(hits), span_tokens)]
     return Counted(
         percentage([target == hypothesis for target, hypothesis in pairs]),
         percentage(spans),
         percentage([token for hits in right for token in hits]),
-        1000.0 * seconds / len(pairs),
+        generation.milliseconds,
     )
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
 from ..shared.comparison import SEEDS, Column, Results, by_length, of_model, table
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, largest, mean
 from ..shared.json_files import read_json, write_json
-from ..shared.plots import STYLE, legend_beside, logarithmic, save, style_of
+from ..shared.plots import STYLE, lines_by_length, save, seeds_in_rows
 from ..shared.tables import MISSING, Table
 from ..shared.trainings import read_points
 from . import listops, published
@@ -176,31 +176,22 @@ def draw(options: Arena, facts: Record, records: Sequence[Record], path: Path) -
 
 
 def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequence[Record]) -> None:
-    names = options.models
-    for row, name in enumerate(names):
-        values = [record["test"] for record in of_model(records, name)]
-        if values:
-            axes.plot(values, [row] * len(values), style_of(row).marker, color=style_of(row).colour, alpha=0.6)
-            axes.plot(statistics.mean(values), row, "|", color="black", markersize=16)
+    values = {MODELS[name].title: [record["test"] for record in of_model(records, name)] for name in options.models}
+    seeds_in_rows(axes, values)
     axes.axvline(facts["majority"], color="gray", linestyle="--")
     axes.annotate(" always the most frequent class", (facts["majority"], -0.55), fontsize=8, color="gray", ha="left")
-    axes.set_yticks(range(len(names)), [MODELS[name].title for name in names])
-    axes.set(xlabel="accuracy on the test split, %", ylim=(len(names) - 0.5, -0.8))
+    axes.set_xlabel("accuracy on the test split, %")
     axes.set_title(f"{TASKS[options.task].title}, a dot for each seed, a line for the mean")
 
 
 def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Record]) -> None:
-    for number, name in enumerate(options.models):
-        points = sorted((speed["length"], speed["steps_per_second"]) for speed in of_model(speeds, name))
-        if points:
-            axes.plot(*zip(*points), marker=style_of(number).marker, label=MODELS[name].title, **style_of(number).line)
+    points = {
+        MODELS[name].title: [(speed["length"], speed["steps_per_second"]) for speed in of_model(speeds, name)]
+        for name in options.models
+    }
+    lines_by_length(axes, points)
     axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
-    logarithmic(axes, sorted({speed["length"] for speed in speeds}))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.25)
-    if speeds:
-        legend_beside(axes)
 
 
 EXPERIMENT = Experiment(

@@ -12,6 +12,8 @@ _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(")
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in")
 _LOSS = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
 _SAMPLE = re.compile(r"^D-\d+\t[^\t]*\t(.*)$")
+_GENERATED = re.compile(r"^([TH])-(\d+)\t(.*)$")
+_GENERATION_TIME = re.compile(r"Translated ([\d,]+) sentences \([\d,]+ tokens\) in ([\d.]+)s")
 
 
 class Point(NamedTuple):
@@ -29,6 +31,13 @@ class Evaluation(NamedTuple):
     tokens: int
     bits_per_token: float
     perplexity: float
+
+
+class Generation(NamedTuple):
+    """Targets that fairseq-generate wrote."""
+
+    pairs: list[tuple[str, str]]  # the right target of each source, and the best hypothesis
+    milliseconds: float  # per source: the encoder and all steps of the decoder
 
 
 def parse_values(line: str) -> tuple[str, dict[str, float]] | None:
@@ -124,6 +133,26 @@ def parse_evaluation(lines: Iterable[str]) -> Evaluation:
 def parse_samples(lines: Iterable[str]) -> list[str]:
     """The texts that fairseq-interactive wrote: one line for each prompt."""
     return [match[1] for match in map(_SAMPLE.match, lines) if match is not None]
+
+
+def parse_generation(lines: Iterable[str]) -> Generation:
+    """The targets and the best hypothesis of each source in a log of fairseq-generate.
+
+    Raises:
+        ValueError: the log ends too early.
+    """
+    texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
+    seconds = None
+    for line in lines:
+        if match := _GENERATED.match(line):
+            # A hypothesis follows its score; the first one of a source is the best.
+            texts[match[1]].setdefault(int(match[2]), match[3].rpartition("\t")[2])
+        elif match := _GENERATION_TIME.search(line):
+            seconds = float(match[2])
+    if seconds is None or not texts["T"]:
+        raise ValueError("the log of fairseq-generate has no end; allowed: a complete one")
+    pairs = [(target, texts["H"][number]) for number, target in texts["T"].items()]
+    return Generation(pairs, 1000.0 * seconds / len(pairs))
 
 
 def bits_per_byte(evaluation: Evaluation, text_bytes: int) -> float:

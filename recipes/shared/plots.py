@@ -1,7 +1,7 @@
 """The common style of the recipes' pictures. They are written to files, so no display is needed."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,3 +111,27 @@ def curves_and_dots(models: Sequence[Series]) -> tuple[Figure, Axes, Axes]:
     for axes in (curves, dots):
         axes.grid(alpha=0.25, which="both")
     return figure, curves, dots
+
+
+def seeds_in_rows(axes: Axes, values: Mapping[str, Sequence[float]]) -> None:
+    """Draw a row for each name: a dot for the value of each seed, and a line for their mean."""
+    for row, of_seeds in enumerate(values.values()):
+        if of_seeds:
+            look = style_of(row)
+            axes.plot(of_seeds, [row] * len(of_seeds), look.marker, color=look.colour, alpha=0.6)
+            axes.plot(statistics.mean(of_seeds), row, "|", color="black", markersize=16)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(len(values) - 0.5, -0.8)
+
+
+def lines_by_length(axes: Axes, points: Mapping[str, Iterable[tuple[int, float]]]) -> None:
+    """Draw a line for each name through its values by length, on logarithmic axes with a legend to the right."""
+    lengths = set()
+    for number, (name, of_name) in enumerate(points.items()):
+        if ordered := sorted(of_name):
+            lengths.update(length for length, _ in ordered)
+            axes.plot(*zip(*ordered), marker=style_of(number).marker, label=name, **style_of(number).line)
+    logarithmic(axes, sorted(lengths))
+    axes.grid(alpha=0.25)
+    if lengths:
+        legend_beside(axes)

@@ -77,18 +77,27 @@ def binarise(folder: Path, data_bin: Path, workers: int) -> None:
     preprocess(texts, data_bin, WRITER, folder / "preprocess.log", "--workers", workers)
 
 
-def preprocess(texts: Mapping[str, Path], data_bin: Path, writer: str, log: Path, *options: object) -> None:
+def preprocess(
+    texts: Mapping[str, Path],
+    data_bin: Path,
+    writer: str,
+    log: Path,
+    *options: object,
+    languages: tuple[str, str] | None = None,
+) -> None:
     """Run fairseq-preprocess on the text of each split, into a folder that appears when it is complete.
 
     Args:
         writer: the command that is recorded as the writer of ``data_bin``.
         options: more options of fairseq-preprocess.
+        languages: source and target, the endings of two files of each split; None: one file without an ending.
 
     Raises:
         CommandFailed: fairseq-preprocess failed.
         ValueError: ``data_bin`` exists, and ``writer`` did not write it.
     """
     prefixes = (item for split, path in texts.items() for item in (f"--{split}pref", path))
+    sides = ("--only-source",) if languages is None else ("--source-lang", languages[0], "--target-lang", languages[1])
     with new_folder(data_bin, writer) as new:
-        command = ("-m", "fairseq_cli.preprocess", "--only-source", *prefixes, "--destdir", new, *options)
+        command = ("-m", "fairseq_cli.preprocess", *sides, *prefixes, "--destdir", new, *options)
         run(python_command(*command), log)

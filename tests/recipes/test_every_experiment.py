@@ -33,6 +33,7 @@ from recipes.shared.json_files import read_json
 from recipes.shared.tables import Run
 from recipes.shared.trainings import TrainingResult
 from recipes.time_series import compare as time_series
+from recipes.translation import compare as translation
 from recipes.wikitext103 import compare, gates, recall
 from tests.recipes.folders import made_by
 
@@ -88,6 +89,11 @@ BIN = {"loss": 2.0, "tokens": 100}
 TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
 PERPLEXITY = {"perplexity": 9.5, "update": 96, "curve": [[12, 9.0], [96, 8.0]], "tokens_per_second": 1000.0}
 GENERATED = {"exact": 25.0, "passages": 50.0, "tokens": 60.0, "milliseconds": 40.0}
+TRANSLATED = {"bleu": 12.5, "chrf": 30.5, "milliseconds": 40.0}
+TIMES = [
+    {"model": model, "length": 512, "milliseconds": milliseconds, "faster": 90.0 / milliseconds}
+    for model, milliseconds in (("flow/linear", 60.0), ("transformer", 90.0))
+]
 TEXT_LOG = {"train_inner": {"wps": 500.0}, "valid": {"ppl": 18.0}, "test": {"ppl": 19.5}}
 
 
@@ -217,6 +223,17 @@ CASES = {
         {"accuracies": [97.0, 98.6] + 48 * [98.1], "last": 98.1, "best": 98.6},
         shown=("flowformer_time_series", "0.00 M", "98.10 ± 0.00", "98.60 ± 0.00", "98.9", "2", "1.0"),
         said=("with trainings of `python -m recipes.AREA.compare`", "Rocket 96.2", "support vector"),
+    ),
+    "translation.compare": Case(
+        translation.EXPERIMENT,
+        ("--models", "flow/linear", "transformer"),
+        {"parts": {"train": [900, 7], "valid": [50, 2], "test": [40, 2]}, "copied_bleu": 5.25, "speeds": TIMES},
+        {"update": 50, "next": 61.5, "curve": [[50, 61.5], [100, 43.2]], **TRANSLATED}
+        | {"seconds_per_update": 0.025, "generate_bytes": 2**29},
+        {"train_inner": {"ups": 40.0}, "valid": {"loss": 0.5, "accuracy": 61.5}},
+        {"generated.json": {"counted": TRANSLATED, "peak_bytes": 2**29}},
+        ("flow/linear", "4,321", "12.5 ± 0.0", "30.5 ± 0.0", "61.5 ± 0.0", "2", "40", "25", "1.0"),
+        ("from en to de: train 900 of 7 programs", "| flow/linear | 60 (1.50x) |", "BLEU of 5.2"),
     ),
 }
 

@@ -7,15 +7,10 @@ import pytest
 from fairseq import options
 
 from recipes.long_copy import compare, generated
-from recipes.long_copy.compare import (
-    CROSS_ATTENTIONS,
-    DEFAULT_MODELS,
-    STOCK,
-    LongCopy,
-    attentions,
-    reads_source_in_one_state,
-)
+from recipes.long_copy.compare import DEFAULT_MODELS, LongCopy
 from recipes.long_copy.generated import Counted
+from recipes.shared import encoder_decoders
+from recipes.shared.encoder_decoders import CROSS_ATTENTIONS, STOCK, attentions, reads_source_in_one_state
 
 OPTIONS = LongCopy(source_tokens=2048, spans=2, span_tokens=3, width=64, heads=2, batch_size=4, beam=5)
 
@@ -112,7 +107,7 @@ def test_from_the_text_to_the_table(compared, capsys, monkeypatch):
     assert 0 <= result["tokens"] < 100 and 0 <= result["milliseconds"] < 60_000
     log = (out / "runs" / "flow-flow_source.1" / "generate.log").read_text()
     assert sum(line.startswith("T-") for line in log.splitlines()) == 5  # as given, not as in --quick
-    monkeypatch.setattr(compare, "run", None)
+    monkeypatch.setattr(encoder_decoders, "run", None)
     assert compare.main(arguments) == 0
     assert compare.main([*arguments, "--lr", "0.5"]) == 1
     assert "lr is 0.5; allowed in" in capsys.readouterr().err

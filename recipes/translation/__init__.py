@@ -1,0 +1,1 @@
+"""Translation of programs' messages: real pairs of sentences that most Linux machines have."""
