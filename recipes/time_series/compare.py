@@ -185,7 +185,7 @@ def read(options: Series, folder: Path, known: Record) -> Record:
 
 
 def ends(accuracies: Sequence[float]) -> dict[str, float]:
-    """The last accuracy, and the best, which is chosen on the test series, as the paper does."""
+    """The last accuracy, and the best, which is chosen on the test series, as by the authors' code."""
     return {"last": accuracies[-1], "best": max(accuracies)}
 
 
@@ -295,8 +295,8 @@ def notes(options: Series, facts: Record) -> list[str]:
     """Notes below the table."""
     notes = [
         f"per cent of the test series, after {options.epochs} epochs of training; mean and deviation over seeds",
-        f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as in the paper, whose "
-        "numbers are of one run",
+        f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as by the authors' code; the "
+        "paper states no rule of selection and no number of runs",
     ]
     if options.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[options.dataset]))
