@@ -132,7 +132,7 @@ def run_here(name: str, entry: Entry, found: list[Measured]) -> str:
 
 
 def runs_of(name: str, found: list[Measured]) -> list[str]:
-    """What was measured here of the row or column ``name``, in words."""
+    """The measurements of the row or column ``name``, a line each, and whether any was at full scale."""
     runs = [comparison for comparison in found if name in (*comparison.cells, comparison.column)]
     lines = []
     for comparison in runs:
