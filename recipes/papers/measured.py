@@ -124,8 +124,8 @@ def said_of_order(measured: dict[str, str], published: dict[str, str]) -> str:
 
 
 def run_here(name: str, entry: Entry, found: list[Measured]) -> str:
-    """How the row or column ``name`` was run here; empty where there is nothing to run."""
-    if isinstance(entry, NotTrained):
+    """How the row or column ``name``, a model, was run here; empty for what is no model."""
+    if isinstance(entry, NotTrained) and (entry.lacks_command or not entry.is_model):
         return "no command" if entry.lacks_command else ""
     sizes = dict.fromkeys(comparison.size for comparison in found if name in (*comparison.cells, comparison.column))
     return ", ".join(sizes) or "not run"
