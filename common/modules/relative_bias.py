@@ -98,8 +98,7 @@ class RotaryBias(nn.Module):
 def relative_bias(kind: str, tokens: int, dim: int, heads: int = 1) -> nn.Module | None:
     """The module for a ``kind`` of RELATIVE_BIASES over at most ``tokens`` tokens; None for ``none``.
 
-    ``auto`` is the paper's choice: ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for an unknown
-    kind.
+    ``auto`` is ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for an unknown kind.
     """
     check_choice("bias", kind, RELATIVE_BIASES)
     if kind == "auto":
