@@ -21,8 +21,10 @@ def test_a_list_has_every_table_and_figure(capsys):
     "arguments, shown",
     [
         ("flowformer 6", ["flowformer_time_series", "Contradiction", "98.48 ± 0.29", "Kendall", "2026-11-22"]),
-        ("flowformer 6", ["All rows in small: python -m recipes.time_series.compare", "at the paper's size"]),
+        ("flowformer 6", ["All rows in small: python -m recipes.time_series.compare", "at the paper's size", "95.9"]),
+        ("flowformer 6 --row lstm", ["at the paper's size, JAPANESEVOWELS: ", "nothing else of it was run"]),
         ("flowformer 6 --row soft", ["no command", "grid of an image"]),
+        ("flowformer 6 --row japanesevowels", ["at the paper's size", "XGBOOST (2016) 91.4"]),
         ("flowformer 4 --row flowformer", ["Equation 9", "--lineartime-post-norm", "--flow-clamp 5", "not known"]),
         ("flowformer 5 --row deit-s", ["deit_small_distilled_patch16_224", "deit_small_patch16_224", "8 GPUs x 128"]),
         ("flowformer 5 --row cosformer", ["6 GPUs x 128"]),
@@ -54,7 +56,7 @@ def test_each_row_says_whether_it_was_run(capsys):
     assert main(["flowformer", "6"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (lstm,), (soft,) = ([x for x in lines if x.startswith(f"  {name}") and word in x] for name, word in SAID.items())
-    assert lstm and soft.endswith("no command")
+    assert lstm.endswith("at the paper's size") and soft.endswith("no command")
     assert main(["daft", "2"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "timm's resnet50" in line]
     assert row.rstrip().endswith("not run"), "no model of ours, but its commands are there"
