@@ -160,6 +160,10 @@ class InnerAttention(RemembersOptions):
         """
         return 0 if self.linear_cost else None
 
+    def linear_weights(self) -> tuple[str, ...]:
+        """Names of parameters that are weights of linear layers, but not of an ``nn.Linear``; for weight decay."""
+        return ()
+
     @classmethod
     def packs_documents(cls) -> bool:
         """Whether it accepts ``segment_ids``, the documents of a row."""

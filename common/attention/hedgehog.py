@@ -64,6 +64,10 @@ class HedgehogAttention(OpAttention):
                 weight.copy_(torch.eye(*weight.shape[1:]))
             nn.init.zeros_(getattr(self, f"{name}_bias"))
 
+    def linear_weights(self) -> tuple[str, ...]:
+        """The weights of the maps."""
+        return ("query_weight", "key_weight")
+
     def op_kwargs(self) -> dict[str, Any]:
         """The parameters of the feature maps."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias")

@@ -94,6 +94,10 @@ class LolcatsAttention(OpAttention):
         """The window."""
         return self.options.window
 
+    def linear_weights(self) -> tuple[str, ...]:
+        """The weights of the maps."""
+        return ("query_weight", "key_weight")
+
     def op_kwargs(self) -> dict[str, Any]:
         """The maps, the gate, and the part that is computed."""
         names = ("query_weight", "query_bias", "key_weight", "key_bias", "window_gate", "part")

@@ -60,6 +60,10 @@ class SinkhornAttention(OpAttention):
         """
         nn.init.normal_(self.sort_weight, std=self.shape.head_dim**-0.5)
 
+    def linear_weights(self) -> tuple[str, ...]:
+        """The weight that scores chunks."""
+        return ("sort_weight",)
+
     def op_kwargs(self) -> dict[str, Any]:
         """The sorting weight, and the maximum number of tokens."""
         return {"sort_weight": self.sort_weight, "max_tokens": self.max_tokens}

@@ -88,6 +88,10 @@ class SynthesizerAttention(OpAttention):
             nn.init.normal_(self.columns, std=self.columns.shape[2] ** -0.5)
             nn.init.zeros_(self.bias)
 
+    def linear_weights(self) -> tuple[str, ...]:
+        """W_2 of the dense form; the other forms multiply no token by a parameter."""
+        return ("columns",) if self.options.form == "dense" else ()
+
     def op_kwargs(self) -> dict[str, Any]:
         """Parameters of the logits over positions; None for those that the form does not have."""
         return {"columns": self.columns, "bias": self.bias}

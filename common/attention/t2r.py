@@ -55,6 +55,10 @@ class T2rAttention(OpAttention):
         nn.init.uniform_(self.map_weight, -bound, bound)
         nn.init.uniform_(self.map_bias, -bound, bound)
 
+    def linear_weights(self) -> tuple[str, ...]:
+        """The weight of the maps."""
+        return ("map_weight",)
+
     def op_kwargs(self) -> dict[str, Any]:
         """The parameters of the feature maps."""
         return {"map_weight": self.map_weight, "map_bias": self.map_bias}

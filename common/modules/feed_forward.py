@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise weights from N(0, 0.02) and biases to 0, as all weights of FLASH."""
+        """Initialise weights from N(0, 0.02) and biases to 0, as in the gated attention unit."""
         for linear in (self.in_proj, self.out_proj):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)

@@ -1,6 +1,6 @@
 """The gated attention unit: attention and feed-forward in one block, FLASH-Quad or FLASH by its chunk size.
 
-Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, sections 3 and 4.
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time*, ICML 2022, sections 2 and 3.2.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ RECOMPUTED_FROM = 2**17
 
 
 class GatedAttentionUnit(RemembersOptions):
-    """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and the base Z of Q and K are silu(norm(x) W) (FLASH, section 3).
+    """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and the base Z of Q and K are silu(norm(x) W) (FLASH, section 2).
 
     With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
     attention (FLASH), linear in n. B batch, n tokens, d = ``dim``, e = ``expanded_dim``, s = ``query_dim``: x (B, n, d)
@@ -67,7 +67,7 @@ class GatedAttentionUnit(RemembersOptions):
         forget: gates from norm(x) that make the linear term's sum forget: ``head``, one for each head, ``channel``, one
             for each channel of its keys, or ``none``. Causal only; our addition, not in the FLASH paper.
         rotary: rotate queries and keys by their position among the real tokens.
-        bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the paper's choice by length.
+        bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the first two by length.
         norm: ``layernorm`` or ``scalenorm``.
         first_softmax, first_to_all: the fine-tuning forms of Table 4; not causal.
         dropout, attention_dropout, activation_dropout: probabilities for the output of the branch, for whole source
@@ -210,7 +210,7 @@ class GatedAttentionUnit(RemembersOptions):
         return self.chunk_size is None or self.overlap or self.chunk_summaries
 
     def reset_parameters(self) -> None:
-        """Initialise dense weights and scales from N(0, 0.02), biases and offsets to 0 (section 3)."""
+        """Initialise dense weights and scales from N(0, 0.02), biases and offsets to 0. FLASH's text states nothing."""
         for linear in (self.in_proj, self.out_proj):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)

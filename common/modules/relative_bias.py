@@ -11,7 +11,7 @@ from .rotary import check_even, rotate
 
 logger = logging.getLogger(__name__)
 
-#: For fewer tokens a relative bias is a free vector, otherwise a product of two rotated vectors (FLASH, Code 6).
+#: For fewer tokens a relative bias is a free vector, else a product of two rotated vectors; FLASH's text has no limit.
 TOEPLITZ_LIMIT = 512
 RELATIVE_BIASES = ("auto", "toeplitz", "rotary", "none")
 
@@ -30,7 +30,7 @@ class ToeplitzBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise from N(0, 0.02), as all weights of the paper."""
+        """Initialise from N(0, 0.02), as the weights of gated attention units."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, tokens: int) -> Tensor:
@@ -80,7 +80,7 @@ class RotaryBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise from N(0, 0.02), as all weights of the paper."""
+        """Initialise from N(0, 0.02), as the weights of gated attention units."""
         nn.init.normal_(self.a, std=0.02)
         nn.init.normal_(self.b, std=0.02)
 
@@ -98,8 +98,7 @@ class RotaryBias(nn.Module):
 def relative_bias(kind: str, tokens: int, dim: int, heads: int = 1) -> nn.Module | None:
     """The module for a ``kind`` of RELATIVE_BIASES over at most ``tokens`` tokens; None for ``none``.
 
-    ``auto`` is the paper's choice: ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for an unknown
-    kind.
+    ``auto`` is ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for an unknown kind.
     """
     check_choice("bias", kind, RELATIVE_BIASES)
     if kind == "auto":

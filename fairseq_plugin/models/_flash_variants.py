@@ -74,7 +74,7 @@ class Variant(ABC):
 class UnitVariant(Variant):
     """A stack of gated attention units; without ``chunk_option``, attention is quadratic."""
 
-    # As for every weight of the paper. With a larger one, units predict their own input token at first, since their
+    # As for the weights of units. With a larger one, units predict their own input token at first, since their
     # branch is near zero. Transformers learn faster with fairseq's: perplexity 136 instead of 168 after 150 updates at
     # 512 tokens of recipes.flash.compare on tinyshakespeare; FLASH 113 instead of 96 (2026-11-20, one seed).
     embedding_std: float | None = 0.02

@@ -44,8 +44,8 @@ from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 class LinearTimeLanguageModelConfig(DocumentOptions, TrainedOptions, DecayOptions, TransformerLanguageModelConfig):
     """Options of ``transformer_lm``, which these models replace, and options that all of them add.
 
-    Layers are pre-norm, like those of the released models and of every named architecture of ``transformer_lm``. For a
-    comparison, ``--arch transformer_lm`` itself needs ``--decoder-normalize-before``.
+    Layers are pre-norm, like those of every named architecture of ``transformer_lm``. For a comparison,
+    ``--arch transformer_lm`` itself needs ``--decoder-normalize-before``.
     """
 
     lineartime_post_norm: bool = option_field(

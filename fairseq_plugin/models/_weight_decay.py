@@ -7,6 +7,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.utils import safe_getattr
 from torch import nn
 
+from common.attention import InnerAttention
+
 from ..loading.known_options import option_field
 from ..optim import linear_decay
 
@@ -18,7 +20,7 @@ class DecayOptions(FairseqDataclass):
     lineartime_decay_linear_only: bool = option_field(
         False,
         "weight decay for the weights of linear layers alone, as in the DAFT paper: not for biases, norms, "
-        "embeddings, positions and what an attention holds; --fp16 needs --fp16-no-flatten-grads with it",
+        "embeddings, positions and what else an attention holds; --fp16 needs --fp16-no-flatten-grads with it",
     )
 
 
@@ -51,6 +53,9 @@ class MarksDecay:
         if not safe_getattr(args, "lineartime_decay_linear_only", False):
             return
         linear_ids = {id(x.weight) for x in self.modules() if isinstance(x, nn.Linear)}
+        for x in self.modules():
+            if isinstance(x, InnerAttention):
+                linear_ids |= {id(getattr(x, name)) for name in x.linear_weights()}
         linear_ids -= {id(x.weight) for x in self.modules() if isinstance(x, nn.Embedding)}
         parameters = list(self.parameters())
         linear_decay.mark([x for x in parameters if id(x) in linear_ids], decays=True)

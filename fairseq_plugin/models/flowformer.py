@@ -54,7 +54,10 @@ class SoftmaxLanguageModel(LinearTimeLanguageModel):
 
 @register_model_architecture("flowformer_lm", "flowformer_lm_wiki103")
 def flowformer_lm_wiki103(args) -> None:
-    """The paper's WikiText-103 model (section 4.2): 6 layers, width 512, 8 heads, FFN 2048, shared embeddings."""
+    """The paper's WikiText-103 model (section 4.2): 6 layers, width 512, 8 heads, FFN 2048, shared embeddings.
+
+    Layers are pre-norm, as in every model here; ``--lineartime-post-norm`` makes them those of the paper's equation 9.
+    """
     size = {
         "dropout": 0.1,
         "share_decoder_input_output_embed": True,

@@ -49,8 +49,8 @@ class PixelModelingConfig(LanguageModelingConfig):
     pixel_max_shift: int = option_field(
         10,
         "largest shift of an image's values in training: one integer, drawn from -N..N per image, "
-        "is added to all its subpixels, which are clipped to 0..255 (our reading of the paper's 'a shift in "
-        "[-10, 10] on all subpixels'); 0 for none",
+        "is added to all its subpixels, which are clipped to 0..255 (the paper: a value in the range [-10, 10], "
+        "added or subtracted; one integer for an image is our reading); 0 for none",
     )
 
 

@@ -1,4 +1,4 @@
-"""``python -m recipes.papers``: every table and figure of the papers, and the commands of each row.
+"""``python -m recipes.papers``: every table and figure of the papers, and the commands of each row that has some.
 
 ``flowformer 4`` prints a table, ``flowformer 4 --row cosFormer`` the commands of one row, ``flowformer figure-8`` the
 one that draws a figure. ``--write-readmes`` makes the tables of published numbers in the READMEs of the recipes anew.

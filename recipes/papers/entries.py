@@ -4,7 +4,9 @@
 ``tables`` gives for each table the ``training`` of its rows, variables that override those of that training, and
 
 * ``rows`` and ``columns``: name as printed -> a model, variables, or a list of these where a row compares models;
-* ``not_trained``: name -> the reason;
+* ``not_trained``: name -> what a row is that is no model, perhaps with a command: "a bound: `python ...`";
+* ``other_models``: name -> why no model of ours is trained, or a dictionary with this ``reason`` and the variables of a
+  training, whose commands it gets;
 * ``rows_of_all_columns``: variable of a shell loop -> name of a row -> the value of this variable with which the row
   trains the models of all columns;
 * ``parameters``: the column (the row, if columns are models) with the published number of parameters in millions. The
@@ -16,7 +18,7 @@ its ``blocks`` are repeated with each of a list of variables. ``figures`` has co
 
 import functools
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,12 +66,17 @@ def _read(paper: str) -> dict[str, Any]:
 def _entries(table: PublishedTable, described: dict[str, Any], trainings: dict[str, Any]) -> Entries:
     """The entries of a table, columns first, in the printed order."""
 
-    def training(name: str, model: str | dict[str, Any]) -> Training:
+    def variables(name: str, model: str | dict[str, Any]) -> _Variables:
         own_variables = {"model": model} if isinstance(model, str) else model
         key = own_variables.get("training") or described["training"]
-        return _training(_Variables(own_variables, _published(table, described, name), described, trainings[key]))
+        return _complete(_Variables(own_variables, _published(table, described, name), described, trainings[key]))
 
-    entries: Entries = {name: _not_trained(reason) for name, reason in described.get("not_trained", {}).items()}
+    def training(name: str, model: str | dict[str, Any]) -> Training:
+        return _training(variables(name, model))
+
+    entries: Entries = {name: _not_trained(row) for name, row in described.get("not_trained", {}).items()}
+    for name, row in described.get("other_models", {}).items():
+        entries[name] = _other_model(row, functools.partial(variables, name))
     columns = described.get("columns", {})
     for name, model in (columns | described.get("rows", {})).items():
         row_trainings = [training(name, variant) for variant in (model if isinstance(model, list) else [model])]
@@ -83,8 +90,21 @@ def _entries(table: PublishedTable, described: dict[str, Any], trainings: dict[s
     return {name: entries[name] for name in printed if name in entries}
 
 
-def _not_trained(reason: str) -> NotTrained:
-    return HEADING if reason == HEADING.reason else NotTrained(reason)
+def _not_trained(row: str) -> NotTrained:
+    """The entry of a row that is no model: a text, which may end with a command, as in "a bound: `python ...`"."""
+    if row == HEADING.reason:
+        return HEADING
+    reason, _, command = row.partition(": `python ")
+    commands = (f"python {command.removesuffix('`')}",)
+    return NotTrained(reason, (Block(reason, commands),)) if command else NotTrained(row)
+
+
+def _other_model(row: str | dict[str, Any], variables: Callable[[dict[str, Any]], _Variables]) -> NotTrained:
+    """The entry of a model that is not ours: the reason, or the reason and the commands of a training."""
+    if isinstance(row, str):
+        return NotTrained(row, is_model=True)
+    completed = variables(row)
+    return NotTrained(row["reason"], tuple(_blocks(completed["blocks"], completed)), is_model=True)
 
 
 def _published(table: PublishedTable, described: dict[str, Any], name: str) -> dict[str, str]:
@@ -97,16 +117,20 @@ def _published(table: PublishedTable, described: dict[str, Any], name: str) -> d
     return {"published": table.cell(name, where)}
 
 
-def _training(variables: _Variables) -> Training:
-    """The training of a model ``NAME --option value``; its name, options and folder are variables as well."""
+def _complete(variables: _Variables) -> _Variables:
+    """``variables`` with the name, the options and the folder of the model, which is ``NAME --option value``."""
     model = variables["model"]
     name, _, options = model.partition(" ")
     folder = model.replace(" --", ".").replace(" ", "_")  # each model has its own: "NAME.option_value"
-    variables = _Variables(*variables.maps, {"name": name, "options": options, "folder": folder})
+    return _Variables(*variables.maps, {"name": name, "options": options, "folder": folder})
+
+
+def _training(variables: _Variables) -> Training:
+    """The training that ``variables`` describe."""
     published = variables.get("published")
     return Training(
         host=variables["host"],
-        model=variables.get("shown", model),
+        model=variables.get("shown", variables["model"]),
         settings={key: variables.fill(text) for key, text in variables["settings"].items()},
         hardware=variables["hardware"],
         blocks=tuple(_blocks(variables["blocks"], variables)),

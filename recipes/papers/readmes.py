@@ -9,7 +9,7 @@ from pathlib import Path
 from ..shared.generated_parts import has_part, rewrite_files
 from ..shared.generated_parts import rewritten as rewritten_parts
 from .entries import entries_of
-from .measured import IN_SMALL, Measured, measured, published_cells, run_here, said_of_order
+from .measured import Measured, measured, published_cells, run_here, said_of_order
 from .small import small_command
 from .tables import PublishedTable, read_paper
 from .trainings import here
@@ -45,9 +45,10 @@ def document(paper: str, table: PublishedTable) -> str:
     columns = bool(set(entries) & set(table.header[1:]))  # models are columns
     names = table.header[1:] if columns else [row.name for row in table.rows]
     added = {"here": [here(entries[name]) for name in names]}
+    measured_names = {name for comparison in measurements for name in comparison.cells}
+    missing = {name: run_here(name, entries[name], []) for name in names if name not in measured_names}
     for title, comparison in zip(_titles(measurements), measurements):
-        missing = {name: run_here(name, entries[name], measurements).replace(IN_SMALL, "") for name in names}
-        added[title] = [comparison.cells.get(name, missing[name]) for name in names]
+        added[title] = [comparison.cells.get(name, missing.get(name, "")) for name in names]
     text = table.markdown(last=added if columns else {}, further={} if columns else added)
     label = f"Table {table.number}" if table.number.isalnum() else f"the table {table.number.replace('-', ' ')}"
     source = (
@@ -60,8 +61,11 @@ def document(paper: str, table: PublishedTable) -> str:
 
 
 def _titles(found: list[Measured]) -> list[str]:
-    """A column's header for each comparison."""
-    return [IN_SMALL] if len(found) == 1 else [f"{IN_SMALL} ({i})" for i in range(1, len(found) + 1)]
+    """A column's header for each comparison: its size, with a number if there are several of that size."""
+    sizes = [comparison.size for comparison in found]
+    return [
+        size if sizes.count(size) == 1 else f"{size} ({sizes[: i + 1].count(size)})" for i, size in enumerate(sizes)
+    ]
 
 
 def _said(table: PublishedTable, title: str, one: Measured) -> str:

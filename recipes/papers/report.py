@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from .building import count_parameters
 from .entries import entries_of
-from .measured import Measured, measured, published_cells, run_here, said_of_order, value
+from .measured import Measured, measured, published_cells, run_here, runs_of, said_of_order, value
 from .small import small_command
 from .tables import Figure, Paper, PublishedTable
-from .trainings import Block, Entry, NotTrained, Training, blocks_of, here, trainings_of
+from .trainings import Block, Entry, NotTrained, Training, blocks_of, here, script, trainings_of
 
 _WIDTH = 118
 
@@ -20,7 +20,7 @@ def list_papers(papers: Iterable[Paper]) -> str:
         lines += ["", f"{paper.name}: {paper.about}"]
         for number, table in paper.tables.items():
             entries = entries_of(paper.name)[number]
-            trained = sum(not isinstance(entry, NotTrained) for entry in entries.values())
+            trained = sum(bool(blocks_of(entry)) for entry in entries.values())
             lines.append(f"  {number:15} {table.title} ({trained} of {len(entries)} have commands)")
         lines += [f"  {key(figure):15} {_cut(figure.caption)}" for figure in paper.figures.values()]
     return "\n".join(lines[1:])
@@ -45,7 +45,7 @@ def show_table(paper: Paper, table: PublishedTable) -> str:
 
 
 def show_entry(paper: Paper, table: PublishedTable, name: str, entry: Entry) -> str:
-    """Shell comments that describe how a row is trained, and the commands from data to evaluation."""
+    """Shell comments that describe how a row is trained, and a script from data to evaluation, if it has commands."""
     head = [f"{paper.title}, Table {table.number}, {name}"]
     if name in [row.name for row in table.rows]:
         printed = zip(table.header[1:], table.row(name).cells[1:])
@@ -53,13 +53,15 @@ def show_entry(paper: Paper, table: PublishedTable, name: str, entry: Entry) -> 
     else:  # a column
         i = table.header.index(name)
         head.append("published: " + ", ".join(f"{row.name} {row.cells[i]}" for row in table.rows if row.cells[i]))
-    if isinstance(entry, NotTrained):
-        return "\n".join([*head, f"not trained: {entry.reason}"])
-    trainings = trainings_of(entry)
-    for training in trainings:
+    for training in trainings_of(entry):
         head += ["", *_described(training)]
+    if isinstance(entry, NotTrained):
+        head.append(f"no command: {entry.reason}" if entry.lacks_command else f"no training of ours: {entry.reason}")
+    else:
+        head += ["", *runs_of(name, measured(paper.name, table.number))]
     comments = [f"# {part}".rstrip() for line in head for part in (_filled(line) or [""])]
-    return "\n\n".join(["\n".join(comments), *(block.printed() for block in blocks_of(trainings))])
+    blocks = blocks_of(entry)
+    return "\n\n".join(["\n".join(comments), *([script(blocks)] if blocks else [])])
 
 
 def show_figure(paper: Paper, figure: Figure, command: str) -> str:
@@ -97,7 +99,8 @@ def _measured(table: PublishedTable, one: Measured) -> list[str]:
     ordered = sorted(one.cells, key=lambda name: value(published[name]), reverse=one.higher_is_better)
     shown = [(f"{one.column}, published order", "published", "measured here")]
     shown += [(name, published[name], one.cells[name]) for name in ordered]
-    remarks = f"{said_of_order(one.cells, published)} Another experiment: it confirms and refutes no row. {one.limits}"
+    scale = "" if one.full_size else " Another experiment: it confirms and refutes no row."
+    remarks = f"{said_of_order(one.cells, published)}{scale} {one.limits}"
     return [
         *_filled(f"Measured here: {one.what}"),
         "",
@@ -117,7 +120,7 @@ def _described(training: Training) -> list[str]:
         lines.append(f"parameters: {count / 1e6:.1f} M{paper}")
     lines += [line for line in (training.difference, training.note) if line]
     lines += [f"{name}: {value}" for name, value in training.settings.items()]
-    return [*lines, f"published with: {training.hardware}", "not run here at full scale"]
+    return [*lines, f"published with: {training.hardware}"]
 
 
 def words_of(training: Training) -> str:

@@ -63,9 +63,31 @@ class Training:
 
 
 class NotTrained(NamedTuple):
-    """The reason why a row is not trained here."""
+    """A row for which no model of ours is trained.
+
+    Attributes:
+        reason: what it is instead, or why it is not trained.
+        blocks: commands that make or measure it; empty if there are none.
+        is_model: whether it is a model, which has no command without ``blocks``.
+    """
 
     reason: str
+    blocks: tuple[Block, ...] = ()
+    is_model: bool = False
+
+    @property
+    def lacks_command(self) -> bool:
+        """Whether it is a model without a command."""
+        return self.is_model and not self.blocks
+
+    def label(self) -> str:
+        """The reason, with the command if it is a single one, or the remark that a model has none."""
+        if self == HEADING:
+            return ""
+        if self.lacks_command:
+            return f"no command: {self.reason}"
+        commands = [command for block in self.blocks for command in block.commands]
+        return f"{self.reason}: `{commands[0]}`" if len(commands) == 1 else self.reason
 
 
 #: A row that is a heading for the rows below it.
@@ -84,13 +106,20 @@ def trainings_of(entry: Entry) -> tuple[Training, ...]:
 def here(entry: Entry) -> str:
     """The cell of an entry in a table, as Markdown: its models, or why it is not trained."""
     if isinstance(entry, NotTrained):
-        return "" if entry is HEADING else entry.reason
+        return entry.label()
     return ", ".join(dict.fromkeys(f"`{training.model}`" for training in trainings_of(entry)))
 
 
-def blocks_of(entries: Iterable[Training]) -> list[Block]:
-    """The blocks of several trainings; shared blocks appear once, where they are first needed."""
-    return list(dict.fromkeys(block for training in entries for block in training.blocks))
+def blocks_of(entry: Entry) -> list[Block]:
+    """The blocks of an entry; those that several of its trainings share appear once, where they are first needed."""
+    if isinstance(entry, NotTrained):
+        return list(entry.blocks)
+    return list(dict.fromkeys(block for training in trainings_of(entry) for block in training.blocks))
+
+
+def script(blocks: Iterable[Block]) -> str:
+    """Blocks as one shell command: a subshell that ends at its first error, also where it is pasted into a shell."""
+    return "\n\n".join(["(set -e", *(block.printed() for block in blocks), ")"])
 
 
 def wrapped(command: str) -> str:

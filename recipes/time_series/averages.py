@@ -39,7 +39,7 @@ def tables(results: Mapping[str, Sequence[Record]]) -> list[Table]:
     """A table of accuracies after the last epoch, and one of the best epoch."""
     return [
         table("Accuracy after the last epoch", results, "last"),
-        table("Accuracy of the best epoch, chosen on the test series as in the paper", results, "best"),
+        table("Accuracy of the best epoch, chosen on the test series as by the authors' code", results, "best"),
     ]
 
 
@@ -57,7 +57,7 @@ def table(title: str, results: Mapping[str, Sequence[Record]], value: str) -> Ta
         rows.append((shown_name(name), *map(_shown, means), _average(means), _average(paper)))
     notes = [
         "per cent of the test series, means over seeds; an average where a model has all data sets",
-        "the last column is the average of the paper's best epochs over the same data sets",
+        "the last column is the average of the paper's numbers over the same data sets",
     ]
     return Table(title, ("model", *results, "average", "paper's average"), rows, notes)
 

@@ -185,7 +185,7 @@ def read(options: Series, folder: Path, known: Record) -> Record:
 
 
 def ends(accuracies: Sequence[float]) -> dict[str, float]:
-    """The last accuracy, and the best, which is chosen on the test series, as the paper does."""
+    """The last accuracy, and the best, which is chosen on the test series, as by the authors' code."""
     return {"last": accuracies[-1], "best": max(accuracies)}
 
 
@@ -295,8 +295,8 @@ def notes(options: Series, facts: Record) -> list[str]:
     """Notes below the table."""
     notes = [
         f"per cent of the test series, after {options.epochs} epochs of training; mean and deviation over seeds",
-        f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as in the paper, whose "
-        "numbers are of one run",
+        f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as by the authors' code; the "
+        "paper states no rule of selection and no number of runs",
     ]
     if options.dataset in TABLE:
         row = ", ".join(f"{model} {value}" for model, value in zip(MODELS, TABLE[options.dataset]))
@@ -310,8 +310,9 @@ def notes(options: Series, facts: Record) -> list[str]:
 def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) -> None:
     """Draw the mean accuracy by epoch, and a dot for the last and the best epoch of each seed."""
     models = by_model(records, options.models)
+    few = len(models) < 12  # the names of many need a high legend, and would overlap along the axis
     with plt.rc_context(STYLE):
-        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8 if few else 6.6), layout="constrained")
         for i, (name, model_records) in enumerate(models.items()):
             means = [
                 statistics.mean(seed_accuracies)
@@ -327,7 +328,7 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
         curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
         curves.set_title("Mean over seeds")
         legend_beside(curves)
-        dots.set_xticks(range(len(models)), models, rotation=30, ha="right")
+        dots.set_xticks(range(len(models)), models, rotation=30 if few else 90, ha="right" if few else "center")
         dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
         for axes in (curves, dots):
             axes.grid(alpha=0.25)

@@ -1,6 +1,6 @@
 """Table 6 of the Flowformer paper (Wu et al., ICML 2022): accuracy on the test series in per cent.
 
-A number is the best of all evaluations on the test series in one run.
+The paper does not say how a number was selected; the authors' code reports the best of all evaluations on these series.
 """
 
 from ..papers.tables import read_paper

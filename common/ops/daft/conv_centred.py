@@ -33,7 +33,7 @@ def attend_raster(
 ) -> Tensor:
     """An image as a whole: a depthwise convolution with exp(r) inside each window, and the sums outside of it.
 
-    (B, h, T) and (B, h, T, c) -> (B, h, T, c). Equation 9 adds the sums over all tokens and a convolution with
+    (B, h, T) and (B, h, T, c) -> (B, h, T, c). Equation 8 adds the sums over all tokens and a convolution with
     exp(r) - 1. This is equal, but the two terms cancel numerically if the window holds the largest key and r is far
     below 0.
     """

@@ -19,7 +19,7 @@ def daft_conv_reference(
 ) -> Tensor:
     """w is r inside a window and 0, or -inf if ``local_only``, outside; arguments as in ``daft_conv``. O(T² d).
 
-    Equation 7's exp(r) - 1 is not formed: for r of -50 it is -1, and the sums would cancel to nothing.
+    Equation 8's exp(r) - 1 is not formed: for r of -50 it is -1, and the sums would cancel to nothing.
     """
     heads, channels = k.shape[2], v.shape[2] // k.shape[2]
     rows = []

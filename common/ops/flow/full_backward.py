@@ -50,7 +50,7 @@ def full_backward(
         flow.conserved_outgoing > options.clamp, 0.0
     )  # no flow is negative
 
-    # Equations 6-7, then 4-5.
+    # Equations 7 and 5, then 4.
     grad_sum_k_over_outgoing = _sum_gradient(q, grad_conserved_incoming, form)  # (B, H, d)
     grad_sum_q_over_incoming = _sum_gradient(k, grad_conserved_outgoing, form)
     per_incoming, per_outgoing = 1.0 / flow.incoming, 1.0 / flow.outgoing

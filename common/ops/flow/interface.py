@@ -60,8 +60,8 @@ def flow_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """Flow-Attention of q (B, H, n, d), k (B, H, m, d), v (B, H, m, e) -> (B, H, n, e), in v's dtype.
 
-    Incoming flow I_i = phi(q_i)·Σ_j phi(k_j) and outgoing flow O_j = phi(k_j)·Σ_i phi(q_i) (Eq. 4-5), conserved
-    Î_i = phi(q_i)·Σ_j phi(k_j)/O_j and Ô_j = phi(k_j)·Σ_i phi(q_i)/I_i (Eq. 6-7), then
+    Incoming flow I_i = phi(q_i)·Σ_j phi(k_j) and outgoing flow O_j = phi(k_j)·Σ_i phi(q_i) (Eq. 4), conserved
+    Î_i = phi(q_i)·Σ_j phi(k_j)/O_j and Ô_j = phi(k_j)·Σ_i phi(q_i)/I_i (Eq. 5, 7), then
     R_i = sigmoid(Î_i) · phi(q_i)/I_i · Σ_j phi(k_j)ᵀ softmax(Ô)_j v_j (Eq. 8). Causal (Algorithm 2), every sum
     runs over j <= i and is divided by the number of real tokens up to i.
 

@@ -1,4 +1,4 @@
-"""Mixed chunk attention: quadratic inside chunks, linear across them (FLASH, ICML 2022, section 4).
+"""Mixed chunk attention: quadratic inside chunks, linear across them (FLASH, ICML 2022, section 3.2).
 
 Legend, for every file of this folder:
     B batch, H heads, n tokens, s channels of q and k, e channels of v, C tokens of a chunk, G = ceil(n / C) chunks.

@@ -1,6 +1,6 @@
 """Mixed chunk attention: quadratic inside a chunk, linear across chunks.
 
-Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 4, equations 7 and 8.
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 3.2, equations 7 and 8.
 """
 
 from torch import Tensor
@@ -46,7 +46,7 @@ def mixed_chunk_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
-    """kernel(q_quad·k_quad / C + bias) v inside each chunk of C tokens, plus q_lin·Σ k_lin vᵀ (FLASH, section 4).
+    """kernel(q_quad·k_quad / C + bias) v inside each chunk of C tokens, plus q_lin·Σ k_lin vᵀ (FLASH, section 3.2).
 
     The sum is over all real tokens, divided by their number (Eq. 7), or, causal, over the tokens of earlier chunks,
     divided by C (Eq. 8). With C = ``chunk_size`` and any n: q_quad, k_quad, q_lin and k_lin (B, n, s), v (B, n, e) ->

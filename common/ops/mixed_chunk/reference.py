@@ -28,7 +28,7 @@ def mixed_chunk_attention_reference(
     overlap: bool = False,
     chunk_summaries: bool = False,
 ) -> Tensor:
-    """FLASH, section 4, one query of one head at a time; arguments as in ``mixed_chunk_attention``.
+    """FLASH, section 3.2, one query of one head at a time; arguments as in ``mixed_chunk_attention``.
 
     O(n² (s + e)) in Python steps: for comparison only.
     """

@@ -1,6 +1,6 @@
 """The quadratic attention of the gated attention unit: single-headed, relu² in place of softmax, in blocks of rows.
 
-Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 3. relu² needs no running maximum,
+Hua, Dai, Liu, Le, *Transformer Quality in Linear Time* (FLASH), ICML 2022, section 2. relu² needs no running maximum,
 so rows are computed block by block and recomputed in the backward pass, and nothing of size n x n is kept.
 """
 
@@ -42,7 +42,7 @@ def gau_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, State]:
-    """Σ_j kernel(q_i·k_j / divisor + bias_ij) v_j, over all real j, or j <= i when causal (FLASH, section 3.2).
+    """Σ_j kernel(q_i·k_j / divisor + bias_ij) v_j, over all real j, or j <= i when causal (FLASH, section 2).
 
     q and k (B, n, s), v (B, n, e) -> (B, n, e), or with heads (B, H, n, s) and (B, H, n, e) -> (B, H, n, e); v's dtype.
     ``key_padding_mask`` and ``query_padding_mask``: bool (B, n), True = padding, on any side; positions count real

@@ -21,7 +21,7 @@ def gau_attention_reference(
     kernel: str = "relu2",
     first_softmax: bool = False,
 ) -> Tensor:
-    """FLASH, section 3.2, one query of one head at a time; arguments as in ``gau_attention``, with or without heads.
+    """FLASH, section 2, one query of one head at a time; arguments as in ``gau_attention``, with or without heads.
 
     O(n² (s + e)) in Python steps: for comparison only.
     """

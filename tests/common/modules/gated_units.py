@@ -66,7 +66,7 @@ class FlashUnit(InnerAttention):
         return self.split(out, padding_mask), state
 
     def reference(self, q, k, v, key_padding_mask=None, query_padding_mask=None) -> Tensor:
-        """Section 3 of FLASH with every matrix written out."""
+        """Section 2 of FLASH with every matrix written out."""
         unit, x, mask = self.unit, self.joined(v), key_padding_mask
         normal = F.layer_norm(x, x.shape[-1:], unit.norm.weight, unit.norm.bias)
         hidden = F.silu(normal @ unit.in_proj.weight.T + unit.in_proj.bias)

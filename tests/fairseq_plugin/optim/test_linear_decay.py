@@ -85,6 +85,23 @@ def test_what_decays_of_other_models(arch: str, arguments: list[str], decayed: s
     assert moved(build_optimizer(configuration.optimizer, list(parameters.values())), parameters) == set(parameters)
 
 
+@pytest.mark.parametrize(
+    ("arch", "arguments", "weights"),
+    [
+        ("synthesizer_lm", [], {"columns"}),
+        ("synthesizer_lm", ["--synthesizer-form", "random"], set()),
+        ("t2r_lm", [], {"map_weight"}),
+        ("hedgehog_lm", [], {"query_weight", "key_weight"}),
+    ],
+)
+def test_weights_of_linear_layers_inside_an_attention_decay(arch: str, arguments: list[str], weights: set[str]) -> None:
+    """Synthesizer's second matrix and feature maps; no table of positions and no bias."""
+    configuration = parsed("adam", *arguments, arch=arch)
+    _, parameters = trainable(configuration)
+    decayed = moved(build_optimizer(configuration.optimizer, list(parameters.values())), parameters)
+    assert {name.rpartition(".")[2] for name in decayed if ".inner." in name} == weights
+
+
 KINDS = {
     "masked": (lambda: masked_models.build_masked("flow_mlm", FLAG), "encoder.sentence_encoder.layers.0.fc1.weight"),
     "translation": (lambda: encoder_decoders.build_model("flow", FLAG), "decoder.layers.0.encoder_attn.k_proj.weight"),

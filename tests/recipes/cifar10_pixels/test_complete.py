@@ -34,6 +34,7 @@ def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
         "--arch",
         "flowformer_lm",
         *SMALL,
+        *("--activation-fn", "gelu", "--decoder-learned-pos"),  # as the rows of the paper's Table 4
         "--tokens-per-sample",
         "60",
         "--batch-size",

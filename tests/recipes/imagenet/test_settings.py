@@ -15,7 +15,7 @@ from recipes.shared.commands import ROOT
 FOLDER = ROOT / "recipes" / "imagenet"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 #: Settings that may differ between DeiT's and DAFT's files; the paper trains DAFT with DeiT's.
-OF_DAFT = {"model", "batch_size", "amp", "amp_dtype"}
+OF_DAFT = {"model", "amp", "amp_dtype"}
 
 
 def settings(name):
@@ -37,7 +37,15 @@ def test_settings(name):
     assert all(isinstance(values[key], float) for key in numbers)  # YAML reads 1e-8 as text
 
 
-@pytest.mark.parametrize(("name", "gpus", "images"), [("flowformer_hier_s", 6, 768), ("daft_conv_b_384", 8, 64)])
+@pytest.mark.parametrize(
+    ("name", "gpus", "images"),
+    [
+        ("flowformer_hier_s", 6, 768),
+        ("flowformer_deit_s", 8, 1024),
+        ("daft_conv_s", 8, 1024),
+        ("daft_conv_b_384", 8, 64),
+    ],
+)
 def test_learning_rate(name, gpus, images):
     values = settings(name)
     assert gpus * values["batch_size"] == images
@@ -48,7 +56,7 @@ def test_learning_rate(name, gpus, images):
 def test_daft_is_trained_as_deit():
     deit, small, base = (settings(name) for name in ("flowformer_deit_s", "daft_conv_s", "daft_conv_b_384"))
     assert {key for key in deit if deit[key] != small.get(key)} == OF_DAFT
-    assert {key for key in deit if deit[key] != base.get(key)} == OF_DAFT | {"epochs", "crop_pct"}
+    assert {key for key in deit if deit[key] != base.get(key)} == OF_DAFT | {"batch_size", "epochs", "crop_pct"}
     assert (small["epochs"], base["epochs"]) == (300, 100)
 
 

@@ -1,8 +1,10 @@
 """Every row builds on the meta device with the published number of parameters; its commands are valid."""
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import fairseq_plugin  # noqa: F401  registers the architectures
 from recipes.papers.building import count_parameters
 from recipes.papers.entries import command_of, entries_of
 from recipes.papers.tables import PAPERS, read_paper
-from recipes.papers.trainings import Block, blocks_of, trainings_of, wrapped
+from recipes.papers.trainings import Block, NotTrained, blocks_of, here, script, trainings_of, wrapped
 
 ROOT = Path(__file__).parents[3]
 TABLES = [(paper, number) for paper in PAPERS for number in read_paper(paper).tables]
@@ -28,7 +30,15 @@ TIMM = {
     *("--device-modules", "--config", "--data-dir", "--model", "--model-kwargs", "--output", "--experiment"),
     *("--split", "--checkpoint", "--pretrained", "--crop-pct", "--interpolation", "--epochs", "--initial-checkpoint"),
     *("--kd-model-name", "--kd-distill-type", "--kd-token-distill-type", "--task-loss-weight"),
+    *("--batch-size", "--opt", "--lr", "--weight-decay", "--sched", "--decay-epochs", "--warmup-epochs", "--smoothing"),
 }
+#: Rows of models for which there is no command.
+WITHOUT_COMMAND = {"ViT-BASE (2021)", "ViT-LARGE (2021)", "SOFT (2021)", "PixelCNN", "PixelSNAIL"}
+#: Notes its command line in a file; fails if that contains a text.
+PROGRAM = """#!/bin/sh
+echo "${0##*/} $*" >> "$CALLS"
+case "${0##*/} $*" in *"$FAILING"*) exit 3;; esac
+"""
 
 
 def trainings(paper: str, number: str) -> list:
@@ -57,7 +67,8 @@ def test_every_row_builds_with_the_published_number_of_parameters(paper, number)
 
 def known_module(words: list[str]) -> None:
     """Assert that the parser of ``python -m recipes.NAME ARGUMENTS`` accepts these arguments."""
-    module = importlib.import_module(words[2])
+    package = ROOT.joinpath(*words[2].split(".")).is_dir()
+    module = importlib.import_module(f"{words[2]}.__main__" if package else words[2])
     if hasattr(module, "EXPERIMENT"):
         module.EXPERIMENT.parser().parse_args(words[3:])
     elif hasattr(module, "parser"):
@@ -101,8 +112,8 @@ seen = set()
 @pytest.mark.parametrize("paper, number", TABLES)
 def test_every_command_is_taken_by_its_program(paper, number):
     """Takes half a minute: fairseq parses options slowly."""
-    for _, training in trainings(paper, number):
-        for words in training.commands():
+    for entry in entries_of(paper)[number].values():
+        for words in (words for block in blocks_of(entry) for words in block.first()):
             if tuple(words) not in seen:
                 seen.add(tuple(words))
                 known(words)
@@ -120,6 +131,62 @@ def test_a_picture_across_runs_takes_no_run_that_belongs_elsewhere():
     """Runs of tables differ in epochs and in more than the window; the command would refuse or mix them."""
     across = [command for number in ("2", "7") if "--across" in (command := command_of("daft", number))]
     assert len(across) == 2 and not any("output/train" in command for command in across)
+
+
+class Shell:
+    """A bash in which the programs of all commands only note that they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls, self.path = folder / "calls", folder / "bin"
+        self.path.mkdir()
+        for name in ("python", "torchrun", *PARSERS):
+            (self.path / name).write_text(PROGRAM)
+            (self.path / name).chmod(0o755)
+
+    def run(self, text: str, failing: str, *options: str) -> tuple[list[str], str]:
+        """Type ``text``; commands with ``failing`` in them fail. Returns the calls, and what the shell printed."""
+        self.calls.write_text("")
+        variables = {"PATH": f"{self.path}{os.pathsep}{os.defpath}", "CALLS": str(self.calls), "FAILING": failing}
+        bash = subprocess.run(
+            ["bash", "--norc", *options],
+            input=text,
+            env=variables,
+            capture_output=True,
+            text=True,
+            start_new_session=True,  # without a terminal, which an interactive shell would wait for in the background
+        )
+        return self.calls.read_text().splitlines(), bash.stdout
+
+
+def test_every_row_has_a_script_that_stops_at_its_first_error_or_says_why_not(tmp_path):
+    """Takes two seconds: bash is started for each of the scripts."""
+    shell, scripts, without = Shell(tmp_path), {}, set()
+    for paper, number in TABLES:
+        for name, entry in entries_of(paper)[number].items():
+            if blocks_of(entry):
+                scripts[script(blocks_of(entry))] = f"Table {number} of {paper}, {name}"
+                continue
+            assert isinstance(entry, NotTrained) and entry.reason, f"Table {number} of {paper}, {name}"
+            if here(entry).startswith("no command: "):
+                without.add(name)
+    assert without == WITHOUT_COMMAND and len(scripts) > 100
+    for text, row in scripts.items():
+        calls, _ = shell.run(text, failing="")
+        assert len(calls) == 1, row
+
+
+@pytest.mark.parametrize("options", [(), ("-i",)])
+def test_a_script_whose_command_fails_runs_no_further_one(tmp_path, options):
+    """Also where it is pasted into an interactive shell, which goes on and knows the status."""
+    shell, entry = Shell(tmp_path), entries_of("flash")["4"]["FLASH, head size = 512"]
+    text = script(blocks_of(entry)) + "\necho status $?\n"
+    calls, printed = shell.run(text, "--task masked_lm", *options)
+    assert [call.split()[0] for call in calls] == ["python", "python", "fairseq-train"]
+    assert "status 3" in printed
+    calls, printed = shell.run(text, "--lr 3e-05", *options)
+    assert len(calls) == 5 and "--lr 3e-05" in calls[-1] and "status 3" in printed
+    calls, printed = shell.run(text, "of no command", *options)
+    assert len(calls) == 8 and "answers.json" in calls[-1] and "status 0" in printed
 
 
 def test_a_loop_is_printed_and_filled_in():
@@ -144,8 +211,8 @@ def test_a_long_command_is_wrapped_and_stays_the_same():
 
 def test_what_trainings_share_is_typed_once():
     first, second = (entries_of("flowformer")["4"][row] for row in ("FLOWFORMER", "COSFORMER (2022)"))
-    titles = [block.title for block in blocks_of([first, second])]
-    assert titles.count("data") == 1 and len(titles) == 3
+    titles = [block.title for block in blocks_of((first, second))]
+    assert titles.count("data") == 1 and len(titles) == 5  # the two forms of both rows
 
 
 def test_a_model_that_is_not_there_is_named():

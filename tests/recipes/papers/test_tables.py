@@ -75,6 +75,8 @@ def test_values_are_as_printed():
     assert daft.tables["2"].cell("DAFT-conv, Heads 384, Epochs 200", "Top1") == "80.1"
     assert flowformer.tables["7"].cell("HOPPER, MEDIUM-REPLAY", "FLOWFORMER") == "75.5±14.5"
     assert any("786" in note for note in flowformer.tables["8"].contradictions)
+    assert any("fairseq 0.10" in note for note in flowformer.tables["4"].contradictions)
+    assert any("without distillation" in note for note in flowformer.tables["5"].contradictions)
     with pytest.raises(KeyError, match="TOP-2"):
         flowformer.tables["5"].cell("FLOWFORMER", "TOP-2")
 
