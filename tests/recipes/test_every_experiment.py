@@ -175,7 +175,7 @@ CASES = {
             "| lolcats*3,softmax | 2.00 | 3.00 | 4.00 | 5.00 | 1 |",
             "| teacher | 100 | 100 | 1 |",
             "| flow, untrained | 50 ± 0 | 50 ± 0 | 2 |",
-            "| flow, trained | 7.39 ± 0.00 | 7.39 ± 0.00 | - | - | +0 % | 2 |",
+            "| flow, trained | - | 7.39 ± 0.00 | 7.39 ± 0.00 | - | - | +0 % | 2 |",
             "the first 4 tokens of the sequence, the sinks",
         ),
         others=(TEACHER_AND_WINDOWED[0] | {"reach": {"teacher": ALL}}, TEACHER_AND_WINDOWED[1]),
