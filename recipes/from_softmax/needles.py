@@ -1,7 +1,7 @@
-"""Needles in a text: a marker and symbols after it, which the same marker asks for again later.
+"""Needles in a text: a marker and a symbol after it, which the same marker asks for again later.
 
-A needle is in the text's own symbols: the marker is the rarest of them, and the symbols after it are drawn from the
-next rarest. A text that is learned from can have needles, and a needle is what ``reach`` looks for.
+A needle is in the text's own symbols: the marker is the rarest of them, and the symbol after it is drawn from the next
+rarest. A text that is learned from can have needles, and a needle is what ``reach`` looks for.
 """
 
 import shutil
@@ -20,11 +20,11 @@ from ..long_contexts.positions import read_stream
 from ..shared.indexed_files import write_split
 
 #: Symbols of a needle after its marker.
-ANSWER = 4
+ANSWER = 1
 #: Tokens of a needle.
 SIZE = ANSWER + 1
 #: How many symbols these are drawn from, if the text has that many.
-_SYMBOLS = 16
+_SYMBOLS = 8
 
 
 class Symbols(NamedTuple):

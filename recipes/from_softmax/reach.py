@@ -15,7 +15,7 @@ from . import needles
 from .forms import Form
 
 #: Needles that are looked for at each distance.
-_TRIALS = 32
+_TRIALS = 64
 
 
 class Reach(NamedTuple):
