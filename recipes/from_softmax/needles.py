@@ -24,7 +24,7 @@ ANSWER = 1
 #: Tokens of a needle.
 SIZE = ANSWER + 1
 #: How many symbols these are drawn from, if the text has that many.
-_SYMBOLS = 8
+CHOICE = 8
 
 
 class Symbols(NamedTuple):
@@ -48,7 +48,7 @@ def symbols_of(dictionary: Dictionary) -> Symbols:
     rarest = [-i for _, i in sorted(counts)]
     if len(rarest) < 3:
         raise ValueError(f"the text has {len(rarest)} different symbols; allowed for needles: at least 3")
-    return Symbols(rarest[0], np.array(rarest[1 : 1 + _SYMBOLS]))
+    return Symbols(rarest[0], np.array(rarest[1 : 1 + CHOICE]))
 
 
 def mixed(text: np.ndarray, length: int, copies: int, symbols: Symbols, seed: int) -> Iterator[np.ndarray]:

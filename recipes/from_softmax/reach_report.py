@@ -14,7 +14,7 @@ from ..shared.comparison import MODEL, SEEDS, Column, Results, of_model, table
 from ..shared.experiment import Record
 from ..shared.plots import legend_beside, logarithmic, style_of
 from ..shared.tables import Table, spread
-from .needles import ANSWER, SIZE
+from .needles import CHOICE
 from .stages import DISTILLED, EXCHANGED, TEACHER
 
 #: Stages that are measured -> what a row of the stage is called after the name of the model.
@@ -108,10 +108,10 @@ def _found(place: int) -> Callable[[Sequence[Record]], str]:
 def _needle_notes(options: Any, facts: Record) -> list[str]:
     learned = f"{options.needles} copies of a needle of its own" if options.needles else "no needle"
     return [
-        f"per cent of the symbols of a needle that the model writes after its marker, by the number of tokens from one "
-        f"marker to the other, in sequences of {options.tokens_per_sample:,} tokens of the test text; a needle is the "
-        f"rarest symbol of the text, the marker, and {ANSWER} of the next rarest, {SIZE} tokens; every sequence of the "
-        f"trainings has {learned}",
+        "per cent of needles that are found, by the number of tokens from one marker to the other, in sequences of "
+        f"{options.tokens_per_sample:,} tokens of the test text; a needle is a marker, the rarest symbol of the text, "
+        f"and one of the {CHOICE} next rarest, which the model must write after the second marker: guessing finds "
+        f"{100 / CHOICE:.1f}; every sequence of the trainings has {learned}",
         "untrained: the teacher's weights under another attention; trained: after stage 2",
     ]
 
