@@ -39,6 +39,7 @@ LAST = Path("checkpoints") / "checkpoint_last.pt"
 _LOSSES, _EXCHANGED, _PARTS = "losses.json", "exchanged.json", "parts.json"
 #: How far back the checkpoint reads, and the one at the start of stage 1.
 _REACH, _EXCHANGED_REACH = "reach.json", "exchanged_reach.json"
+_BY_POSITION = "perplexity by position; thin: untrained"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +286,7 @@ EXPERIMENT = experiment(
         teacher_notes=teacher_notes,
         notes=notes,
         tables=reach_tables,
-        panels=(Panel("needles found, %", draw_found), Panel("perplexity by position", draw_lengths)),
+        panels=(Panel("needles found, %; thin: untrained", draw_found), Panel(_BY_POSITION, draw_lengths)),
     ),
     command=COMMAND,
     about=__doc__.splitlines()[0],

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from ..long_contexts.lengths_report import change_column, curve, length_columns
 from ..shared.comparison import MODEL, SEEDS, Column, Results, of_model, table
 from ..shared.experiment import Record
-from ..shared.plots import legend_beside, logarithmic, style_of
+from ..shared.plots import STEPS, legend_beside, logarithmic, style_of
 from ..shared.tables import Table, spread
 from .needles import CHOICE
 from .stages import DISTILLED, EXCHANGED, TEACHER
@@ -64,7 +65,7 @@ def draw_found(axes: Axes, options: Any, facts: Record, forms: dict[str, Sequenc
         return list(zip(facts["distances"], means))
 
     _draw_lines(axes, forms, teachers, points)
-    axes.set_xlabel("tokens between the needle and the question")
+    axes.set_xlabel("tokens from one marker to the other")
     axes.set_ylim(-3, 103)
 
 
@@ -80,8 +81,9 @@ def draw_lengths(
     length = options.tokens_per_sample
     ends = [length >> 3, *(length << i for i in range(options.times.bit_length()))]
     logarithmic(axes, [end for end in ends if end <= options.longest])
+    axes.yaxis.set_major_locator(LogLocator(subs=STEPS))
     axes.axvline(length, color="0.4", linestyle=":", linewidth=1)
-    axes.set_xlabel(f"tokens of the window before, up to; dotted: the length of training, {length:,}")
+    axes.set_xlabel(f"tokens before, up to; dotted: the length of training, {length:,}")
 
 
 def _draw_lines(axes: Axes, forms: dict[str, Sequence[Record]], teachers: Sequence, points: Callable) -> None:

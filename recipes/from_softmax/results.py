@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ..shared.comparison import MODEL, SEEDS, Column, Results, by_model, of_model, table
 from ..shared.experiment import PARAMETERS, Experiment, Record
-from ..shared.plots import STYLE, legend_beside, save, style_of
+from ..shared.plots import STEPS, STYLE, legend_beside, save, style_of
 from ..shared.tables import MISSING, Table, spread
 from .parts import PARTS
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages
@@ -184,10 +185,11 @@ def _draw(measure: Measure, options: Stages, facts: Record, records: Records, pa
     with plt.rc_context(STYLE):
         size = {"figsize": (6.5 * columns, 4.8 * len(panels)), "layout": "constrained"}
         figure, grid = plt.subplots(len(panels), columns, sharey="row", squeeze=False, **size)
-        for row, panel in zip(grid, panels):
+        for place, (row, panel) in enumerate(zip(grid, panels)):
             for axes, (title, side_records) in zip(row, sides.items()):
                 panel.draw(axes, options, facts, side_records, teachers)
-                axes.set_title(title)
+                if place == 0:
+                    axes.set_title(title)
             row[0].set_ylabel(panel.label)
         save(figure, path, dpi=130)
 
@@ -210,7 +212,8 @@ def _draw_stages(
             axes.plot(len(_WORDS) - 1, scratch, marker=style.marker, color=style.colour)
     axes.set_xticks(range(len(_WORDS)), list(_WORDS.values()))
     axes.set_yscale("log")
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=STEPS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.25, which="both", axis="y")
     legend_beside(axes)
