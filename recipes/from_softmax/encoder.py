@@ -232,6 +232,7 @@ def draw(options: EncoderConversion, facts: Record, records: Sequence[Record], p
                 axes.plot(range(len(means)), means, marker=style.marker, label=name, **style.line)
             axes.set_xticks(range(len(_STAGES)), list(_STAGES.values()))
             axes.set_ylabel(label)
+            axes.set_ylim(bottom=0.0)
             axes.grid(alpha=0.25, axis="y")
         legend_beside(panels[1])
         save(figure, path, dpi=130)
