@@ -58,6 +58,8 @@ recipes.flash.compare --file {file} --out new
 recipes.flash.prepare c4 --file {missing} --out new
 recipes.flash.widths {folder} --archs flash_lm
 recipes.from_softmax.compare --file {file} --out new
+recipes.from_softmax.encoder --folder {folder} --file text.txt --out new
+recipes.from_softmax.encoder --folder . --file {file} --out new
 recipes.from_softmax.images --cifar10 {format} --out new
 recipes.imagenet.get_timm_scripts --from {folder} --out new
 recipes.imagenet.get_timm_scripts --out {text}
@@ -121,6 +123,7 @@ RATES = [
         for prefix in ("", "transfer-", "distillation-")
     ),
     *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "translation", "wikitext103")),
+    *(("recipes.from_softmax.encoder", f"{prefix}lr") for prefix in ("transfer-", "distillation-")),
     ("recipes.wikitext103.recall", "lr"),
 ]
 #: Command lines with another error, and the word that the message contains.

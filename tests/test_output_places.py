@@ -49,6 +49,7 @@ COMMANDS = {
     "recipes.flash.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
     "recipes.from_softmax.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.from_softmax.encoder": Case(FOLDER, "--out", f"--folder . --file {SOURCE}"),
     "recipes.from_softmax.images": Case(FOLDER, "--out", "--quick"),
     "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", "--from ."),
     "recipes.imagenet.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE} --image nowhere"),

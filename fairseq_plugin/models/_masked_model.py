@@ -33,6 +33,7 @@ from ._options import (
     errors_with_options,
     flag_of,
     offloading_field,
+    option,
 )
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
@@ -54,6 +55,7 @@ class MaskedOptions(TrainedOptions, DecayOptions):
 
     encoder_learned_pos: bool = option_field(False, "use learned positional embeddings in the encoder")
     lineartime_post_norm: bool = option_field(False, "LayerNorm after each block, as in fairseq's roberta")
+    lineartime_norm_eps: float = option_field(1e-5, "what each LayerNorm adds to the variance; BERT's is 1e-12")
     checkpoint_activations: bool = checkpointing_field()
     offload_activations: bool = offloading_field()
 
@@ -133,6 +135,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
         _check_activation(args, encoder.sentence_encoder.layers)
         _check_pruning(args, encoder.sentence_encoder.layers)
         _check_post_norm(args, encoder.sentence_encoder.layers)
+        _set_norm_eps(args, encoder)
         model = cls(args, encoder)
         model.mark_decay(args)
         train_only_chosen(model, args)
@@ -181,6 +184,20 @@ def _check_post_norm(args, layers: nn.ModuleList) -> None:
     """Raise ValueError for post-norm if a layer only supports pre-norm."""
     if not args.encoder_normalize_before and not all(hasattr(x, "normalize_before") for x in layers.children()):
         raise ValueError("--lineartime-post-norm is given; allowed for gated attention units: not given")
+
+
+def _set_norm_eps(args, encoder: nn.Module) -> None:
+    """Let the LayerNorms of ``encoder`` add ``--lineartime-norm-eps``; by default they stay as they are built.
+
+    Raises:
+        ValueError: the number is not above 0 and below 1.
+    """
+    eps = option(args, MaskedOptions, "lineartime_norm_eps")
+    if not 0.0 < eps < 1.0:
+        raise ValueError(f"--lineartime-norm-eps is {eps}; allowed: above 0 and below 1")
+    for module in encoder.modules() if eps != MaskedOptions.lineartime_norm_eps else ():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = eps
 
 
 def _check_pruning(args, layers: nn.ModuleList) -> None:

@@ -19,17 +19,27 @@ from fairseq_plugin.convert import convert
 from ..shared.comparison import PlannedTraining, Results, read_complete, train_and_read
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
-from ..shared.language_models import WHOLE, LanguageModels, prepare
+from ..shared.language_models import LIMIT_HELP, WHOLE, LanguageModels, prepare
+from ..shared.scripts import positive_int
 from ..shared.trainings import Training, TrainingResult, read_parameters
 from ..shared.working_folder import atomic_write
-from .measuring import changed_parameters, losses, losses_of_parts
-from .results import TEST, Measure, experiment, with_shares
+from .measuring import changed_parameters, load, losses, losses_of_parts
+from .needles import check_copies, distances, write_mixed
+from .reach import Contexts, Reach, measure, overrides, read_contexts
+from .reach_report import draw_found, draw_lengths, reach_tables
+from .results import TEST, Measure, Panel, experiment, with_shares
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages, folder_name
 
+COMMAND = "recipes.from_softmax.compare"
+#: The folder of the text with needles.
+MIXED = "needles-bin"
 #: The checkpoint that a training leaves.
 LAST = Path("checkpoints") / "checkpoint_last.pt"
 #: Files in the folder of a training: the losses of its checkpoint, at the start of stage 1, of parts after stage 2.
 _LOSSES, _EXCHANGED, _PARTS = "losses.json", "exchanged.json", "parts.json"
+#: How far back the checkpoint reads, and the one at the start of stage 1.
+_REACH, _EXCHANGED_REACH = "reach.json", "exchanged_reach.json"
+_BY_POSITION = "perplexity by position; thin: untrained"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +49,17 @@ class Conversion(Stages, LanguageModels):
     #: Checkpoints during a training. An interruption costs at most the updates between two of them.
     most_evaluations: ClassVar[int] = 4
 
+    # With --quick too the test text is longer than the windows.
+    limit: int | None = option(None, LIMIT_HELP, quick=1_000, setting=False, type=positive_int, metavar="LINES")
     layers: int = option(4)
     updates: int = option(2_000, "of the teacher (%(default)s)", quick=20)
+    needles: int = option(
+        0,
+        "copies of a needle in each sequence of all trainings, at least 2, so that models can learn to find needles; "
+        "default: none",
+    )
+    times: int = option(8, "windows for perplexity by position, in training lengths (%(default)s)", quick=2)
+    windows: int = option(48, "of the test text, at most (%(default)s)")
     window_dropout: float = option(
         0.5, "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)", type=float
     )
@@ -48,7 +67,14 @@ class Conversion(Stages, LanguageModels):
     def completed(self) -> "Conversion":
         """The options; ValueError if a number or a form is invalid."""
         self.check(self.updates, "--updates")
+        if self.needles:
+            check_copies(self.needles, self.tokens_per_sample)
         return self
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the windows in which perplexity is measured by position."""
+        return self.times * self.tokens_per_sample
 
     def planned(self, stage: str, name: str, seed: int, data: Path, runs: Path) -> PlannedTraining:
         """The training of the teacher, or of a form in a stage or from scratch; ``runs`` has the folders of all."""
@@ -79,16 +105,7 @@ class Conversion(Stages, LanguageModels):
         """The architecture of the teacher, or of a form with its options."""
         if name == TEACHER:
             return ["--arch", "transformer_lm", "--decoder-normalize-before"]
-        arguments: list[object] = ["--arch", "hybrid_lm"]
-        for option_name, value in self.overrides(name).items():
-            arguments += ["--" + option_name.replace("_", "-"), value]
-        return arguments
-
-    def overrides(self, name: str) -> dict[str, object]:
-        """The options of the model of a form, as ``--model-overrides`` accepts them."""
-        form = self.form(name)
-        options = {f"{kind}_{key}": x for kind, values in form.options.items() for key, x in values.items()}
-        return {"lineartime_layers": form.pattern, **options}
+        return ["--arch", "hybrid_lm", *self.form(name).arguments()]
 
 
 def start_path(runs: Path, name: str, seed: int) -> Path:
@@ -101,6 +118,8 @@ class Trainings:
 
     def __init__(self, options: Conversion, data: Data) -> None:
         self.options, self.data, self.runs = options, data.folder, options.out / "runs"
+        self.learned_from = options.out / MIXED if options.needles else data.folder
+        self.contexts = _contexts(options, data.folder)
         self._complete: dict[tuple[str, int], dict[str, Record]] = {}  # by model and seed, then by stage
         self._failed: dict[str, str] = {}
         self._missing, self._interrupted = 0, False
@@ -112,8 +131,9 @@ class Trainings:
             if self._train(TEACHER, [TEACHER], seed):
                 transferred = self._train(TRANSFERRED, self.options.models, seed)
                 self._train(DISTILLED, transferred, seed)
-                self._train(SCRATCH, self.options.models, seed)
-        teachers = {seed: self._complete[TEACHER, seed][TEACHER] for seed in seeds if (TEACHER, seed) in self._complete}
+                if not self.options.no_scratch:
+                    self._train(SCRATCH, self.options.models, seed)
+        teachers = {seed: self._teacher(seed) for seed in seeds if (TEACHER, seed) in self._complete}
         forms = [(name, seed) for name in self.options.models for seed in teachers if (name, seed) in self._complete]
         records = [self._record(name, seed, teachers[seed]["losses"]) for name, seed in forms]
         return Results([*teachers.values(), *records], self._failed, self._missing, self._interrupted)
@@ -123,7 +143,7 @@ class Trainings:
         if stage == TRANSFERRED and not self._interrupted:
             for name in names:
                 self._exchange(name, seed)
-        planned = [self.options.planned(stage, name, seed, self.data, self.runs) for name in names]
+        planned = [self.options.planned(stage, name, seed, self.learned_from, self.runs) for name in names]
         if self._interrupted:
             complete = read_complete(planned, self.runs, self._read)
             compared = Results(complete, {}, len(planned) - len(complete), True)
@@ -151,22 +171,42 @@ class Trainings:
         path = start_path(self.runs, name, seed)
         if not path.exists():
             teacher = self._folder(TEACHER, TEACHER, seed) / LAST
-            converted, _ = convert(teacher, "hybrid_lm", self.options.overrides(name))
+            converted, _ = convert(teacher, "hybrid_lm", self.options.form(name).overrides())
             with atomic_write(path) as part:
                 tensor_files.save(converted, part)
+
+    def _teacher(self, seed: int) -> Record:
+        """The record of the teacher of a seed."""
+        folder = self._folder(TEACHER, TEACHER, seed)
+        return self._complete[TEACHER, seed][TEACHER] | {
+            "reach": {TEACHER: self._reach(folder / LAST, folder / _REACH, None)}
+        }
+
+    def _reach(self, checkpoint: Path, stored: Path, name: str | None) -> Record:
+        """How far back a checkpoint of the form ``name``, None for the teacher, reads; measured once and stored."""
+        form = None if name is None else self.options.form(name)
+
+        def measured_now() -> Record:
+            model, _ = load(checkpoint, self.data, **overrides(form, self.contexts))
+            return measure(model, form, self.contexts, stored.parent.name)._asdict()
+
+        return measured(stored, measured_now, Reach).as_record()
 
     def _record(self, name: str, seed: int, teacher: dict[str, float]) -> Record:
         """The record of a form for a seed, if at least one of its stages is trained."""
         stages = self._complete[name, seed]
         losses_of_stages = {stage: training["losses"] for stage, training in stages.items()}
-        learned, parts = 0, {}
+        learned, parts, reach = 0, {}, {}
         if TRANSFERRED in stages:
             start, first = start_path(self.runs, name, seed), self._folder(name, TRANSFERRED, seed)
             exchanged = measured(first / _EXCHANGED, lambda: losses(start, self.data), dict[str, float])
             losses_of_stages[EXCHANGED] = exchanged
+            reach[EXCHANGED] = self._reach(start, first / _EXCHANGED_REACH, name)
             learned = changed_parameters(start, first / LAST)
+        second = self._folder(name, DISTILLED, seed)
+        if DISTILLED in stages:
+            reach[DISTILLED] = self._reach(second / LAST, second / _REACH, name)
         if DISTILLED in stages and self.options.form(name).windowed:
-            second = self._folder(name, DISTILLED, seed)
             kind = dict[str, dict[str, float]]
             parts = measured(second / _PARTS, lambda: losses_of_parts(second / LAST, self.data), kind)
         record = {
@@ -177,6 +217,7 @@ class Trainings:
             "teacher": teacher,
             "losses": losses_of_stages,
             "parts": parts,
+            "reach": reach,
             "seconds": {stage: training["seconds"] for stage, training in stages.items()},
             "commands": {stage: training["command"] for stage, training in stages.items()},
         }
@@ -184,6 +225,25 @@ class Trainings:
 
     def _folder(self, name: str, stage: str, seed: int) -> Path:
         return self.runs / folder_name(name, stage, seed)
+
+
+def _contexts(options: Conversion, data: Path) -> Contexts:
+    return read_contexts(data, options.tokens_per_sample, options.longest, options.windows)
+
+
+def prepare_text(options: Conversion) -> Data:
+    """The text in tokens, as ``language_models.prepare`` makes it, and with ``--needles`` a copy that has some.
+
+    The facts also have the ``distances`` of needles and the number of ``windows``.
+
+    Raises:
+        ValueError: see ``prepare``, or the test text is too short for the windows.
+    """
+    data, length = prepare(options), options.tokens_per_sample
+    if options.needles:
+        write_mixed(data.folder, options.out / MIXED, length, options.needles, COMMAND)
+    windows = len(_contexts(options, data.folder).windows)
+    return Data(data.folder, {**data.facts, "distances": distances(length), "windows": windows})
 
 
 def teacher_notes(options: Conversion, facts: Record) -> list[str]:
@@ -211,8 +271,7 @@ def notes(options: Conversion, facts: Record) -> list[str]:
         "won back: (exchanged - converted) / (exchanged - teacher) in log perplexity; from scratch, %: the same of the "
         "model that is trained from scratch",
         "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"lolcats: a softmax window of {options.window} tokens, which weighs {options.window_weight:g} at first, and "
-        f"--transfer-window-dropout {options.window_dropout:g} in stage 1; lolcats_relu is lolcats with relu maps",
+        f"{options.window_note()}; lolcats with --transfer-window-dropout {options.window_dropout:g} in stage 1",
         "seconds of fairseq-train, both stages, the teacher's forward passes included: on one thread of this machine, "
         "with whatever else it did",
     ]
@@ -226,13 +285,15 @@ EXPERIMENT = experiment(
         whole=lambda options: f"{options.updates:,} updates",
         teacher_notes=teacher_notes,
         notes=notes,
+        tables=reach_tables,
+        panels=(Panel("needles found, %; thin: untrained", draw_found), Panel(_BY_POSITION, draw_lengths)),
     ),
-    command="recipes.from_softmax.compare",
+    command=COMMAND,
     about=__doc__.splitlines()[0],
     options=Conversion,
-    prepare=prepare,
+    prepare=prepare_text,
     train=lambda options, data: Trainings(options, data).run(),
-    whole=WHOLE,
+    whole={**WHOLE, MIXED: COMMAND},
 )
 main = EXPERIMENT.main
 

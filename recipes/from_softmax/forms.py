@@ -11,6 +11,7 @@ from common.ops.shared.checks import ArgumentError
 _NAMES: dict[str, tuple[str, dict[str, str]]] = {
     **{name: (name, {}) for name in ("flow", "linear", "cosformer", "favor", "t2r", "hedgehog", "lolcats", "softmax")},
     "lolcats_relu": ("lolcats", {"feature_map": "relu"}),
+    **{name: (name, {}) for name in ("local", "longformer")},
 }
 _SOFTMAX, _WINDOWED = "softmax", "lolcats"
 #: Initial weight of lolcats' window.
@@ -18,6 +19,21 @@ WINDOW_WEIGHT = LolcatsOptions.window_weight
 #: Every form in all layers, and with softmax in one layer of four.
 PLAIN = [name for name in _NAMES if name != _SOFTMAX]
 DEFAULT = [*PLAIN, *(f"{name}*3,{_SOFTMAX}" for name in PLAIN)]
+
+
+class Windows(NamedTuple):
+    """The sizes of the forms that have a softmax window."""
+
+    window: int  # tokens
+    weight: float = WINDOW_WEIGHT  # of lolcats' window, at first
+    sinks: int = 4  # first tokens that longformer sees beside its window
+
+    def options(self, kind: str) -> dict[str, object]:
+        """The options of the mechanism ``kind`` that are sizes; empty for one without a window."""
+        if kind == _WINDOWED:
+            return {"window": self.window, "window_weight": self.weight}
+        sinks = {"global_tokens": self.sinks} if kind == "longformer" else {}
+        return {"window": self.window, **sinks} if kind in ("local", "longformer") else {}
 
 
 class Form(NamedTuple):
@@ -31,6 +47,16 @@ class Form(NamedTuple):
     def own_options(self) -> dict[str, object]:
         """The options of all mechanisms together, for timm's models, where each mechanism picks its own."""
         return {option: value for values in self.options.values() for option, value in values.items()}
+
+    def overrides(self) -> dict[str, object]:
+        """The options of a stack of fairseq with this form, as ``--model-overrides`` accepts them."""
+        options = {f"{kind}_{key}": x for kind, values in self.options.items() for key, x in values.items()}
+        return {"lineartime_layers": self.pattern, **options}
+
+    def arguments(self) -> list[object]:
+        """``overrides`` as arguments of fairseq-train."""
+        pairs = ((f"--{name.replace('_', '-')}", value) for name, value in self.overrides().items())
+        return [word for pair in pairs for word in pair]
 
     @property
     def softmax_layers(self) -> list[int]:
@@ -48,10 +74,8 @@ class Form(NamedTuple):
         return all(kind in ("t2r", "hedgehog", _WINDOWED) for kind in self.kinds if kind != _SOFTMAX)
 
 
-def form(name: str, layers: int, window: int, window_weight: float = WINDOW_WEIGHT) -> Form:
+def form(name: str, layers: int, windows: Windows) -> Form:
     """The form called ``name``, NAME or a pattern such as "flow*3,softmax", in a model with this number of ``layers``.
-
-    ``window`` is the size of the window in layers that have one, and ``window_weight`` its initial weight.
 
     Raises:
         ValueError: a name that is not known, a pattern that does not fit, softmax attention alone, two forms of the
@@ -67,8 +91,8 @@ def form(name: str, layers: int, window: int, window_weight: float = WINDOW_WEIG
     options: dict[str, dict[str, object]] = {}
     for form_name in dict.fromkeys(names):
         kind, values = _NAMES[form_name]
+        values = values | windows.options(kind)
         if kind == _WINDOWED:
-            values = values | {"window": window, "window_weight": window_weight}
             _check(values)
         if options.setdefault(kind, values) != values:
             raise ValueError(f"--models has {name!r}, with two forms of {kind}; allowed: one in a model")

@@ -55,6 +55,8 @@ class ImageConversion(Stages):
     layers: int = option(4)
     heads: int = option(4)
     jobs: int = 1
+    # The class token alone sees all, and is seen by all.
+    sinks: int = option(1, "first tokens that longformer sees beside its window (%(default)s)")
 
     @property
     def images(self) -> str:
@@ -140,9 +142,10 @@ class Conversions:
         for part in PARTS if form.windowed else ():
             with attending(student, part):
                 parts[part] = losses(student, self.images)
-        scratch = exchange(self._new(seed), form)
-        seconds[SCRATCH] = self._train(SCRATCH, _classification(scratch), seed, name)
-        stage_losses[SCRATCH] = losses(scratch, self.images)
+        if not self.options.no_scratch:
+            scratch = exchange(self._new(seed), form)
+            seconds[SCRATCH] = self._train(SCRATCH, _classification(scratch), seed, name)
+            stage_losses[SCRATCH] = losses(scratch, self.images)
         return Made(_count(student), learned, stage_losses, parts, seconds)._asdict()
 
     def _distillation(self, student: nn.Module, teacher: nn.Module) -> LogitDistillationTask:
@@ -228,8 +231,7 @@ def notes(options: ImageConversion, facts: Record) -> list[str]:
         "won back: (exchanged - converted) / (exchanged - teacher), of errors; from scratch, %: the same of the model "
         "that is trained from scratch",
         "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"lolcats has a softmax window of {options.window} tokens, which weighs {options.window_weight:g} at first; "
-        "lolcats_relu is lolcats with relu maps",
+        options.window_note(),
     ]
 
 

@@ -25,12 +25,12 @@ def losses(checkpoint: Path, data: Path) -> dict[str, float]:
 
     It is what fairseq-eval-lm computes, in blocks of the training's length. ``data`` is the data-bin folder.
     """
-    return _losses(*_load(checkpoint, data))
+    return _losses(*load(checkpoint, data))
 
 
 def losses_of_parts(checkpoint: Path, data: Path) -> dict[str, dict[str, float]]:
     """``losses`` for each of ``PARTS``, used in place of the model's attentions with a window."""
-    model, task = _load(checkpoint, data)
+    model, task = load(checkpoint, data)
     losses_by_part = {}
     for part in PARTS:
         with attending(model, part):
@@ -44,8 +44,10 @@ def changed_parameters(before: Path, after: Path) -> int:
     return sum(x.numel() for name, x in new.items() if name not in old or not torch.equal(x, old[name]))
 
 
-def _load(checkpoint: Path, data: Path) -> tuple[nn.Module, Any]:
-    models, _, task = load_model_ensemble_and_task([str(checkpoint)], arg_overrides={"data": str(data)})
+def load(checkpoint: Path, data: Path, **overrides: Any) -> tuple[nn.Module, Any]:
+    """The model of a checkpoint, in evaluation mode, and its task; ``overrides`` are options of either."""
+    options = {"data": str(data), **overrides}
+    models, _, task = load_model_ensemble_and_task([str(checkpoint)], arg_overrides=options)
     return models[0].eval(), task
 
 

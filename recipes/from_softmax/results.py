@@ -2,8 +2,9 @@
 
 A record of a form and a seed has the number of ``parameters`` and of those that are ``learned`` in stage 1, the losses
 of the ``teacher`` by name, its own ``losses`` by stage and name, the share that is ``won_back``, the losses with
-``parts`` of its attentions after stage 2, and ``seconds`` and ``commands`` of its trainings by stage. Lower losses are
-better; those of text are nats per token. A teacher's record has the model ``TEACHER``, and ``losses`` by name.
+``parts`` of its attentions after stage 2, and ``seconds`` and ``commands`` of its trainings by stage; for text also its
+``reach``. Lower losses are better; those of text are nats per token. A teacher's record has the model ``TEACHER``, and
+``losses`` by name.
 """
 
 import functools
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ..shared.comparison import MODEL, SEEDS, Column, Results, by_model, of_model, table
 from ..shared.experiment import PARAMETERS, Experiment, Record
-from ..shared.plots import STYLE, legend_beside, save, style_of
+from ..shared.plots import STEPS, STYLE, legend_beside, save, style_of
 from ..shared.tables import MISSING, Table, spread
 from .parts import PARTS
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages
@@ -35,6 +37,18 @@ _WORDS = {
 }
 
 
+class Panel(NamedTuple):
+    """A row of the picture, drawn for the forms without softmax layers and for those with some."""
+
+    label: str  # of the axis
+    draw: Callable[[Axes, Any, Record, dict[str, Records], Records], None]  # options, facts, forms, teachers
+
+
+def no_tables(options: Any, facts: Record, records: Sequence[Record]) -> list[Table]:
+    """No further tables."""
+    return []
+
+
 class Measure(NamedTuple):
     """How losses are shown: as which numbers, and with which columns and notes."""
 
@@ -44,6 +58,8 @@ class Measure(NamedTuple):
     whole: Callable[[Any], str]  # options -> the length of the teacher's training
     teacher_notes: Callable[[Any, Record], list[str]]  # options, facts -> notes
     notes: Callable[[Any, Record], list[str]]
+    tables: Callable[[Any, Record, Sequence[Record]], list[Table]] = no_tables  # further ones
+    panels: Sequence[Panel] = ()  # below the one of the stages, if records have a reach
 
     def cell(self, losses: Sequence[float]) -> str:
         """Mean and deviation of the numbers shown for ``losses``."""
@@ -122,7 +138,7 @@ def _further_tables(measure: Measure, options: Stages, facts: Record, records: l
     tables = [_teacher_table(measure, options, facts, records)]
     if windowed := [name for name in options.models if options.form(name).windowed]:
         tables.append(_parts_table(measure, windowed, records))
-    return tables
+    return [*tables, *measure.tables(options, facts, records)]
 
 
 def _teacher_table(measure: Measure, options: Stages, facts: Record, records: Records) -> Table:
@@ -155,28 +171,35 @@ def _parts_table(measure: Measure, windowed: list[str], records: Records) -> Tab
 
 
 def _draw(measure: Measure, options: Stages, facts: Record, records: Records, path: Path) -> None:
-    """Draw the mean over seeds by stage: forms without softmax layers on the left, forms with some on the right."""
+    """Draw means over seeds: forms without softmax layers on the left, forms with some on the right."""
     mixed = {name: bool(options.form(name).softmax_layers) for name in options.models}
     sides = {
         "linear time in every layer": [name for name in mixed if not mixed[name]],
         "with layers of softmax attention": [name for name in mixed if mixed[name]],
     }
     sides = {title: side_records for title, names in sides.items() if (side_records := by_model(records, names))}
-    teachers = [measure.of(teacher["losses"][TEST]) for teacher in of_model(records, TEACHER)]
+    teachers = of_model(records, TEACHER)
+    panels = [Panel(measure.label, functools.partial(_draw_stages, measure))]
+    panels += measure.panels if any("reach" in record for record in records) else ()
+    columns = max(1, len(sides))
     with plt.rc_context(STYLE):
-        size = (6.5 * max(1, len(sides)), 4.8)
-        columns = max(1, len(sides))
-        figure, (row,) = plt.subplots(1, columns, figsize=size, layout="constrained", sharey=True, squeeze=False)
-        for axes, (title, side_records) in zip(row, sides.items()):
-            _draw_stages(axes, side_records, measure, teachers)
-            axes.set_title(title)
-        row[0].set_ylabel(measure.label)
+        size = {"figsize": (6.5 * columns, 4.8 * len(panels)), "layout": "constrained"}
+        figure, grid = plt.subplots(len(panels), columns, sharey="row", squeeze=False, **size)
+        for place, (row, panel) in enumerate(zip(grid, panels)):
+            for axes, (title, side_records) in zip(row, sides.items()):
+                panel.draw(axes, options, facts, side_records, teachers)
+                if place == 0:
+                    axes.set_title(title)
+            row[0].set_ylabel(panel.label)
         save(figure, path, dpi=130)
 
 
-def _draw_stages(axes: Axes, forms: dict[str, Records], measure: Measure, teachers: Sequence[float]) -> None:
+def _draw_stages(
+    measure: Measure, axes: Axes, options: Stages, facts: Record, forms: dict[str, Records], teachers: Records
+) -> None:
     if teachers:
-        axes.axhline(statistics.mean(teachers), color="0.5", linestyle="--", label="teacher")
+        mean = statistics.mean(measure.of(teacher["losses"][TEST]) for teacher in teachers)
+        axes.axhline(mean, color="0.5", linestyle="--", label="teacher")
     for i, (name, records) in enumerate(forms.items()):
         points = {}
         for position, stage in enumerate(_WORDS):
@@ -189,7 +212,8 @@ def _draw_stages(axes: Axes, forms: dict[str, Records], measure: Measure, teache
             axes.plot(len(_WORDS) - 1, scratch, marker=style.marker, color=style.colour)
     axes.set_xticks(range(len(_WORDS)), list(_WORDS.values()))
     axes.set_yscale("log")
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=STEPS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.25, which="both", axis="y")
     legend_beside(axes)

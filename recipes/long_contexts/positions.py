@@ -59,7 +59,7 @@ def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
     if len(stream) <= longest or count < pieces:
         raise ValueError(
             f"the {SPLIT} text has {len(stream):,} tokens; allowed for windows of {longest:,} that begin every "
-            f"{length:,}: at least {longest + (pieces - 1) * length + 1:,}"
+            f"{length:,}: at least {longest + (pieces - 1) * length + 1:,}; --times makes them shorter"
         )
     return stream.unfold(0, longest + 1, length)[: max(pieces, most)]
 
@@ -71,15 +71,15 @@ def everywhere(count: int, length: int, longest: int) -> Tensor:
     return (position >= last) & (position < count * length)
 
 
-def read_stream(data: Path) -> Tensor:
-    """The tokens (n,) of the split in a data-bin folder, in order, with the end of a line in front as fairseq has it.
+def read_stream(data: Path, split: str = SPLIT) -> Tensor:
+    """The tokens (n,) of a split in a data-bin folder, in order, with the end of a line in front as fairseq has it.
 
     Raises:
         ValueError: the folder has no such split.
     """
-    dataset = data_utils.load_indexed_dataset(str(data / SPLIT), dictionary=None)
+    dataset = data_utils.load_indexed_dataset(str(data / split), dictionary=None)
     if dataset is None or not len(dataset):
-        raise ValueError(f"{data} has no {SPLIT} text; allowed: a folder of fairseq-preprocess that has")
+        raise ValueError(f"{data} has no {split} text; allowed: a folder of fairseq-preprocess that has")
     lines = [dataset[i] for i in range(len(dataset))]
     return torch.cat([lines[0][-1:], *lines]).long()
 

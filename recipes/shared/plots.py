@@ -25,6 +25,8 @@ COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 #: Markers that go with the line styles.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+#: Ticks of a logarithmic axis that spans little more than a decade, in times a power of ten.
+STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
 
 
 class Style(NamedTuple):

@@ -15,6 +15,7 @@ from PIL import Image
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.flash import compare as flash
 from recipes.from_softmax import compare as from_softmax
+from recipes.from_softmax import encoder as from_softmax_encoder
 from recipes.from_softmax import images as from_softmax_images
 from recipes.from_softmax.parts import PARTS
 from recipes.from_softmax.results import with_shares
@@ -83,9 +84,18 @@ TEACHER_AND_WINDOWED = (
     {"model": "teacher", "seed": 1, **KNOWN, "losses": LOSSES["distillation"]},
     {"model": "lolcats*3,softmax", "seed": 1, **KNOWN, **FORM, "parts": PARTS_LOSSES},
 )
+#: How near to its teacher an encoder is.
+MEASURES = {
+    stage: {"cosine": share, "nearest": 100.0 * share}
+    for stage, share in (("exchanged", 0.1), ("transfer", 0.5), ("distillation", 0.9))
+}
 STARTED = {"before": 8.25, "after": 6.75}
 WORDS = {"documents": 9, "empty_documents": 0, "words": 500, "tokens": 900, "tokens_per_word": 1.8}
 BIN = {"loss": 2.0, "tokens": 100}
+REACH_BINS = [{"begin": 128, "end": 256}, {"begin": 256, "end": 512}]
+#: How far back a model reads that finds half of the needles, and a teacher that finds all.
+REACH_FACTS = {"distances": [8, 252], "windows": 48}
+HALF, ALL = ({"found": [share, share], "bins": [BIN | part for part in REACH_BINS]} for share in (50.0, 100.0))
 TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
 PERPLEXITY = {"perplexity": 9.5, "update": 96, "curve": [[12, 9.0], [96, 8.0]], "tokens_per_second": 1000.0}
 GENERATED = {"exact": 25.0, "passages": 50.0, "tokens": 60.0, "milliseconds": 40.0}
@@ -155,16 +165,37 @@ CASES = {
     "from_softmax.compare": Case(
         from_softmax.EXPERIMENT,
         ("--file", "FILE", "--models", "flow", "lolcats*3,softmax"),
-        TEXT_FACTS,
-        FORM,
+        TEXT_FACTS | REACH_FACTS,
+        FORM | {"reach": {"exchanged": HALF, "distillation": ALL}},
         shown=("flow", "320", "7.39 ± 0.00", "4.48 ± 0.00", "2.72 ± 0.00", "4.48 ± 0.00", "50.0 ± 0.0", "100.0 ± 0.0")
         + ("50.0 ± 0.0", "2", "30", "20"),
         said=(
             *("900 train", "learning rate 0.01", "lolcats_relu is lolcats"),
             "| teacher | 4,321 | 2,000 updates | 2.72 | 2.72 | 1 | 60 |",
             "| lolcats*3,softmax | 2.00 | 3.00 | 4.00 | 5.00 | 1 |",
+            "| teacher | 100 | 100 | 1 |",
+            "| flow, untrained | 50 ± 0 | 50 ± 0 | 2 |",
+            "| flow, trained | - | 7.39 ± 0.00 | 7.39 ± 0.00 | - | - | +0 % | 2 |",
+            "the first 4 tokens of the sequence, the sinks",
         ),
-        others=TEACHER_AND_WINDOWED,
+        others=(TEACHER_AND_WINDOWED[0] | {"reach": {"teacher": ALL}}, TEACHER_AND_WINDOWED[1]),
+    ),
+    "from_softmax.encoder": Case(
+        from_softmax_encoder.EXPERIMENT,
+        ("--folder", "encoder", "--file", "FILE", "--models", "flow", "lolcats*3,softmax"),
+        {"texts": 900, "pairs_of_texts": 30, "layers": 6, "width": 384},
+        {"learned": 320, "measures": MEASURES, "seconds": {"transfer": 10.0, "distillation": 20.0}},
+        shown=("flow", "4,321", "320", "0.100 ± 0.000", "0.500 ± 0.000", "0.900 ± 0.000", "10.0 ± 0.0", "50.0 ± 0.0")
+        + ("90.0 ± 0.0", "2", "30"),
+        said=(
+            "| teacher | 4,321 | - | - | - | 0.900 | - | - | 90.0 | 1 | - |",
+            "6 layers of width 384",
+            "30 pairs to measure: halves of paragraphs",
+        ),
+        others=(
+            {"model": "teacher", "seed": 1, **KNOWN, "learned": 0, "seconds": {}}
+            | {"measures": {"distillation": MEASURES["distillation"]}},
+        ),
     ),
     "from_softmax.images": Case(
         from_softmax_images.EXPERIMENT,

@@ -107,6 +107,14 @@ def test_the_final_norm_is_applied(arch: str) -> None:
     assert_close("root mean square", rms, scale.abs().expand_as(rms), tolerance=1e-3)
 
 
+def test_the_eps_of_every_norm_is_an_option() -> None:
+    """Those of layers, of embeddings and of the head; 1e-5 by default."""
+    for arguments, eps in ((), 1e-5), (("--lineartime-norm-eps", "1e-3"), 1e-3):
+        model = build_masked("softmax_mlm", "--layernorm-embedding", *arguments)
+        norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+        assert len(norms) == 2 * len(_layers(model)) + 3 and {norm.eps for norm in norms} == {eps}
+
+
 def test_learned_positions() -> None:
     """One learned embedding per position replaces the scaled sinusoids (tests in models/test_flash.py)."""
     assert isinstance(build_masked("flash_mlm").encoder.sentence_encoder.embed_positions, ScaledSinPositions)
@@ -310,6 +318,7 @@ BAD = [
     ("combiner_mlm", "--mha-heads-to-keep 2", ("--mha-heads-to-keep", "2", "-1")),
     ("performer_mlm", "--mha-heads-to-keep 2 --flash-attention-gate", ("--mha-heads-to-keep", "2", "-1")),
     ("flash_mlm", "--activation-fn relu", ("--activation-fn", "relu", "gelu")),
+    ("softmax_mlm", "--lineartime-norm-eps 0", ("--lineartime-norm-eps", "0.0", "above 0 and below 1")),
     ("performer_mlm", "--encoder-attention-heads 32", ("--encoder-embed-dim / --encoder-attention-heads", "1", "even")),
 ]
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from common.attention import build_attention
 from recipes.from_softmax import compare, parts
-from recipes.from_softmax.forms import DEFAULT, PLAIN, form
+from recipes.from_softmax.forms import DEFAULT, PLAIN, Windows, form
+from recipes.from_softmax.needles import distances
 from recipes.from_softmax.results import with_shares, won_back
 from recipes.from_softmax.stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED
 
@@ -24,33 +25,36 @@ OPTIONS = compare.EXPERIMENT.parse(ARGUMENTS)
 
 
 def test_forms_are_patterns_of_known_names() -> None:
-    plain, mixed = form("lolcats_relu", 4, 8), form("hedgehog*3,softmax", 4, 8)
+    plain, mixed = form("lolcats_relu", 4, Windows(8)), form("hedgehog*3,softmax", 4, Windows(8))
     assert plain.pattern == "lolcats" and plain.kinds == ["lolcats"] * 4 and plain.windowed
     assert plain.options == {"lolcats": {"feature_map": "relu", "window": 8, "window_weight": 0.1}}
-    assert form("lolcats", 4, 8, 0.5).options["lolcats"]["window_weight"] == 0.5
+    assert form("lolcats", 4, Windows(8, 0.5)).options["lolcats"]["window_weight"] == 0.5
+    longformer = form("longformer*3,softmax", 4, Windows(8, sinks=2))
+    assert longformer.options == {"longformer": {"window": 8, "global_tokens": 2}} and not longformer.windowed
+    assert form("local", 4, Windows(8)).arguments() == ["--lineartime-layers", "local", "--local-window", 8]
     assert mixed.kinds == ["hedgehog"] * 3 + ["softmax"] and mixed.softmax_layers == [3] and not mixed.windowed
-    assert mixed.learns_maps and not form("t2r,flow", 4, 8).learns_maps
-    assert len(DEFAULT) == 2 * len(PLAIN) and not form("flow", 4, 8).learns_maps
+    assert mixed.learns_maps and not form("t2r,flow", 4, Windows(8)).learns_maps
+    assert len(DEFAULT) == 2 * len(PLAIN) and not form("flow", 4, Windows(8)).learns_maps
 
 
 @pytest.mark.parametrize("name", ["flo", "softmax", "flow*0", "lolcats,lolcats_relu", "flow*4,softmax"])
 def test_a_form_that_is_none_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=r"--models.*; allowed:"):
-        form(name, 4, 8)
+        form(name, 4, Windows(8))
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, -0.5])
 def test_a_window_weighs_between_0_and_1(weight: float) -> None:
     with pytest.raises(ValueError, match=rf"--window-weight is {weight}; allowed: a number above 0 and below 1"):
-        form("lolcats", 4, 8, weight)
-    assert form("linear", 4, 8, weight).options == {}
+        form("lolcats", 4, Windows(8, weight))
+    assert form("linear", 4, Windows(8, weight)).options == {}
 
 
 def test_attentions_that_learn_maps_are_those_with_parameters() -> None:
     for name in PLAIN:
-        kind = form(name, 1, 4).kinds[0]
+        kind = form(name, 1, Windows(4)).kinds[0]
         module = build_attention(kind, causal=True, num_heads=2, head_dim=4, max_tokens=16)
-        assert form(name, 1, 4).learns_maps == bool(list(module.parameters())), name
+        assert form(name, 1, Windows(4)).learns_maps == bool(list(module.parameters())), name
 
 
 def test_stages_share_a_fifth_of_the_updates() -> None:
@@ -157,7 +161,9 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
     """A form with maps and a window, from its teacher on; a second time nothing is trained or measured."""
     out = tmp_path / "out"
     arguments = ["--file", str(text), "--quick", "--out", str(out), "--models", "lolcats,softmax", "--seeds", "1"]
-    arguments += "--width 8 --heads 2 --layers 2 --tokens-per-sample 16 --batch-tokens 64 --window 4".split()
+    arguments += (
+        "--width 8 --heads 2 --layers 2 --tokens-per-sample 16 --batch-tokens 64 --window 4 --needles 2".split()
+    )
     assert compare.main(arguments) == 0
     content = json.loads((out / "results.json").read_text())
     teacher, one = content["results"]
@@ -167,7 +173,11 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
     assert one["learned"] == 2 * (2 * 2 * 4 + 1)
     assert one["parts"]["whole"] == pytest.approx(one["losses"][DISTILLED])
     assert one["won_back"][EXCHANGED]["test"] in (0.0, None)
-    for name in ("losses", "changed_parameters", "losses_of_parts", "convert"):
+    reach = {**teacher["reach"], **one["reach"]}
+    assert {*reach} == {TEACHER, EXCHANGED, DISTILLED} and content["distances"] == distances(16)
+    for measured in reach.values():
+        assert len(measured["found"]) == len(content["distances"]) and measured["bins"][-1]["end"] == 32
+    for name in ("losses", "changed_parameters", "losses_of_parts", "measure", "convert"):
         monkeypatch.setattr(compare, name, None if name != "changed_parameters" else lambda *_: one["learned"])
     assert compare.main(arguments) == 0
     assert json.loads((out / "results.json").read_text())["results"] == [teacher, one]
@@ -177,7 +187,8 @@ def test_from_a_text_to_the_results(text: Path, tmp_path: Path, imported_already
 def test_what_is_wrong_is_said(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Before anything is trained."""
     out = tmp_path / "out"
-    for wrong, said in (("--share 2", "--share is 2"), ("--layers 2", "flow\\*3,softmax"), ("--updates 3", "is 3")):
+    cases = (("--share 2", "--share is 2"), ("--layers 2", "flow*3,softmax"), ("--updates 3", "is 3"))
+    for wrong, said in (*cases, ("--needles 1", "--needles is 1; allowed: 2 to")):
         assert compare.main(["--file", str(text), "--out", str(out), *wrong.split()]) == 1
-        assert said.replace("\\", "") in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     assert not out.exists()

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from recipes.from_softmax import images
-from recipes.from_softmax.forms import form
+from recipes.from_softmax.forms import Windows, form
 from recipes.from_softmax.image_models import build, exchange
 from recipes.from_softmax.parts import PARTS
 from recipes.from_softmax.stages import DISTILLED, EXCHANGED, SCRATCH, TRANSFERRED
@@ -51,7 +51,7 @@ def test_from_images_to_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_exchange_keeps_the_weights() -> None:
     plan = dict(width=8, layers=2, heads=2)
-    stock, hedgehog = build(**plan, seed=1), form("hedgehog,softmax", 2, 8)
+    stock, hedgehog = build(**plan, seed=1), form("hedgehog,softmax", 2, Windows(8))
     ours = exchange(build(**plan, seed=1), hedgehog)
     weights = ours.state_dict()
     assert all(torch.equal(weights[name], x) for name, x in stock.state_dict().items())

@@ -1,0 +1,111 @@
+"""Needles in a text: a marker and a symbol after it, which the same marker asks for again later.
+
+A needle is in the text's own symbols: the marker is the rarest of them, and the symbol after it is drawn from the next
+rarest. A text that is learned from can have needles, and a needle is what ``reach`` looks for.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from common.files.output_files import new_folder
+
+from ..long_contexts.positions import read_stream
+from ..shared.indexed_files import write_split
+
+#: Symbols of a needle after its marker.
+ANSWER = 1
+#: Tokens of a needle.
+SIZE = ANSWER + 1
+#: How many symbols these are drawn from, if the text has that many.
+CHOICE = 8
+
+
+class Symbols(NamedTuple):
+    """The symbols of needles, as numbers of a dictionary."""
+
+    marker: int
+    others: np.ndarray  # (S,)
+
+    def draw(self, generator: np.random.Generator) -> np.ndarray:
+        """A needle (``SIZE``,)."""
+        return np.concatenate([[self.marker], generator.choice(self.others, ANSWER)])
+
+
+def symbols_of(dictionary: Dictionary) -> Symbols:
+    """The rarest symbols of a text.
+
+    Raises:
+        ValueError: the text has fewer than three different symbols.
+    """
+    counts = [(dictionary.count[i], -i) for i in range(dictionary.nspecial, len(dictionary)) if dictionary.count[i]]
+    rarest = [-i for _, i in sorted(counts)]
+    if len(rarest) < 3:
+        raise ValueError(f"the text has {len(rarest)} different symbols; allowed for needles: at least 3")
+    return Symbols(rarest[0], np.array(rarest[1 : 1 + CHOICE]))
+
+
+def mixed(text: np.ndarray, length: int, copies: int, symbols: Symbols, seed: int) -> Iterator[np.ndarray]:
+    """Yield ``text`` (n,) in sequences (``length``,), each with ``copies`` of a needle of its own at random places.
+
+    What follows the marker of the second copy is known from the first. An incomplete sequence at the end is left out.
+    """
+    generator = np.random.default_rng(seed)
+    room = length - copies * SIZE
+    for start in range(0, len(text) - room + 1, room):
+        places = np.sort(generator.integers(room + 1, size=copies))
+        needles = np.tile(symbols.draw(generator), copies)
+        yield np.insert(text[start : start + room], np.repeat(places, SIZE), needles)
+
+
+def check_copies(copies: int, length: int) -> None:
+    """Raise ValueError unless ``copies`` of a needle fit into sequences of ``length`` tokens, with text."""
+    if copies < 2 or copies * SIZE >= length:
+        raise ValueError(
+            f"--needles is {copies}; allowed: 2 to {(length - 1) // SIZE}, the needles of {SIZE} tokens that fit into "
+            f"sequences of {length} with text"
+        )
+
+
+def write_mixed(data: Path, folder: Path, length: int, copies: int, command: str) -> None:
+    """Write the train split of the folder ``data`` with needles to ``folder``, unless it exists; see ``mixed``."""
+    if folder.exists():
+        return
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    text = read_stream(data, "train").numpy()[1:]
+    with new_folder(folder, command) as new:
+        shutil.copyfile(data / "dict.txt", new / "dict.txt")
+        write_split(new, "train", mixed(text, length, copies, symbols_of(dictionary), seed=1), len(dictionary))
+
+
+def distances(length: int) -> list[int]:
+    """How many tokens before the question a needle is looked for, in sequences of ``length`` tokens.
+
+    Even steps through the sequence, two shorter distances, and the longest.
+    """
+    longest = length - ANSWER
+    eighths = [i * length // 8 for i in range(1, 8)]
+    return sorted({x for x in (length // 32, length // 16, *eighths, longest) if SIZE <= x <= longest})
+
+
+def questions(text: Tensor, length: int, distance: int, count: int, symbols: Symbols) -> Tensor:
+    """``count`` sequences (count, ``length`` + 1) of ``text`` (n,) whose end asks for a needle ``distance`` before.
+
+    The last ``ANSWER`` tokens are the answer. The needles of all distances are the same, and so is the text.
+    """
+    generator = np.random.default_rng(0)
+    room = length + 1 - 2 * SIZE
+    starts = generator.integers(len(text) - room + 1, size=count)
+    place = length + 1 - SIZE - distance
+    rows = []
+    for start in starts:
+        needle = symbols.draw(generator)
+        row = np.insert(text[start : start + room].numpy(), np.repeat(place, SIZE), needle)
+        rows.append(np.concatenate([row, needle]))
+    return torch.from_numpy(np.stack(rows))
