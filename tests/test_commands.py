@@ -87,7 +87,11 @@ recipes.offline_rl.evaluate text.txt --output {text}
 recipes.offline_rl.prepare --dataset hopper-medium-v2 --file {format} --out new
 recipes.padding --out {text}
 recipes.papers.compare flash 2 --file {file} --out new
+recipes.papers.compare daft 5 --pixels 4 --data-dir {folder} --out new
 recipes.papers.compare_images daft 2 --out {text}
+recipes.papers.compare_images daft 2 --data-dir {folder} --out new
+recipes.papers.larger_images --data-dir {folder} --out new
+recipes.papers.larger_images --out {text}
 recipes.pretrained.compare --file {file} --out new
 recipes.time_series.averages {format}
 recipes.time_series.classify {folder} --model rocket

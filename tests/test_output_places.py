@@ -71,6 +71,7 @@ COMMANDS = {
     "recipes.padding.__main__": Case(FOLDER, "--out"),
     "recipes.papers.compare": Case(FOLDER, "--out", f"flash 1 --file {SOURCE} --quick"),
     "recipes.papers.compare_images": Case(FOLDER, "--out", "daft 6"),
+    "recipes.papers.larger_images": Case(FOLDER, "--out"),
     "recipes.pretrained.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.time_series.averages": Case(FILE, "--out", SOURCE),
     "recipes.time_series.compare": Case(FOLDER, "--out", f"--file {SOURCE}"),

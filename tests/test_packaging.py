@@ -66,7 +66,17 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
     assert (parts[0][1] == "unreleased") == common.__version__.endswith(".dev0")
     released = next(version for version, date in parts if date != "unreleased")
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == released
-    assert set(metadata.get_all("Provides-Extra")) == {"fairseq", "timm", "test", "demo", "bench", "time-series", "rl"}
+    extras = {
+        "fairseq",
+        "timm",
+        "test",
+        "demo",
+        "bench",
+        "time-series",
+        "rl",
+        "images",
+    }
+    assert set(metadata.get_all("Provides-Extra")) == extras
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == 1 and required[0].startswith("torch>=")
     for extra, host in (
@@ -76,6 +86,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         ("demo", "matplotlib"),
         ("time-series", "sktime"),
         ("rl", "gymnasium"),
+        ("images", "mlxtend"),
     ):
         lines = [line for line in metadata.get_all("Requires-Dist") if f'extra == "{extra}"' in line]
         assert any(line.startswith(host) for line in lines), f"{extra} does not ask for {host}"

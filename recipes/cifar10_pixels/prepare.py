@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
 from common.command_parser import CommandParser
@@ -21,6 +21,7 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
 from ..shared.cifar10 import read_labelled
 from ..shared.commands import shown_path
 from ..shared.download import find_file
+from ..shared.image_folder import read_image
 from ..shared.indexed_files import count_tokens, write_dictionary, write_split
 from ..shared.scripts import positive_int, script
 from ..shared.sources import SOURCES
@@ -75,21 +76,6 @@ def read_folder(folder: Path, size: int, grey: bool) -> dict[str, Split]:
         split: Split((read_image(paths[index], size, grey) for index in indices), len(indices))
         for split, indices in parts.items()
     }
-
-
-def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
-    """Read an image file as (size, size, 1 or 3), uint8: turned upright, resized and centre cropped.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    try:
-        with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
-            pixels = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken files
-        raise ValueError(f"{path} cannot be read: {error}; allowed: images that Pillow reads") from error
-    return pixels[..., None] if grey else pixels  # (H, W) -> (H, W, 1)
 
 
 def binarise(splits: dict[str, Split], shape: ImageShape, data_bin: Path) -> None:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from common.command_parser import CommandParser
 from timm_plugin.named_values import NamedValues
 
+from ..shared.image_folder import check_layout
 from ..shared.image_training import train_epoch, validate
 from ..shared.scripts import script
 from ..shared.working_folder import register, working_folder
@@ -85,9 +86,7 @@ def train(options: argparse.Namespace) -> int:
         _import(module)
     if not is_model(options.model) and ":" not in options.model:  # timm checks names such as local-dir:FOLDER
         raise ValueError(f"--model is {options.model}; allowed: a model of timm or of --device-modules")
-    for split in ("train", "validation"):
-        if not Path(options.data_dir, split).is_dir():
-            raise ValueError(f"--data-dir is {options.data_dir}, without the folder {split}; allowed: one with both")
+    check_layout(Path(options.data_dir))
     random_seed(options.seed)
     device = torch.device(options.device)
     model = create_model(options.model, num_classes=options.num_classes, **options.model_kwargs).to(device)

@@ -1,17 +1,23 @@
 """Train all rows of a table as small language models with one budget, and show their order beside the published one.
 
-``python -m recipes.papers.compare flash 1 --file any.txt`` from the checkout's root, through fairseq-train. Run again,
-it goes on where it was interrupted.
+``python -m recipes.papers.compare flash 1 --file any.txt`` from the checkout's root, through fairseq-train; with
+``--pixels 14`` in place of a file, images are the text. Run again, it goes on where it was interrupted.
 """
 
 import math
+import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from ..shared.comparison import SEEDS, Column, Results, by_model
 from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Data, Experiment, Record, median
+from ..shared.image_folder import list_images, read_image
 from ..shared.language_models import WHOLE, prepare, read_perplexity
+from ..shared.mnist import DIGITS, prepare_images
 from ..shared.tables import spread
+from ..shared.working_folder import write_text
 from .measured import said_of_order
 from .small import COMMAND, Rows, planned_rows
 
@@ -21,9 +27,30 @@ _LIMITS = (
 )
 
 
+def prepare_rows(options: Rows) -> Data:
+    """The text, of the file or of the pixels, in tokens; see ``language_models.prepare``."""
+    if options.pixels is None:
+        return prepare(options)
+    images = prepare_images(options.data_dir, options.out, COMMAND)
+    path = options.out / "pixels.txt"
+    if not path.exists():
+        write_text(path, pixel_text(images.folder, options.pixels))
+    data = prepare(replace(options, file=path))
+    return data._replace(facts={**data.facts, "unit": "pixels", "images": images.facts["images"]})
+
+
+def pixel_text(folder: Path, side: int) -> str:
+    """A line for each image, in random order: the grey values of ``side`` x ``side`` pixels, row by row."""
+    paths = [path for listed in list_images(folder).values() for path, _ in listed]
+    random.Random(0).shuffle(paths)
+    images = (read_image(path, side, grey=True) for path in paths)
+    return "".join(" ".join(map(str, image.ravel())) + "\n" for image in images)
+
+
 def what(options: Rows) -> str:
     """The kind of the numbers."""
-    return "bits per token" if options.values.bits else "perplexity"
+    unit = "token" if options.pixels is None else "pixel"
+    return f"bits per {unit}" if options.values.bits else "perplexity"
 
 
 def cell(options: Rows, records: Sequence[Record]) -> str:
@@ -49,9 +76,10 @@ def columns(options: Rows, facts: Record) -> list[Column]:
 def measured(options: Rows, data: Data, compared: Results) -> Record:
     """The fact ``measured``: cells by row, as ``measured.json`` has them, and what they are."""
     tokens, unit = data.facts["tokens"], data.facts["unit"]
+    images = f"{data.facts['images']} in {options.pixels} x {options.pixels} pixels: " if options.pixels else ""
     described = (
-        f"{options.depth} of width {options.width}, {options.updates:,} updates of {options.batch_tokens:,} {unit} in "
-        f"sequences of {options.tokens_per_sample:,}, {sum(tokens.values()) / 1e6:.1f} million in all; test "
+        f"{images}{options.depth} of width {options.width}, {options.updates:,} updates of {options.batch_tokens:,} "
+        f"{unit} in sequences of {options.tokens_per_sample:,}, {sum(tokens.values()) / 1e6:.1f} million in all; test "
         f"{what(options)}, {options.seeds} seed{'s' * (options.seeds > 1)}"
     )
     found = by_model(compared.outcomes, options.models)
@@ -91,11 +119,11 @@ EXPERIMENT = Experiment(
     title=lambda options, facts: options.published.title,
     columns=columns,
     notes=notes,
-    prepare=prepare,
+    prepare=prepare_rows,
     plan=planned_rows,
     read=read_perplexity,
     measure=measured,
-    whole=WHOLE,
+    whole={**WHOLE, DIGITS: COMMAND},
 )
 main = EXPERIMENT.main
 

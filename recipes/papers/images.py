@@ -1,123 +1,98 @@
-"""The rows of a table of image models in small: models of timm and their trainings on handwritten digits."""
+"""Small image models of timm, trained in this process on MNIST's digits or on any folder of images."""
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..shared.comparison import PlannedTraining, planned_trainings
-from ..shared.digits import SIDE
-from ..shared.experiment import Data, option
-from ..shared.trainings import Training
+import timm
+from timm.utils import random_seed
+from torch import nn
+
+import timm_plugin  # noqa: F401  (registers the models)
+
+from ..shared.experiment import Options, Record, option
+from ..shared.image_training import Batches, Images, fit, validate
+from ..shared.mnist import DATA_HELP, SIDE, name_of
 from .building import timm_arguments
-from .entries import entries_of
-from .measured import value
-from .small import IMAGE_TABLES, TableOptions, folder_of
-from .tables import read_paper
-from .trainings import Training as Row
-from .trainings import trainings_of
 
-TRAINER = ("-m", "recipes.demo.train_digits")
-#: Side of a patch. Digits have 8 x 8 patches; the paper's images have 14 x 14, and its windows are for these.
-PATCH, _GRID, _PUBLISHED_GRID = 4, 8, 14
-#: DAFT in DeiT-S's shape: the rank of its position biases is a third of the width; its window, and its epochs.
-_BIAS_SHARE, _WINDOW, _EPOCHS = 3, 11, 300
+#: The papers' images have 14 x 14 patches, and their windows are for these; the landmarks of SOFT are 7 x 7.
+_PUBLISHED_GRID, _LANDMARKS = 14, 7
+#: DAFT in DeiT-S's shape: the rank of its position biases is a third of the width; its window.
+_BIAS_SHARE, _WINDOW = 3, 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRows(TableOptions):
-    """The options of a table's rows as models of images: the size and the budget of all rows."""
+class SmallImages(Options):
+    """The options of small image models: the images, and the size and the budget of all models."""
 
-    quick: bool = False
-    lr: float = option(2e-3, "highest learning rate, of all models (%(default)s)")
+    jobs: int = 1
+    data_dir: Path | None = option(None, DATA_HELP, setting=False, type=Path, metavar="DIR")
+    side: int = option(SIDE, "of the images in pixels (%(default)s)")
+    patch: int = option(4, "side of a patch in pixels (%(default)s)")
     width: int = option(48)
     layers: int = option(2)
     heads: int = option(4)
-    epochs: int = option(10)
+    epochs: int = option(40, "of all models (%(default)s)", quick=1)
+    batch: int = option(32, "images of an update (%(default)s)")
+    lr: float = option(3e-3, "highest learning rate, of all models (%(default)s)")
 
-    def completed(self) -> "ImageRows":
-        """The options with the names of the models, and their folder; ArgumentTypeError for an unknown table."""
-        self.check_table(IMAGE_TABLES)
-        return replace(self, models=list(self.models_by_name), out=self.folder())
-
-    @property
-    def models_by_name(self) -> dict[str, "Model"]:
-        """The models of the table; see ``models_of``."""
-        return models_of(self.paper, self.table)
+    def settings(self) -> Record:
+        """See ``Options``; with the name of the images."""
+        return {"images": name_of(self.data_dir), **super().settings()}
 
 
-class Model(NamedTuple):
-    """A model of a table."""
-
-    row: str
-    column: str
-    training: Row
-    published: str  # its cell
-
-
-def models_of(paper: str, table: str) -> dict[str, Model]:
-    """The models of a table by their names, the best first as published."""
-    columns, models, printed = IMAGE_TABLES[paper, table], {}, read_paper(paper).tables[table]
-    for row, entry in entries_of(paper)[table].items():
-        for column, training in zip(columns, trainings_of(entry)):
-            name = row if len(columns) == 1 else f"{row}, {column}"
-            models[name] = Model(row, column, training, printed.cell(row, column))
-    return dict(sorted(models.items(), key=lambda item: -value(item[1].published)))
-
-
-def small_model(model: str, size: ImageRows) -> tuple[str, dict[str, Any]]:
-    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments, for digits in ``size``."""
+def small_model(model: str, size: SmallImages) -> tuple[str, dict[str, Any]]:
+    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments in ``size``."""
     name, kwargs = timm_arguments(model)
-    if name.endswith("_hier_s"):  # two stages, the second of ``size.width``
-        stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1)}
-        return name, {"img_size": SIDE, "patch_size": PATCH, **stages, "num_heads": size.heads, **kwargs}
-    small: dict[str, Any] = {"img_size": SIDE, "patch_size": PATCH, "embed_dim": size.width}
+    if name.endswith("_hier_s"):  # the paper's last two stages
+        return name, _two_stages(name, size) | kwargs
+    grid = size.side // size.patch
+    small: dict[str, Any] = {"img_size": size.side, "patch_size": size.patch, "embed_dim": size.width}
     if name.startswith("mixer"):
-        return name, {**small, "num_blocks": size.layers, "mlp_ratio": (4 * _GRID**2 / size.width, 4.0), **kwargs}
+        return name, {**small, "num_blocks": size.layers, "mlp_ratio": (4 * grid**2 / size.width, 4.0), **kwargs}
     small |= {"depth": size.layers, "num_heads": size.width if name == "daft_conv_s" else size.heads}
     if name.startswith("daft_conv"):
-        kwargs["window"] = _odd(kwargs.get("window", _WINDOW) * _GRID / _PUBLISHED_GRID)
+        kwargs["window"] = scaled_window(kwargs.get("window", _WINDOW), grid / _PUBLISHED_GRID)
     if name.startswith("daft_full"):
         small["bias_dim"] = size.width // _BIAS_SHARE
     return name, {**small, **kwargs}
 
 
-def _odd(side: float) -> int:
-    """The odd number nearest to ``side``."""
-    return 2 * round((side - 1) / 2) + 1
+def _two_stages(name: str, size: SmallImages) -> dict[str, Any]:
+    """Arguments of a hierarchical model: the second of two stages has ``size.width`` and ``size.patch``."""
+    patch = max(1, size.patch // 2)
+    stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1), "num_heads": size.heads}
+    if name.startswith("soft_"):
+        grids = (size.side // patch, size.side // patch // 2)
+        stages["ratio"] = tuple(max(1, round(grid / _LANDMARKS)) for grid in grids)
+    return {"img_size": size.side, "patch_size": patch, **stages}
 
 
-def typed(kwargs: dict[str, Any]) -> list[str]:
-    """Arguments of a model as they are typed on a command line."""
-    return [f"{name}={setting}".replace(" ", "") for name, setting in kwargs.items()]
+def scaled_window(window: int, share: float) -> int:
+    """The side of a window on a grid that is ``share`` of the paper's: the nearest odd number."""
+    return 2 * round((window * share - 1) / 2) + 1
 
 
-def epochs_of(training: Row, size: ImageRows) -> int:
-    """``size.epochs``, scaled down for a row that the paper trains for fewer epochs."""
-    train = next(words for words in training.commands() if "torchrun" in words)
-    row_epochs = int(train[train.index("--epochs") + 1]) if "--epochs" in train else _EPOCHS
-    return max(1, round(size.epochs * row_epochs / _EPOCHS))
+def build(name: str, kwargs: dict[str, Any], images: dict[str, Images], seed: int) -> nn.Module:
+    """A model of timm for ``images``, with random weights."""
+    random_seed(seed)
+    learn = images["train"]
+    return timm.create_model(name, in_chans=learn.pixels.shape[1], num_classes=int(learn.labels.max()) + 1, **kwargs)
 
 
-def train_arguments(out: Path, data: Path, training: Row, size: ImageRows, seed: int) -> list[object]:
-    """Arguments of the trainer: DeiT's optimiser with a rate for a short training, and crops that keep the digit."""
-    name, kwargs = small_model(training.model, size)
-    epochs = epochs_of(training, size)
-    return [
-        *("--data-dir", data, "--device-modules", "timm_plugin", "--model", name, "--num-classes", 10),
-        *("--model-kwargs", *typed(kwargs), "--img-size", SIDE),
-        *("--epochs", epochs, "--warmup-epochs", min(2, epochs - 1)),
-        *("--batch-size", 64, "--opt", "adamw", "--lr", size.lr, "--weight-decay", 0.05, "--sched", "cosine"),
-        *("--scale", 0.7, 1.0, "--hflip", 0, "--color-jitter", 0, "--workers", 0, "--checkpoint-hist", 1),
-        *("--seed", seed, "--output", out, "--experiment", "timm"),
-    ]
+def train_model(model: nn.Module, images: dict[str, Images], epochs: int, size: SmallImages, title: str) -> Record:
+    """Train; returns the ``parameters``, the ``seconds``, and the ``top1`` of the held-out images after the last epoch.
+
+    The held-out images select nothing.
+    """
+    started = time.monotonic()
+    fit(model, images["train"], epochs, size.batch, size.lr, title)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    seconds = time.monotonic() - started
+    return {"parameters": parameters, "seconds": seconds, "top1": top1(model, images["validation"])}
 
 
-def planned_rows(options: ImageRows, data: Data) -> list[PlannedTraining]:
-    """Every model with every seed."""
-    models, plans = options.models_by_name, []
-    for planned in planned_trainings(options.models, range(1, options.seeds + 1), lambda model, seed: []):
-        name = f"{folder_of(planned.model)}.{planned.seed}"
-        out, row = options.out / "runs" / name, models[planned.model].training
-        arguments = train_arguments(out, data.folder, row, options, planned.seed)
-        plans.append(planned._replace(training=Training(name, arguments, TRAINER)))
-    return plans
+def top1(model: nn.Module, images: Images) -> float:
+    """Per cent of ``images`` that ``model`` classifies correctly."""
+    return validate(model, Batches(images))["top1"]

@@ -1,4 +1,4 @@
-"""All rows of a table as language models of one small size, which are trained in minutes on any text.
+"""All rows of a table as language models of one small size, which are trained in minutes on any text or images.
 
 A row keeps what distinguishes it: its architecture, its options, one head or several, a head for each channel.
 Widths and windows shrink in proportion. Gated attention units are two for a layer, as in the FLASH paper, with queries
@@ -17,7 +17,9 @@ from typing import ClassVar, NamedTuple
 
 from ..shared.comparison import PlannedTraining, planned_trainings
 from ..shared.experiment import Data, Options, option, train_arguments
-from ..shared.language_models import LanguageModels
+from ..shared.language_models import FILE_HELP, LanguageModels
+from ..shared.mnist import DATA_HELP
+from ..shared.scripts import positive_int
 from .building import fairseq_options
 from .entries import Entries, entries_of
 from .measured import published_cells, value
@@ -25,8 +27,9 @@ from .tables import PAPERS, PublishedTable, names_like, read_paper
 from .trainings import NotTrained, Training, trainings_of
 
 COMMAND = "recipes.papers.compare"
-#: The command for image models, which are trained on handwritten digits.
+#: The command for image models.
 IMAGES = "recipes.papers.compare_images"
+LARGER = "recipes.papers.larger_images"
 #: The default folder of a comparison.
 FOLDER = Path("work/papers/PAPER_TABLE")
 
@@ -68,6 +71,7 @@ _ELSEWHERE = {
     ("flowformer", "7"): f"python -m recipes.offline_rl.compare --models {_EPISODES}",
     ("flowformer", "10"): "python -m recipes.lra.compare --table 10 --length 256",
     ("flowformer", "11"): "python -m recipes.lra.compare --table 11 --length 256",
+    ("daft", "3"): f"python -m {LARGER}",
     ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",
     ("flash", "5"): "python -m recipes.flash.compare --file TEXT --seeds 3 "
     "--archs flash_quad_lm,flash_lm,transformer_pp_lm,mc_transformer_pp_lm",
@@ -131,6 +135,16 @@ class Rows(TableOptions, LanguageModels):
     updates: int = option(300, "of every training (%(default)s)", quick=8)
     width: int = option(64)
     tokens_per_sample: int = option(128)
+    file: Path | None = option(None, FILE_HELP, setting=False, type=Path, group="source")
+    pixels: int | None = option(
+        None,
+        "the grey values of SIDE x SIDE pixels of every image, in place of --file; sequences are images",
+        setting=False,
+        type=positive_int,
+        metavar="SIDE",
+        group="source",
+    )
+    data_dir: Path | None = option(None, f"of --pixels: {DATA_HELP}", setting=False, type=Path, metavar="DIR")
     rows: Sequence[str] | None = option(
         None, "of the table; default: all that are models here", setting=False, nargs="+", metavar="NAME"
     )
@@ -143,10 +157,25 @@ class Rows(TableOptions, LanguageModels):
             argparse.ArgumentTypeError: an unknown table or row, or one without such models.
         """
         self.check_table(TABLES)
+        if self.data_dir is not None and self.pixels is None:
+            raise argparse.ArgumentTypeError(f"--data-dir is {self.data_dir}; allowed: with --pixels")
         if self.masked and not self.values.masked:
             masked = ", ".join(" ".join(key) for key, values in TABLES.items() if values.masked)
             raise argparse.ArgumentTypeError(f"--masked is given with {self.paper} {self.table}; allowed: {masked}")
-        return replace(self, models=self._chosen_rows(), out=self.folder(*["masked"] * self.masked))
+        completed = replace(self, models=self._chosen_rows(), out=self.folder(*["masked"] * self.masked))
+        return completed if self.file is not None else completed._of_pixels()
+
+    def _of_pixels(self) -> "Rows":
+        """The options with images as the text, each of which is a sequence.
+
+        Raises:
+            argparse.ArgumentTypeError: no size of the images, or tokens other than pixels.
+        """
+        if self.pixels is None:
+            raise argparse.ArgumentTypeError("no text is given; allowed: one of --file and --pixels")
+        if self.characters or self.subwords:
+            raise argparse.ArgumentTypeError("--characters or --subwords is given with --pixels; allowed: with --file")
+        return replace(self, words=True, tokens_per_sample=self.pixels**2 + 1)  # with the end of an image
 
     def _chosen_rows(self) -> list[str]:
         """The rows that ``rows`` selects, in the published order."""

@@ -5,16 +5,20 @@ An outcome is a record (see ``experiment``), a dictionary with at least the ``mo
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from .commands import CommandFailed, shown_path
+from .json_files import read_record, write_json
 from .tables import MISSING, Run, Table, describe_run, write_reports
 from .trainings import Training, TrainingResult, failure, read_trained, train_all
 
 #: Arguments of fairseq-train that avoid the reader thread, which may abort a training at its end.
 NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
+_INTERRUPTED = "\nInterrupted. Run again to go on; what is complete follows."
 
 
 class PlannedTraining(NamedTuple):
@@ -114,9 +118,34 @@ def train_and_read(
                 failed[folder.name] = failure(error)
     except KeyboardInterrupt:
         interrupted = True
-        print("\nInterrupted. Run again to go on; what is complete follows.", file=sys.stderr)
+        print(_INTERRUPTED, file=sys.stderr)
     outcomes = read_complete(planned, out, read)
     return Results(outcomes, failed, len(planned) - len(outcomes), interrupted)
+
+
+def make_records(makers: Mapping[Path, Callable[[], dict[str, Any]]]) -> Results:
+    """Make the record of each path in this process unless it is there; each is stored when it is complete.
+
+    A bar shows the time that remains, and a line follows each record, for a log. After Ctrl-C the records so far are
+    returned.
+    """
+    waiting = [path for path in makers if not path.exists()]
+    interrupted, started = False, time.monotonic()
+    try:
+        with tqdm(
+            total=len(makers), initial=len(makers) - len(waiting), desc="trainings", unit="", disable=None
+        ) as bar:
+            for i, path in enumerate(waiting, 1):
+                write_json(path, makers[path]())
+                bar.update()
+                minutes = (time.monotonic() - started) / 60
+                left = minutes / i * (len(waiting) - i)
+                tqdm.write(f"  {path.stem}: {i} of {len(waiting)}, {minutes:.1f} minutes; about {left:.1f} remain")
+    except KeyboardInterrupt:
+        interrupted = True
+        print(_INTERRUPTED, file=sys.stderr)
+    records = [read_record(path, dict[str, Any]) for path in makers if path.exists()]
+    return Results(records, {}, len(makers) - len(records), interrupted)
 
 
 def read_complete(

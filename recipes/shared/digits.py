@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+
+from .image_folder import write_stratified
 
 #: Side of the written images; the originals are 8 x 8 with values 0..16.
 SIDE = 32
@@ -16,15 +17,6 @@ _LARGEST_VALUE = 16
 def write_digits(folder: Path, side: int = SIDE, validation: int = VALIDATION_DIGITS) -> dict[str, int]:
     """Write ``folder``/{train,validation}/<digit>/<index>.png, stratified by digit; returns images per split."""
     pixels, labels = load_digits(return_X_y=True)
-    indices = np.arange(len(labels))
-    splits = dict(
-        zip(("train", "validation"), train_test_split(indices, test_size=validation, stratify=labels, random_state=0))
-    )
-    for split, members in splits.items():
-        for index in members:
-            values = pixels[index].reshape(8, 8) * (255 / _LARGEST_VALUE)
-            image = Image.fromarray(values.round().astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
-            path = folder / split / str(labels[index]) / f"{index:04d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path)
-    return {split: len(members) for split, members in splits.items()}
+    values = (pixels.reshape(-1, 8, 8) * (255 / _LARGEST_VALUE)).round().astype(np.uint8)
+    images = [np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)) for image in values]
+    return write_stratified(folder, np.stack(images), labels, validation)

@@ -25,6 +25,7 @@ from recipes.lra import compare as lra
 from recipes.offline_rl import compare as offline_rl
 from recipes.papers import compare as papers
 from recipes.papers import compare_images as papers_images
+from recipes.papers import larger_images
 from recipes.pretrained import compare as pretrained
 from recipes.shared import comparison
 from recipes.shared.commands import ROOT
@@ -227,10 +228,18 @@ CASES = {
     "papers.compare_images": Case(
         papers_images.EXPERIMENT,
         ("daft", "2"),
-        {"measured": [{"what": "handwritten digits"}], "order": "In their order."},
+        {"measured": [{"what": "small digits", "limits": "little"}], "order": "In their order."},
         {"top1": 90.0},
-        shown=("DAFT-conv, Heads 384, Epochs 300", "4,321", "90.00 ± 0.00", "80.8", "2", "1,024"),
-        said=("handwritten digits", "In their order."),
+        shown=("DAFT-conv, Heads 384, Epochs 300", "4,321", "90.00 ± 0.00", "80.8", "2", "1.0"),
+        said=("small digits", "In their order.", "little"),
+    ),
+    "papers.larger_images": Case(
+        larger_images.EXPERIMENT,
+        ("--sides", "28", "56"),
+        {"images": "MNIST", "counts": {"train": 4000, "validation": 1000}},
+        {"trained": 28, "top1": {"28": 90.0, "56": 85.0}},
+        shown=("DeiT", "28", "4,321", "90.00 ± 0.00", "85.00 ± 0.00", "2", "1.0"),
+        said=("MNIST, 4,000 images", "those trained at 48"),
     ),
     "pretrained.compare": Case(
         pretrained.EXPERIMENT,
