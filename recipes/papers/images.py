@@ -20,6 +20,8 @@ from .building import timm_arguments
 _PUBLISHED_GRID, _LANDMARKS = 14, 7
 #: DAFT in DeiT-S's shape: the rank of its position biases is a third of the width; its window.
 _BIAS_SHARE, _WINDOW = 3, 11
+#: Deviation of the positions as first drawn.
+_POSITIONS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +31,14 @@ class SmallImages(Options):
     jobs: int = 1
     data_dir: Path | None = option(None, DATA_HELP, setting=False, type=Path, metavar="DIR")
     side: int = option(SIDE, "of the images in pixels (%(default)s)")
-    patch: int = option(4, "side of a patch in pixels (%(default)s)")
+    patch: int = option(7, "side of a patch in pixels (%(default)s)")
+    stage_patch: int = option(4, "side of a patch of the first of two stages (%(default)s)")
     width: int = option(48)
     layers: int = option(2)
-    heads: int = option(4)
-    epochs: int = option(40, "of all models (%(default)s)", quick=1)
+    heads: int = option(8)
+    epochs: int = option(12, "of all models (%(default)s)", quick=1)
     batch: int = option(32, "images of an update (%(default)s)")
-    lr: float = option(3e-3, "highest learning rate, of all models (%(default)s)")
+    lr: float = option(5e-3, "highest learning rate, of all models (%(default)s)")
 
     def settings(self) -> Record:
         """See ``Options``; with the name of the images."""
@@ -60,9 +63,10 @@ def small_model(model: str, size: SmallImages) -> tuple[str, dict[str, Any]]:
 
 
 def _two_stages(name: str, size: SmallImages) -> dict[str, Any]:
-    """Arguments of a hierarchical model: the second of two stages has ``size.width`` and ``size.patch``."""
-    patch = max(1, size.patch // 2)
-    stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1), "num_heads": size.heads}
+    """Arguments of a hierarchical model of two stages, the second of ``size.width`` and patches of twice the side."""
+    patch = size.stage_patch
+    stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1)}
+    stages["num_heads"] = (max(1, size.heads // 2), size.heads)
     if name.startswith("soft_"):
         grids = (size.side // patch, size.side // patch // 2)
         stages["ratio"] = tuple(max(1, round(grid / _LANDMARKS)) for grid in grids)
@@ -71,14 +75,30 @@ def _two_stages(name: str, size: SmallImages) -> dict[str, Any]:
 
 def scaled_window(window: int, share: float) -> int:
     """The side of a window on a grid that is ``share`` of the paper's: the nearest odd number."""
-    return 2 * round((window * share - 1) / 2) + 1
+    return 2 * int(window * share / 2) + 1
 
 
 def build(name: str, kwargs: dict[str, Any], images: dict[str, Images], seed: int) -> nn.Module:
     """A model of timm for ``images``, with random weights."""
     random_seed(seed)
     learn = images["train"]
-    return timm.create_model(name, in_chans=learn.pixels.shape[1], num_classes=int(learn.labels.max()) + 1, **kwargs)
+    model = timm.create_model(name, in_chans=learn.pixels.shape[1], num_classes=int(learn.labels.max()) + 1, **kwargs)
+    draw_by_width(model)
+    return model
+
+
+def draw_by_width(model: nn.Module) -> None:
+    """Draw weights again: linear ones by their width (Xavier), and positions as large as normalised tokens.
+
+    timm draws both with a deviation of 0.02, for hundreds of channels and epochs. With 48 channels the layers then do nearly
+    nothing at first, and a short training ends before a model knows where its patches are.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not name.startswith("head"):
+            nn.init.xavier_uniform_(module.weight)
+    positions = getattr(model, "pos_embed", None)
+    if positions is not None:  # a parameter of timm's models, a module of hierarchical ones
+        nn.init.normal_(getattr(positions, "weight", positions), std=_POSITIONS)
 
 
 def train_model(model: nn.Module, images: dict[str, Images], epochs: int, size: SmallImages, title: str) -> Record:

@@ -53,11 +53,11 @@ class LargerImages(SmallImages):
     """The options: the sides of the larger images, and of the windows of Figure 2."""
 
     models: Sequence[str] = ()
-    larger: int = option(48, "side of the images of the models for larger ones (%(default)s)")
+    larger: int = option(49, "side of the images of the models for larger ones (%(default)s)")
     sides: Sequence[int] = option(
-        (28, 36, 48, 56), "of the images on which all are evaluated (%(default)s)", nargs="+", type=positive_int
+        (28, 35, 49, 56), "of the images on which all are evaluated (%(default)s)", nargs="+", type=positive_int
     )
-    windows: Sequence[int] = option((1, 3, 5, 7), "of Figure 2 (%(default)s)", nargs="+", type=positive_int)
+    windows: Sequence[int] = option((1, 3, 5), "of Figure 2 (%(default)s)", nargs="+", type=positive_int)
 
     def completed(self) -> "LargerImages":
         """The options with the names of the models.

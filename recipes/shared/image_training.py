@@ -22,7 +22,7 @@ from .image_folder import list_images, read_image
 BATCH = 64
 #: How much an image is moved in training: each entry of a linear map differs from the identity by at most this, and the
 #: image is shifted by at most this part of its side.
-_MOST_MOVED = 0.15
+_MOST_MOVED = 0.08
 
 
 def loaders(folder: Path, model: nn.Module) -> tuple[DataLoader, DataLoader]:
