@@ -90,8 +90,8 @@ def build(name: str, kwargs: dict[str, Any], images: dict[str, Images], seed: in
 def draw_by_width(model: nn.Module) -> None:
     """Draw weights again: linear ones by their width (Xavier), and positions as large as normalised tokens.
 
-    timm draws both with a deviation of 0.02, for hundreds of channels and epochs. With 48 channels the layers then do nearly
-    nothing at first, and a short training ends before a model knows where its patches are.
+    timm draws both with a deviation of 0.02, for hundreds of channels and epochs. With 48 channels the layers then do
+    nearly nothing at first, and a short training ends before a model knows where its patches are.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not name.startswith("head"):

@@ -1,6 +1,7 @@
 """The rows of a table of image models in small: what is built and trained, and once from images to the table."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,14 +44,16 @@ def test_every_row_is_built_in_one_size_and_sees_an_image(paper, table):
 
 
 def test_heads_windows_and_biases_shrink_with_the_model():
-    assert [small_model(name, SIZE)[1]["num_heads"] for name in ("daft_conv_s", "daft_conv_s_h16")] == [48, 4]
-    assert [small_model(f"daft_conv_s --model-kwargs window={w}", SIZE)[1]["window"] for w in (7, 11, 15)] == [3, 5, 7]
-    assert small_model("daft_conv_s", SIZE)[1]["window"] == 5
+    assert [small_model(name, SIZE)[1]["num_heads"] for name in ("daft_conv_s", "daft_conv_s_h16")] == [48, 8]
+    assert [small_model(f"daft_conv_s --model-kwargs window={w}", SIZE)[1]["window"] for w in (7, 11, 15)] == [3, 3, 5]
+    assert small_model("daft_conv_s", replace(SIZE, patch=4))[1]["window"] == 5
     assert small_model("daft_full_s", SIZE)[1]["bias_dim"] == 16
     assert small_model("daft_full_s --model-kwargs bias_dim=0", SIZE)[1]["bias_dim"] == 0
     assert small_model("daft_conv_s --model-kwargs query=False", SIZE)[1]["query"] is False
     assert small_model("mixer_deit_s", SIZE)[1]["num_blocks"] == 2
-    assert small_model("soft_hier_s", SIZE)[1]["ratio"] == (2, 1), "7 x 7 landmarks, as the authors have"
+    assert small_model("soft_hier_s", replace(SIZE, stage_patch=2))[1]["ratio"] == (2, 1), (
+        "7 x 7 landmarks, as the authors have"
+    )
 
 
 def test_rows_come_in_the_published_order():
@@ -82,7 +85,7 @@ def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
 
 def test_from_images_to_the_table(tmp_path, monkeypatch, capsys):
     """One epoch of a tiny size. The second time nothing is trained; another size is refused in the same folder."""
-    sizes = "--seeds 1 --epochs 1 --width 16 --layers 1 --side 8".split()
+    sizes = "--seeds 1 --epochs 1 --width 16 --layers 1 --side 8 --patch 4".split()
     arguments = ["daft", "6", "--out", str(tmp_path / "out"), "--data-dir", str(write_few(tmp_path / "few")), *sizes]
     assert compare_images.main(arguments) == 0
     said = capsys.readouterr().out

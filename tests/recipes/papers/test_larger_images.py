@@ -8,7 +8,8 @@ import torch
 from recipes.papers import larger_images
 from tests.recipes.small_images import write_few
 
-SIZES = "--seeds 1 --epochs 3 --width 16 --layers 1 --side 8 --larger 16 --sides 8 16 --windows 1 --heads 2".split()
+SIZES = "--seeds 1 --epochs 3 --width 16 --layers 1 --heads 2 --side 8 --patch 4 --larger 16 --sides 8 16".split()
+SIZES += ["--windows", "1"]
 
 
 def test_from_images_to_the_table_and_the_picture(tmp_path, monkeypatch, capsys):
