@@ -141,7 +141,8 @@ def _notes_of_shapes(options: ImageRows) -> list[str]:
     if any(name.endswith("_hier_s") for name in names):
         notes.append(
             f"hierarchical models have two stages, of width {options.width // 2} and {options.width}, the first in "
-            f"patches of {options.stage_patch} x {options.stage_patch}"
+            f"patches of {options.stage_patch} x {options.stage_patch}; chunks, windows and landmarks are a quarter of "
+            "its tokens"
         )
     if any("distilled" in name for name in names):
         notes.append("models with a distillation token learn without a teacher")

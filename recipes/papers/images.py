@@ -16,10 +16,12 @@ from ..shared.image_training import Batches, Images, fit, validate
 from ..shared.mnist import DATA_HELP, SIDE, name_of
 from .building import timm_arguments
 
-#: The papers' images have 14 x 14 patches, and their windows are for these; the landmarks of SOFT are 7 x 7.
-_PUBLISHED_GRID, _LANDMARKS = 14, 7
+#: The papers' images have 14 x 14 patches, and their windows are for these.
+_PUBLISHED_GRID = 14
 #: DAFT in DeiT-S's shape: the rank of its position biases is a third of the width; its window.
 _BIAS_SHARE, _WINDOW = 3, 11
+#: Mechanism -> the option that says how many tokens it treats together; in small a quarter of all.
+_REACHES = {"reformer": "chunk_size", "longformer": "window", "nystrom": "landmarks"}
 #: Deviation of the positions as first drawn.
 _POSITIONS = 1.0
 
@@ -67,9 +69,11 @@ def _two_stages(name: str, size: SmallImages) -> dict[str, Any]:
     patch = size.stage_patch
     stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1)}
     stages["num_heads"] = (max(1, size.heads // 2), size.heads)
-    if name.startswith("soft_"):
-        grids = (size.side // patch, size.side // patch // 2)
-        stages["ratio"] = tuple(max(1, round(grid / _LANDMARKS)) for grid in grids)
+    mechanism, tokens = name.removesuffix("_hier_s"), (size.side // patch) ** 2
+    if mechanism in _REACHES:
+        stages[_REACHES[mechanism]] = max(1, tokens // 4)
+    if mechanism == "soft":
+        stages["ratio"] = 2  # a landmark for 2 x 2 tokens
     return {"img_size": size.side, "patch_size": patch, **stages}
 
 

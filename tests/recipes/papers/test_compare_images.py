@@ -51,9 +51,7 @@ def test_heads_windows_and_biases_shrink_with_the_model():
     assert small_model("daft_full_s --model-kwargs bias_dim=0", SIZE)[1]["bias_dim"] == 0
     assert small_model("daft_conv_s --model-kwargs query=False", SIZE)[1]["query"] is False
     assert small_model("mixer_deit_s", SIZE)[1]["num_blocks"] == 2
-    assert small_model("soft_hier_s", replace(SIZE, stage_patch=2))[1]["ratio"] == (2, 1), (
-        "7 x 7 landmarks, as the authors have"
-    )
+    assert small_model("nystrom_hier_s", SIZE)[1]["landmarks"] == 12, "a quarter of 7 x 7 tokens"
 
 
 def test_rows_come_in_the_published_order():
