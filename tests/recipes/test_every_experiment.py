@@ -239,7 +239,7 @@ CASES = {
         {"images": "MNIST", "counts": {"train": 4000, "validation": 1000}},
         {"trained": 28, "top1": {"28": 90.0, "56": 85.0}},
         shown=("DeiT", "28", "4,321", "90.00 ± 0.00", "85.00 ± 0.00", "2", "1.0"),
-        said=("MNIST, 4,000 images", "those trained at 48"),
+        said=("MNIST, 4,000 images", "those trained at 49"),
     ),
     "pretrained.compare": Case(
         pretrained.EXPERIMENT,
