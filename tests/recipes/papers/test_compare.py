@@ -16,6 +16,7 @@ from recipes.shared import comparison
 from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data, Record
 from recipes.shared.tables import Run
+from tests.recipes.small_images import write_few
 
 KINDS = [
     (*table, masked) for table, values in TABLES.items() for masked in ([False, True] if values.masked else [False])
@@ -127,6 +128,7 @@ def test_commands_in_small_are_taken_by_their_programs(paper):
         (["flowformer", "11"], ["allowed for flowformer: 4", "recipes.lra.compare --table 11"]),
         (["daft", "5", "--masked"], ["--masked", "flash 1, flash 2"]),
         (["daft", "5", "--rows", "Mega"], ["--rows has Mega", "DAFT-conv-64"]),
+        (["daft", "5", "--data-dir", "few"], ["--data-dir is few", "--pixels"]),
         (["daft", "4", "--rows", "pixelcnn"], ["convolutional", "DAFT-full"]),
     ],
 )
@@ -166,3 +168,23 @@ def test_from_a_text_to_the_table(masked, tmp_path, capsys):
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [one["model"] for one in content["results"]] == ["no gating"]
     assert value(content["measured"]["cells"]["no gating"]) > 1 and content["measured"]["part"] == int(masked)
+
+
+@pytest.mark.usefixtures("imported_already")
+def test_from_images_to_the_table(tmp_path, capsys):
+    """A row whose text is the grey values of images; another kind of token, or no text at all, is refused."""
+    arguments = ["daft", "5", "--out", str(tmp_path / "out"), "--rows", "Linear Transformer", "--seeds", "1"]
+    with pytest.raises(SystemExit):
+        compare.main(arguments)
+    assert "allowed: one of --file and --pixels" in capsys.readouterr().err
+    arguments += ["--pixels", "4", "--data-dir", str(write_few(tmp_path / "few")), "--updates", "2"]
+    with pytest.raises(SystemExit):
+        compare.main([*arguments, "--characters"])
+    assert "--characters or --subwords is given with --pixels" in capsys.readouterr().err
+    assert compare.main([*arguments, "--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "68"]) == 0
+    shown = capsys.readouterr().out
+    assert "bits per pixel" in shown and "few in 4 x 4 pixels: 1 layers of width 16, 2 updates of 68 pixels" in shown
+    lines = (tmp_path / "out" / "pixels.txt").read_text().splitlines()
+    assert len(lines) == 36 and {len(line.split()) for line in lines} == {16}
+    (record,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
+    assert record["perplexity"] > 1 and "--tokens-per-sample 17" in record["command"]
