@@ -24,7 +24,7 @@ from ..shared.comparison import SEEDS, Column, Results, by_model, make_records
 from ..shared.experiment import MINUTES, PARAMETERS, Data, Experiment, Record, option
 from ..shared.image_training import Images, read_images, resized
 from ..shared.mnist import DIGITS, prepare_images
-from ..shared.plots import STYLE, save, style_of
+from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.scripts import positive_int
 from ..shared.tables import spread
 from ..shared.working_folder import atomic_write
@@ -213,7 +213,7 @@ def draw(options: LargerImages, facts: Record, records: Sequence[Record], path: 
     """Accuracy by the window, as in Figure 2, and by the size of the images."""
     found = by_model(records, options.models)
     with plt.rc_context(STYLE):
-        figure, (windows, sizes) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+        figure, (windows, sizes) = plt.subplots(1, 2, figsize=(15, 4.2), layout="constrained")
         for place, (alone, label) in enumerate(((False, "with what is outside"), (True, "window alone"))):
             lines = {w: found[window_name(w, alone)] for w in options.windows if window_name(w, alone) in found}
             own = {w: [record["top1"][str(options.side)] for record in of_window] for w, of_window in lines.items()}
@@ -230,7 +230,7 @@ def draw(options: LargerImages, facts: Record, records: Sequence[Record], path: 
         for axes in (windows, sizes):
             axes.set_ylabel("accuracy, held-out images, %")
             axes.grid(alpha=0.25)
-            axes.legend(fontsize=8)
+            legend_beside(axes)
         save(figure, path, dpi=130)
 
 
