@@ -1,6 +1,5 @@
 """Several torch.distributed processes for one test, over gloo and a file; no port is opened."""
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -9,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tests.processes import fork_server
 
 #: Seconds to wait for another process.
 PATIENCE = 100
@@ -19,9 +20,7 @@ class Processes:
 
     def __init__(self, count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
         self._files = [Path(folder, f"{rank}.txt") for rank in range(count)]
-        # Forked from a process that has already imported torch, which takes most of the start time.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.common.parallel.comparisons"])
+        context = fork_server()
         self._processes = [
             context.Process(target=_begin, args=(rank, count, str(folder), work, arguments), daemon=True)
             for rank in range(count)
