@@ -1,5 +1,6 @@
 """Several torch.distributed processes for one test, over gloo and a file; no port is opened."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -54,6 +55,9 @@ def _begin(rank: int, count: int, folder: str, work: Callable[..., None], argume
     output = os.open(Path(folder, f"{rank}.txt"), os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # As in a new interpreter: importing fairseq shows messages of every level, of which Numba has thousands.
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder, "store")), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE))
