@@ -42,13 +42,14 @@ def _serve(listener: Listener) -> None:
 
 
 def _result(words: list[str], stdin: str, cwd: str, environment: dict[str, str]) -> tuple[int, str]:
-    """The exit status of a command and its output, stderr included."""
+    """The exit status of a command, which may be ``python -m MODULE``, and its output, stderr included."""
     from tests.processes import Command, Forked  # the client does not need it
 
-    program = shutil.which(words[0], path=environment["PATH"])
+    module = words[2:] if words[:2] == ["python", "-m"] else None
+    program, *arguments = module or [shutil.which(words[0], path=environment["PATH"]), *words[1:]]
     if program is None:
         return 127, f"{words[0]}: command not found\n"
-    forked = Forked(Command(program, words[1:], stdin), cwd=cwd, environment=environment)
+    forked = Forked(Command(program, arguments, stdin), cwd=cwd, environment=environment)
     return forked.wait(), "".join(forked.printed())
 
 

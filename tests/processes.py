@@ -1,5 +1,6 @@
 """The path of the checkout, and Python programs in separate processes."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,8 @@ from typing import NamedTuple
 CHECKOUT = Path(__file__).resolve().parents[1]
 #: Seconds after which a process counts as stuck.
 LIMIT = 300
+#: Modules that forked processes have already imported. torch.optim imports torch._dynamo on first use.
+PRELOADED = ["torch", "torch._dynamo", "fairseq", "tests.common.parallel.comparisons"]
 
 
 def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
@@ -56,7 +59,7 @@ class Forked:
         for i, command in enumerate(commands):
             Path(self._folder.name, f"{i}.stdin").write_text(command.stdin)
         arguments = (command_lines, cwd or os.getcwd(), dict(environment), self._folder.name)
-        self._process = _server().Process(target=_run, args=arguments)
+        self._process = fork_server().Process(target=_run, args=arguments)
         self._process.start()
         self.pid = self._process.pid
 
@@ -89,15 +92,20 @@ def run_in_turn(*commands: Command, cwd: str = "") -> list[str]:
 
 
 @cache
-def _server() -> multiprocessing.context.ForkServerContext:
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """Starts processes as forks of one that has already imported what most of them need, which takes seconds.
+
+    A test process has only one such process, and whoever starts it decides what it imports. Packages that are not
+    installed are left out.
+    """
     context = multiprocessing.get_context("forkserver")
-    # torch.optim imports the last one on first use.
-    context.set_forkserver_preload(["torch", "fairseq", "torch._dynamo"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 
 def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folder: str) -> None:
     """In the new process, do what the interpreter does for each command line."""
+    gc.freeze()  # collections would look at everything that was imported, which takes a third of a second
     multiprocessing.set_start_method("fork", force=True)  # the interpreter's own; data loader workers start with it
     os.chdir(cwd)
     os.environ.clear()

@@ -28,11 +28,13 @@ fairseq-preprocess() { run_fairseq fairseq-preprocess "$@"; }
 fairseq-train() {
   local layers=--decoder-layers
   case "$*" in *_mlm*|*_classifier*) layers=--encoder-layers;; esac
-  run_fairseq fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 --no-epoch-checkpoints --data-buffer-size 0
+  ${BEFORE_TRAIN:-command} fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 \
+    --no-epoch-checkpoints --data-buffer-size 0
 }
 fairseq-eval-lm() { run_fairseq fairseq-eval-lm "$@"; }
 fairseq-generate() { run_fairseq fairseq-generate "$@" --max-len-b 4; }
 fairseq-interactive() { run_fairseq fairseq-interactive "$@" --max-len-b 4; }
+python() { if [ "$1" = -m ]; then run_fairseq python "$@"; else command python "$@"; fi; }
 make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 """
 
@@ -107,7 +109,8 @@ def anchors(path: Path) -> set[str]:
 def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
     """Run blocks one after another in one process in ``folder``; Python blocks share their names.
 
-    If ``BEFORE_FAIRSEQ`` is in the environment, its words prefix each fairseq command.
+    If ``BEFORE_FAIRSEQ`` is in the environment, its words prefix each command of fairseq and each ``python -m``;
+    ``BEFORE_TRAIN`` prefixes fairseq-train.
     """
     command = [sys.executable, "-W", "ignore", __file__]
     data = json.dumps([[block.place, block.language, block.code] for block in wanted])

@@ -69,11 +69,12 @@ def environment() -> dict[str, str]:
 def test_what_a_readme_shows_runs(readme, folder, environment):
     """Run all blocks of one README in order, in one folder: later blocks use output of earlier ones. Training is short.
 
-    Each command of the first README gets a new interpreter, as for a reader; importing fairseq takes most of its time.
+    The training of the first README gets a new interpreter, as for a reader; importing fairseq takes most of its time.
     """
     wanted = [block for block in TO_RUN if block.readme == readme]
     with served() as before:
-        done = run_blocks(wanted, folder, environment | ({} if readme == "README.md" else {"BEFORE_FAIRSEQ": before}))
+        train = "command" if readme == "README.md" else before
+        done = run_blocks(wanted, folder, environment | {"BEFORE_FAIRSEQ": before, "BEFORE_TRAIN": train})
     assert done.returncode == 0, done.stdout[-6000:]
 
 

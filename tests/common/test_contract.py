@@ -1,4 +1,4 @@
-"""The contract runs over an external mechanism in the way that its author runs it."""
+"""The contract runs over external mechanisms in the way that their authors run it."""
 
 import re
 import subprocess
@@ -9,30 +9,44 @@ import pytest
 from tests.common.contract.registry import choose
 from tests.processes import CHECKOUT
 
+#: Promises whose errors gated attention units word differently; ``modules/test_gated_attention_unit.py`` tests them.
+NOT_OF_UNITS = "what_stands_in_padding or long_sums or test_tensors or test_masks or longest_length"
+#: Tests by module: those that run, as an expression of pytest.
+CHOSEN = {
+    "tests.examples.mean": "mean",
+    "tests.examples.pooled": "pooled",
+    "tests.common.modules.gated_units": f"(unit_ and not ({NOT_OF_UNITS}))",
+    "tests.common.strangers.broken": "(broken_stranger and independence and not every_option)",
+}
 
-def contract(*arguments: str) -> tuple[int, str]:
-    """The exit status and the output of ``pytest tests/common/contract``."""
-    command = [sys.executable, "-m", "pytest", "tests/common/contract", "-p", "no:cacheprovider", *arguments]
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, str]:
+    """Tests of the contract by name, and how each ended: in one process, since only its start takes seconds."""
+    command = [sys.executable, "-m", "pytest", "tests/common/contract", "-p", "no:cacheprovider", "-vv"]
+    command += ["-k", " or ".join(CHOSEN.values()), *(word for module in CHOSEN for word in ("--mechanism", module))]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+    found = dict(re.findall(r"^\S+::(\w+\[.*\]) +([A-Z]+) ", done.stdout, re.MULTILINE))
+    assert done.returncode == 1 and found, done.stdout[-3000:] + done.stderr
+    return found
 
 
-def test_every_promise_is_kept_by_the_examples_of_the_guide():
-    """Only these mechanisms run, since a contract takes seconds. The case next to a module is read."""
-    modules = ("--mechanism", "tests.examples.mean", "--mechanism", "tests.examples.pooled")
-    status, output = contract(*modules, "-vv")
-    assert status == 0, output[-3000:]
-    tested = set(re.findall(r"::(\w+)\[", output))
-    assert {"test_lengths", "test_extend_is_forward", "test_it_exports", "test_options", "test_states"} <= tested
-    assert "[mean-causal-higher]" in output and "[pooled-full]" in output and "[linear" not in output
+@pytest.mark.parametrize("name", ["mean", "pooled", "unit_flash", "unit_quad"])
+def test_every_promise_is_kept_by_the_examples_of_the_guide_and_by_gated_attention_units(results, name):
+    """Only external mechanisms run. The case next to a module is read."""
+    ended = {test: result for test, result in results.items() if re.search(rf"[\[-]{name}[\]-]", test)}
+    assert {test: result for test, result in ended.items() if result not in ("PASSED", "SKIPPED")} == {}
+    kept = {test.partition("[")[0] for test, result in ended.items() if result == "PASSED"}
+    assert {"test_lengths", "test_it_exports", "test_options", "test_it_is_copied_pickled_and_loaded"} <= kept
+    assert ({"test_extend_is_forward", "test_states"} <= kept) == (name != "pooled")
+    cases = {"mean": "mean-causal-higher", "pooled": "pooled-full"}
+    assert any(cases.get(name, f"{name}-causal") in test for test in ended) and "[linear" not in "".join(results)
 
 
-def test_promises_that_a_mechanism_breaks_are_named():
-    arguments = ("--mechanism", "tests.common.strangers.broken", "-k", "independence and not every_option")
-    status, output = contract(*arguments)
-    assert status == 1, output[-3000:]
+def test_promises_that_a_mechanism_breaks_are_named(results):
     for promise in ("what_stands_in_padding_changes_no_bit", "a_prefix_does_not_depend_on_what_follows"):
-        assert re.search(rf"FAILED .*::test_{promise}\[.*broken_stranger-causal\]", output), promise
+        ended = {result for test, result in results.items() if promise in test and "broken_stranger-causal" in test}
+        assert ended == {"FAILED"}, promise
 
 
 def test_a_module_without_a_mechanism_is_refused():

@@ -54,6 +54,8 @@ def test_training_in_fairseq(arch, options, data_bin, run):
     name, kind = arch.split("_")
     task, criterion = {"lm": ("language_modeling", "cross_entropy"), "mlm": ("masked_lm", "masked_lm")}[kind]
     arguments = [data_bin, "--user-dir", "fairseq_plugin", "--task", task, "--criterion", criterion, "--arch", arch]
+    side = "decoder" if kind == "lm" else "encoder"
+    arguments += f"--{side}-layers 2 --{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-attention-heads 4".split()
     arguments += [*options, "--optimizer", "adam", "--lr", "0.01", "--max-update", "3", "--no-save", "--cpu"]
     arguments += ["--tokens-per-sample", "32", "--batch-size", "4", "--log-format", "simple", "--log-interval", "1"]
     printed = run(name, "from fairseq_cli.train import cli_main; cli_main()", *arguments)

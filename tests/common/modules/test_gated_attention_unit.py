@@ -1,8 +1,6 @@
-"""The gated attention unit keeps the contract of attentions; its own options and parameters are tested here."""
+"""Options and parameters of gated attention units; ``../test_contract.py`` runs the contract of attentions on them."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from common.ops.shared.reference_tools import rotated
 from tests.common.inputs import padding
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients
-from tests.processes import CHECKOUT
 
 FORMS = {"quad": {"chunk_size": None, "max_positions": 24}, "flash": {"chunk_size": 5}}
 forms = pytest.mark.parametrize("form", FORMS)
@@ -53,15 +50,6 @@ def assert_same(out, expected, module, x) -> None:
     names, leaves = zip(("x", x), *module.named_parameters())
     for name, actual, wanted in zip(names, gradients(out, leaves), gradients(expected, leaves)):
         assert_close(f"gradient of {name}", actual, wanted)
-
-
-def test_the_contract():
-    """The contract of attentions, except promises whose errors this module words differently, tested below."""
-    own = "what_stands_in_padding or long_sums or test_tensors or test_masks or longest_length"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/common/contract"]
-    command += ["-k", f"not ({own})", "--mechanism", "tests.common.modules.gated_units"]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize("heads", [1, 2])

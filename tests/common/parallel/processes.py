@@ -1,6 +1,6 @@
 """Several torch.distributed processes for one test, over gloo and a file; no port is opened."""
 
-import multiprocessing
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tests.processes import fork_server
 
 #: Seconds to wait for another process.
 PATIENCE = 100
@@ -19,9 +21,7 @@ class Processes:
 
     def __init__(self, count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
         self._files = [Path(folder, f"{rank}.txt") for rank in range(count)]
-        # Forked from a process that has already imported torch, which takes most of the start time.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.common.parallel.comparisons"])
+        context = fork_server()
         self._processes = [
             context.Process(target=_begin, args=(rank, count, str(folder), work, arguments), daemon=True)
             for rank in range(count)
@@ -55,6 +55,9 @@ def _begin(rank: int, count: int, folder: str, work: Callable[..., None], argume
     output = os.open(Path(folder, f"{rank}.txt"), os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # As in a new interpreter: importing fairseq shows messages of every level, of which Numba has thousands.
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder, "store")), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE))

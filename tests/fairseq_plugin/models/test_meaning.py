@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +18,10 @@ from torch import Tensor, nn
 
 from fairseq_plugin import FlowformerLanguageModel
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save
-from tests.fairseq_plugin.helpers.commands import NO_READER_THREAD, run_module, translation_training_command
+from tests.fairseq_plugin.helpers.commands import NO_READER_THREAD, run_in_turn, translation_training_command
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.text import dictionary
-from tests.processes import CHECKOUT
 
 PAPER = ("--flow-form", "paper", "--flow-clamp", "inf")
 
@@ -123,10 +120,13 @@ def test_cross_attention() -> None:
 def test_a_restart_of_fairseq_train_says_it(pairs_bin: str, tmp_path: Path) -> None:
     """One warning on the console if a flag was forgotten."""
     train = translation_training_command(pairs_bin, str(tmp_path), "flow", *NO_READER_THREAD)
-    run_module("fairseq_cli.train", [*train, "--lineartime-cross-attention", "linear", "--max-update", "2"])
-    command = [sys.executable, "-m", "fairseq_cli.train", *train, "--max-update", "3"]  # run_module hides warnings
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
-    assert done.stderr.count("the weights that are loaded") == 1 and "attention='linear'" in done.stderr
+    shown = tmp_path / "shown.py"  # run_in_turn hides warnings
+    shown.write_text("import warnings; warnings.resetwarnings(); from fairseq_cli.train import cli_main; cli_main()")
+    _, printed = run_in_turn(
+        ("fairseq_cli.train", [*train, "--lineartime-cross-attention", "linear", "--max-update", "2"], ""),
+        (str(shown), [*train, "--max-update", "3"], ""),
+    )
+    assert printed.count("the weights that are loaded") == 1 and "attention='linear'" in printed
 
 
 def test_a_classifier_remembers_what_it_pools() -> None:
