@@ -25,6 +25,8 @@ from .models import ALL_MODELS, DEFAULT_MODELS, FIGURES, MASKED_MODELS, MODELS, 
 from .report import draw
 
 COMMAND = "recipes.flash.compare"
+#: The default folder; that of a figure has its number.
+FOLDER = Path("work/flash/compare")
 LENGTHS, QUICK_LENGTHS = [512, 1024, 2048, 4096], [512, 1024]
 TOKENS_PER_UPDATE = 4096
 #: Log lines of a training: enough for a median without the first one, too few to cost time.
@@ -53,6 +55,7 @@ def architectures(text: str) -> list[str]:
 class FlashModels(Options):
     """The options: models and lengths, and the size, budget and batch of every model."""
 
+    out: Path = option(FOLDER, "default: %(default)s, or work/flash/figure_N", setting=False, type=Path)
     file: Path = option(None, "any text in UTF-8, from about 1 MB on", setting=False, type=Path, required=True)
     models: Sequence[str] = ()
     figure: int | None = option(
@@ -98,7 +101,8 @@ class FlashModels(Options):
         if self.width % (2 * self.heads) or self.width % 4:
             raise ValueError(f"--width is {self.width}; allowed: a multiple of 4, and of twice --heads, {self.heads}")
         masked = ALL_MODELS[models[0]].masked
-        return replace(self, models=models, lengths=lengths, tokens_per_update=tokens, masked=masked)
+        out = FOLDER.with_name(f"figure_{self.figure}") if figure is not None and self.out == FOLDER else self.out
+        return replace(self, out=out, models=models, lengths=lengths, tokens_per_update=tokens, masked=masked)
 
     def _models(self) -> list[str]:
         if self.archs is not None:

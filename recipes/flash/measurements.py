@@ -85,7 +85,8 @@ def perplexity_notes(options: Any, facts: Record) -> list[str]:
 def extra_tables(options: Any, facts: Record, records: list[Record]) -> list[Table]:
     """Seconds and memory, a row for each model and a column for each length; and what follows of them."""
     comparison = Comparison(options, records)
-    tables = [_seconds(comparison), _memory(comparison, facts), _added_perplexity(comparison), _speedup(comparison)]
+    tables = [_seconds(comparison), _memory(comparison, facts), _ratios(comparison)]
+    tables += [_added_perplexity(comparison), _speedup(comparison)]
     return [made for made in tables if made is not None]
 
 
@@ -111,6 +112,31 @@ def _memory(comparison: Comparison, facts: Record) -> Table:
     return _table(comparison, "Peak memory of fairseq-train, MiB", [TITLE, ATTENTION, *columns], notes)
 
 
+def _ratios(comparison: Comparison) -> Table | None:
+    """Perplexity and time over those of Transformer++; None where it is not compared."""
+    plan, fused = comparison.options, comparison.spelled(FUSED)
+    if fused not in plan.models:
+        return None
+
+    def cell(name: str, length: int) -> str:
+        theirs, ours = _by_seed(comparison, fused, length), _by_seed(comparison, name, length)
+        shared = theirs.keys() & ours.keys()
+        if not shared:
+            return MISSING
+        time = comparison.seconds_per_step(name, length) / comparison.seconds_per_step(fused, length)
+        return f"{spread([ours[seed] / theirs[seed] for seed in sorted(shared)])} / {time:.2f}"
+
+    rows = [(ALL_MODELS[name].title, *(cell(name, length) for length in plan.lengths)) for name in plan.models]
+    header = ("model", *(f"{length:,}" for length in plan.lengths))
+    notes = ["two trainings with the same seed; times of trainings one after the other, in which another load shows"]
+    return Table(f"Perplexity / seconds per step, over those of {ALL_MODELS[fused].title}", header, rows, notes)
+
+
+def _by_seed(comparison: Comparison, name: str, length: int) -> dict[int, float]:
+    """Seed -> perplexity."""
+    return {record["seed"]: record["perplexity"] for record in comparison.of(name, length)}
+
+
 def _added_perplexity(comparison: Comparison) -> Table | None:
     """Table 5; None unless both models of one of its rows are compared."""
     plan = comparison.options
@@ -118,10 +144,7 @@ def _added_perplexity(comparison: Comparison) -> Table | None:
     pairs = [pair for pair in pairs if set(pair) <= set(plan.models)]
 
     def cell(pair: tuple[str, str], length: int) -> str:
-        before, after = (
-            {record["seed"]: record["perplexity"] for record in comparison.of(architecture, length)}
-            for architecture in pair
-        )
+        before, after = (_by_seed(comparison, name, length) for name in pair)
         return spread([after[seed] - before[seed] for seed in before.keys() & after.keys()])
 
     if not pairs:

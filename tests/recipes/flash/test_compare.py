@@ -67,7 +67,7 @@ RECORDS = [
 
 def test_tables():
     shown = report(THREE, RECORDS, {"performer_lm.4096.1": "out of memory"}).tables
-    perplexity, seconds, memory, speedup = shown
+    perplexity, seconds, memory, ratios, speedup = shown
     assert perplexity.header == ("model", "architecture", "parameters", "512", "4,096")
     assert perplexity.rows[0] == ("FLASH", "flash_lm", "655,201", "123.46", "123.46")
     assert [row[2:] for row in seconds.rows] == [("1.000", "1.024"), ("2.048", "-"), ("0.500", "2.000")]
@@ -79,6 +79,7 @@ def test_tables():
         "Performer against Transformer++: slower at the longest length",
     ]
     assert memory.notes[1:] == ["not measured: performer_lm at 4,096: out of memory"]
+    assert ratios.rows[:2] == [("FLASH", "1.00 / 2.00", "1.00 / 0.51"), ("Performer", "1.00 / 4.10", "-")]
     # Transformer++ needs 100 steps of 0.5 s at 512 tokens, and FLASH as many of 1 s for the same perplexity.
     assert speedup.rows == [("FLASH", "0.50", "1.95"), ("Performer", "0.24", "-")]
 
@@ -177,6 +178,13 @@ def test_lengths_up_to_8192_and_any_size():
     options = options_of(None, *more)
     assert (options.lengths, options.tokens_per_update, options.seeds) == ([1024, 8192], 8192, 3)
     assert options.shape == Shape(64, 3, 2) and options.models[0] == "flash_mlm.chunk_64"
+
+
+def test_a_figure_has_its_own_folder():
+    """Pictures of different figures do not replace each other."""
+    folders = {options_of(None, "--figure", str(figure)).out.name for figure in FIGURES}
+    assert len(folders) == len(FIGURES) and options_of("flash_lm").out.name not in folders
+    assert options_of(None, "--figure", "7", "--out", "mine").out.name == "mine"
 
 
 def test_units_are_half_a_layer():
