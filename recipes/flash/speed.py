@@ -6,6 +6,7 @@ Performer-Matmul are products of matrices on a CPU, too. Run again, it goes on w
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ from .widths import build, equal_widths
 COMMAND = "recipes.flash.speed"
 #: The rows of Table 11: Performer and Performer-Matmul are one model.
 TABLE_11 = (FUSED, "performer_lm.scan", "performer_lm", "flash_lm")
+#: The time of one thread on a processor hardly depends on other work on the machine; of several threads it is a sum.
+CLOCKS = {"processor time": time.process_time, "time": time.perf_counter}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Steps(Options):
     seeds: int = option(3, "runs at each length (%(default)s)", setting=False)
     jobs: int = 1
     tokens: int = option(2048, "of a step (%(default)s); at least one sequence", quick=128)
-    width: int = option(256, "of every model (%(default)s)", quick=32)
+    width: int = option(SHAPE.width, "of every model (%(default)s)", quick=32)
     layers: int = option(SHAPE.layers, "of every model (%(default)s)")
     heads: int = option(SHAPE.heads, "of every model (%(default)s)")
     vocabulary: int = option(2000, "subwords (%(default)s)")
@@ -83,15 +86,16 @@ def prepare(options: Steps) -> Data:
         dictionary.save(str(part))
     shape = Shape(options.width, options.layers, options.heads)
     widths = equal_widths(options.out, list(options.models), options.lengths[0], shape)
-    kernels = switched_on() and has_numba()
-    return Data(options.out, {"widths": widths, "threads": torch.get_num_threads(), "kernels": kernels})
+    threads, kernels = torch.get_num_threads(), switched_on() and has_numba()
+    clock = "processor time" if threads == 1 and not torch.cuda.is_available() else "time"
+    return Data(options.out, {"widths": widths, "threads": threads, "kernels": kernels, "clock": clock})
 
 
 def train(options: Steps, data: Data) -> Results:
     """The records of all runs; one that is stored of the same models, threads and kernels is not repeated."""
     runs = [(length, seed) for seed in range(1, options.seeds + 1) for length in options.lengths]
     records: list[Record] = []
-    made_with = {"models": list(options.models), "threads": data.facts["threads"], "kernels": data.facts["kernels"]}
+    made_with = {"models": list(options.models), **{name: data.facts[name] for name in ("threads", "kernels", "clock")}}
     for length, seed in tqdm(runs, desc="runs", unit="", disable=None):
         path = options.out / "runs" / f"{length}.{seed}.json"
         if not path.exists() or read_json(path, made_with=dict)["made_with"] != made_with:
@@ -108,7 +112,8 @@ def measure(options: Steps, data: Data, length: int, seed: int) -> list[Record]:
     for name in options.models:
         models[name] = build(data.folder, options.arguments(name, data.facts["widths"]), length).to(device)
     tokens = torch.randint(4, options.vocabulary, (options.batch(length), length + 1)).to(device)
-    times = interleave([_step(model, tokens) for model in models.values()], synchronizer(device))
+    steps = [_step(model, tokens) for model in models.values()]
+    times = interleave(steps, synchronizer(device), CLOCKS[data.facts["clock"]])
     fused = times[options.models.index(FUSED)]
     return [
         {"model": name, "seed": seed, "length": length}
@@ -139,7 +144,7 @@ def notes(options: Steps, facts: Record) -> list[str]:
     """Notes below the ratios."""
     kernels = "on; they compute the sums of Performer" if facts["kernels"] else "off"
     return [
-        f"median time of loss and gradients of {options.tokens:,} tokens, without an update, over that of "
+        f"median {facts['clock']} of loss and gradients of {options.tokens:,} tokens, without an update, over that of "
         f"Transformer++ in the same rounds: models run in turns; mean ± standard deviation; runs: {options.seeds}",
         "Table 11 has Performer (scan) as Performer, and Performer as Performer-Matmul",
         f"{options.layers} layers (FLASH twice as many units) of width {options.width}, {options.heads} heads, "

@@ -166,7 +166,7 @@ CASES = {
     "flash.speed": Case(
         flash_speed.EXPERIMENT,
         ("--models", "flash_lm", "transformer_pp_lm", "--lengths", "512"),
-        {"widths": {}, "threads": 1, "kernels": False},
+        {"widths": {}, "threads": 1, "kernels": False, "clock": "time"},
         {"length": 512, "seconds": 0.5, "ratio": 1.25},
         shown=("FLASH", "relu² in chunks of 256, linear across", "4,321", "1.25 ± 0.00"),
         said=("| FLASH | 0.500 ± 0.000 |", "kernels for CPUs (LINEARTIME_CPU_KERNELS): off", "threads: 1"),
