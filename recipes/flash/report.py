@@ -18,7 +18,7 @@ _COLUMNS = 3
 
 def draw(options: Any, facts: Record, records: Sequence[Record], path: Path) -> None:
     """Draw records: the figure of the paper that they are of, or else latency and perplexity against cost."""
-    comparison = Comparison(options, records)
+    comparison = Comparison(options, records, facts.get("steps", ()))
     with plt.rc_context(STYLE):
         if any(ALL_MODELS[name].kind for name in options.models):
             _draw_sizes(comparison, path)

@@ -74,7 +74,7 @@ class Steps(Options):
 
     def arguments(self, name: str, widths: dict[str, int]) -> list[str]:
         """The options of fairseq-train for a model."""
-        return Shape(self.width, self.layers, self.heads).arguments(name, widths[name])
+        return Shape(self.width, self.layers, self.heads).arguments(name, widths.get(name))
 
 
 def prepare(options: Steps) -> Data:
@@ -85,7 +85,8 @@ def prepare(options: Steps) -> Data:
     with atomic_write(options.out / "dict.txt") as part:
         dictionary.save(str(part))
     shape = Shape(options.width, options.layers, options.heads)
-    widths = equal_widths(options.out, list(options.models), options.lengths[0], shape)
+    equal = [name for name in options.models if MODELS[name].shape is None]
+    widths = equal_widths(options.out, equal, options.lengths[0], shape)
     threads, kernels = torch.get_num_threads(), switched_on() and has_numba()
     clock = "processor time" if threads == 1 and not torch.cuda.is_available() else "time"
     return Data(options.out, {"widths": widths, "threads": threads, "kernels": kernels, "clock": clock})
@@ -119,6 +120,7 @@ def measure(options: Steps, data: Data, length: int, seed: int) -> list[Record]:
         {"model": name, "seed": seed, "length": length}
         | {"parameters": sum(weight.numel() for weight in model.parameters())}
         | {"seconds": statistics.median(rounds), "ratio": ratio(fused, rounds)}
+        | {"tokens_per_second": options.batch(length) * length / statistics.median(rounds)}
         for (name, model), rounds in zip(models.items(), times)
     ]
 
