@@ -125,8 +125,8 @@ class FlashModels(Options):
 
     def settings(self) -> Record:
         """See ``Options``; lengths may be added later, too."""
-        size = self.file.stat().st_size if self.file.is_file() else None
-        return {**super().settings(), "file": self.file.name, "bytes": size}
+        file = Path(self.file)  # a text in stored results
+        return {**super().settings(), "file": file.name, "bytes": file.stat().st_size if file.is_file() else None}
 
     def as_dict(self) -> Record:
         """See ``Options``."""

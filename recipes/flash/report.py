@@ -48,7 +48,7 @@ def _draw_costs(comparison: Comparison, path: Path) -> None:
         _cost(axes, comparison, length)
     handles = {label: handle for axes in panels[:count] for handle, label in zip(*axes.get_legend_handles_labels())}
     names = [ALL_MODELS[name].title for name in plan.models if ALL_MODELS[name].title in handles]
-    legend = {"loc": "outside lower center", "ncols": min(4, len(names)), "frameon": False}
+    legend = {"loc": "outside lower center", "ncols": min(4, 2 * columns, len(names)), "frameon": False}
     figure.legend([handles[name] for name in names], names, **legend)
     save(figure, path, dpi=130)
 
