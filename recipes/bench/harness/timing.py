@@ -18,14 +18,16 @@ _LONG = 0.5
 def interleave(
     functions: Sequence[Callable[[], object]],
     synchronize: Callable[[], None],
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> list[list[float]]:
     """Seconds of one call of each function, as [function][round]. Every second round runs in reverse order.
 
-    Before the first round each function is called to warm up, which is not counted. ``clock`` is the time that counts.
+    Before the first round each function is called to warm up, which is not counted. Times are those of ``clock``,
+    by default ``time.perf_counter``.
     """
     if not functions:
         return []
+    clock = clock or time.perf_counter
     repeats = []
     for function in functions:
         warm = _seconds(function, 1, synchronize, clock)
