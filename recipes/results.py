@@ -13,7 +13,8 @@ rest of the file does not change. Its records are lines of JSON in ``records.jso
 For a stored results.json of a command, each table has a single line instead:
 ``{"table": NAME, "experiment": MODULE, "results": FILE}``. The table is the first one that the module's ``EXPERIMENT``
 makes from that file, or with ``"number": N`` one of those below it, counted from 1; with all columns or only
-``"columns": [HEADER, ...]``. ``"picture": FILE`` is its picture, which has the digest of the records in its metadata.
+``"columns": [HEADER, ...]``. Its first column has names that are typed, or with ``"typed": false`` titles. ``"picture":
+FILE`` is its picture, which has the digest of the records in its metadata.
 """
 
 import hashlib
@@ -97,10 +98,11 @@ def stored_report(head: Record, folder: Path) -> Report:
 
 
 def table_of_experiment(head: Record, folder: Path) -> str:
-    """The table of a head with an experiment; names of models are written as code."""
+    """The table of a head with an experiment; names that are typed are written as code."""
     table = stored_report(head, folder).tables[head.get("number", 0)]
     shown = [table.header.index(name) for name in head.get("columns", table.header)]
-    rows = [[f"`{row[i]}`" if i == 0 else row[i] for i in shown] for row in table.rows]
+    typed = head.get("typed", True)
+    rows = [[f"`{row[i]}`" if i == 0 and typed else row[i] for i in shown] for row in table.rows]
     return markdown_table([table.header[i] for i in shown], rows)
 
 

@@ -56,6 +56,7 @@ recipes.demo.train_digits --data-dir {folder} --model test_vit --num-classes 10 
 recipes.enwik8.prepare --file {file} --out new
 recipes.flash.compare --file {file} --out new
 recipes.flash.prepare c4 --file {missing} --out new
+recipes.flash.speed --out {text}
 recipes.flash.widths {folder} --archs flash_lm
 recipes.from_softmax.compare --file {file} --out new
 recipes.from_softmax.encoder --folder {folder} --file text.txt --out new

@@ -48,6 +48,7 @@ COMMANDS = {
     "recipes.enwik8.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.flash.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
+    "recipes.flash.speed": Case(FOLDER, "--out", "--quick"),
     "recipes.from_softmax.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.from_softmax.encoder": Case(FOLDER, "--out", f"--folder . --file {SOURCE}"),
     "recipes.from_softmax.images": Case(FOLDER, "--out", "--quick"),

@@ -6,6 +6,7 @@ Run again, it goes on where it was interrupted.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ..shared.commands import python_command, run
 from ..shared.comparison import NO_READER, PlannedTraining
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.fairseq_training import last_validation
+from ..shared.json_files import read_json
 from ..shared.scripts import positive_int
 from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
 from ..shared.trainings import Training
@@ -25,6 +27,8 @@ from .models import ALL_MODELS, DEFAULT_MODELS, FIGURES, MASKED_MODELS, MODELS, 
 from .report import draw
 
 COMMAND = "recipes.flash.compare"
+#: The default folder; that of a figure has its number.
+FOLDER = Path("work/flash/compare")
 LENGTHS, QUICK_LENGTHS = [512, 1024, 2048, 4096], [512, 1024]
 TOKENS_PER_UPDATE = 4096
 #: Log lines of a training: enough for a median without the first one, too few to cost time.
@@ -53,6 +57,7 @@ def architectures(text: str) -> list[str]:
 class FlashModels(Options):
     """The options: models and lengths, and the size, budget and batch of every model."""
 
+    out: Path = option(FOLDER, "default: %(default)s, or work/flash/figure_N", setting=False, type=Path)
     file: Path = option(None, "any text in UTF-8, from about 1 MB on", setting=False, type=Path, required=True)
     models: Sequence[str] = ()
     figure: int | None = option(
@@ -75,6 +80,9 @@ class FlashModels(Options):
     layers: int = option(SHAPE.layers, "of every model (%(default)s)")
     heads: int = option(SHAPE.heads, "of every model (%(default)s)")
     vocabulary: int = option(2000, "subwords (%(default)s)")
+    steps: Path | None = option(
+        None, "results.json of recipes.flash.speed, for seconds of models in turns", setting=False, type=Path
+    )
 
     @property
     def shape(self) -> Shape:
@@ -98,7 +106,8 @@ class FlashModels(Options):
         if self.width % (2 * self.heads) or self.width % 4:
             raise ValueError(f"--width is {self.width}; allowed: a multiple of 4, and of twice --heads, {self.heads}")
         masked = ALL_MODELS[models[0]].masked
-        return replace(self, models=models, lengths=lengths, tokens_per_update=tokens, masked=masked)
+        out = FOLDER.with_name(f"figure_{self.figure}") if figure is not None and self.out == FOLDER else self.out
+        return replace(self, out=out, models=models, lengths=lengths, tokens_per_update=tokens, masked=masked)
 
     def _models(self) -> list[str]:
         if self.archs is not None:
@@ -116,8 +125,8 @@ class FlashModels(Options):
 
     def settings(self) -> Record:
         """See ``Options``; lengths may be added later, too."""
-        size = self.file.stat().st_size if self.file.is_file() else None
-        return {**super().settings(), "file": self.file.name, "bytes": size}
+        file = Path(self.file)  # a text in stored results
+        return {**super().settings(), "file": file.name, "bytes": file.stat().st_size if file.is_file() else None}
 
     def as_dict(self) -> Record:
         """See ``Options``."""
@@ -141,8 +150,28 @@ def equal_widths(options: FlashModels, data: Path) -> dict[str, int]:
     return json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
 
 
+def read_steps(options: FlashModels) -> list[Record]:
+    """The records in the file ``steps``; none without a file.
+
+    Raises:
+        ValueError: no such results, of models of another size, or without a model at a length.
+    """
+    if options.steps is None:
+        return []
+    content = read_json(options.steps, "results.json of python -m recipes.flash.speed", plan=dict, results=list)
+    for name in ("width", "layers", "heads", "vocabulary"):
+        if content["plan"].get(name) != getattr(options, name):
+            allowed = f"{content['plan'].get(name)}, that of --steps {options.steps}"
+            raise ValueError(f"--{name} is {getattr(options, name)}; allowed: {allowed}")
+    timed = {(record["model"], record["length"]) for record in content["results"]}
+    for case in itertools.product(options.models, options.lengths):
+        if case not in timed:
+            raise ValueError(f"--steps {options.steps} has no {case[0]} at {case[1]}; allowed: all models and lengths")
+    return content["results"]
+
+
 def prepare(options: FlashModels) -> Data:
-    """The text in subwords; the facts are what each split of the ``text`` has, and the inner ``widths`` of models.
+    """The text in subwords; facts are what each split of the ``text`` has, inner ``widths`` of models, and ``steps``.
 
     Raises:
         CommandFailed, ValueError: the text could not be prepared, or is shorter than the longest sequence.
@@ -158,7 +187,7 @@ def prepare(options: FlashModels) -> Data:
         )
     data = options.out / "data-bin"
     text = {split: {**count._asdict(), "tokens_per_word": count.tokens_per_word} for split, count in counts.items()}
-    return Data(data, {"text": text, "widths": equal_widths(options, data)})
+    return Data(data, {"text": text, "widths": equal_widths(options, data), "steps": read_steps(options)})
 
 
 def train_arguments(options: FlashModels, data: Data, name: str, length: int, seed: int) -> list[object]:

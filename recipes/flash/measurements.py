@@ -22,14 +22,16 @@ class Comparison(NamedTuple):
 
     options: Any
     records: Sequence[Record]
+    steps: Sequence[Record] = ()  # models in turns, from ``--steps``
 
     def spelled(self, name: str) -> str:
         """The causal model ``name``, or the masked one in its place where models are masked."""
         return masked_name(name) if self.options.masked else name
 
     def seconds_per_step(self, architecture: str, length: int) -> float | None:
-        """The median over seeds; None without records."""
-        speeds = [record["tokens_per_second"] for record in self.of(architecture, length)]
+        """The median over runs in turns or, where there are none, over trainings; None without either."""
+        steps = [step for step in of_model(self.steps, architecture) if step["length"] == length]
+        speeds = [record["tokens_per_second"] for record in steps or self.of(architecture, length)]
         return self.options.tokens_per_update / statistics.median(speeds) if speeds else None
 
     def of(self, architecture: str, length: int) -> list[Record]:
@@ -84,8 +86,9 @@ def perplexity_notes(options: Any, facts: Record) -> list[str]:
 
 def extra_tables(options: Any, facts: Record, records: list[Record]) -> list[Table]:
     """Seconds and memory, a row for each model and a column for each length; and what follows of them."""
-    comparison = Comparison(options, records)
-    tables = [_seconds(comparison), _memory(comparison, facts), _added_perplexity(comparison), _speedup(comparison)]
+    comparison = Comparison(options, records, facts.get("steps", ()))
+    tables = [_seconds(comparison), _memory(comparison, facts), _ratios(comparison)]
+    tables += [_added_perplexity(comparison), _speedup(comparison)]
     return [made for made in tables if made is not None]
 
 
@@ -97,18 +100,51 @@ def _seconds(comparison: Comparison) -> Table:
     per_update = comparison.options.tokens_per_update
 
     def cell(records: list[Record]) -> str:
-        return f"{per_update / statistics.median(record['tokens_per_second'] for record in records):.3f}"
+        return f"{comparison.seconds_per_step(records[0]['model'], records[0]['length']):.3f}"
 
     columns = by_length(comparison.options.lengths, cell)
-    notes = [f"{per_update:,} over the median of the tokens per second in fairseq's log"]
+    notes = [_source_of_seconds(comparison)]
     title = f"Seconds per training step of {per_update:,} tokens"
     return _table(comparison, title, [TITLE, ATTENTION, *columns], [*notes, *_break_even_notes(comparison)])
+
+
+def _source_of_seconds(comparison: Comparison) -> str:
+    """A note."""
+    if comparison.steps:
+        return "seconds of loss and gradients, without an update, of recipes.flash.speed: models in turns"
+    per_update = comparison.options.tokens_per_update
+    return f"{per_update:,} over the median of the tokens per second in fairseq's log, with whatever else ran"
 
 
 def _memory(comparison: Comparison, facts: Record) -> Table:
     columns = by_length(comparison.options.lengths, largest("peak_bytes", 2**-20))
     notes = ["the whole process, Python and torch included", *_missing_notes(comparison.options, facts)]
     return _table(comparison, "Peak memory of fairseq-train, MiB", [TITLE, ATTENTION, *columns], notes)
+
+
+def _ratios(comparison: Comparison) -> Table | None:
+    """Perplexity and time over those of Transformer++; None where it is not compared."""
+    plan, fused = comparison.options, comparison.spelled(FUSED)
+    if fused not in plan.models:
+        return None
+
+    def cell(name: str, length: int) -> str:
+        theirs, ours = _by_seed(comparison, fused, length), _by_seed(comparison, name, length)
+        shared = theirs.keys() & ours.keys()
+        if not shared:
+            return MISSING
+        time = comparison.seconds_per_step(name, length) / comparison.seconds_per_step(fused, length)
+        return f"{spread([ours[seed] / theirs[seed] for seed in sorted(shared)])} / {time:.2f}"
+
+    rows = [(ALL_MODELS[name].title, *(cell(name, length) for length in plan.lengths)) for name in plan.models]
+    header = ("model", *(f"{length:,}" for length in plan.lengths))
+    notes = ["perplexities of trainings with the same seed", _source_of_seconds(comparison)]
+    return Table(f"Perplexity / seconds per step, over those of {ALL_MODELS[fused].title}", header, rows, notes)
+
+
+def _by_seed(comparison: Comparison, name: str, length: int) -> dict[int, float]:
+    """Seed -> perplexity."""
+    return {record["seed"]: record["perplexity"] for record in comparison.of(name, length)}
 
 
 def _added_perplexity(comparison: Comparison) -> Table | None:
@@ -118,10 +154,7 @@ def _added_perplexity(comparison: Comparison) -> Table | None:
     pairs = [pair for pair in pairs if set(pair) <= set(plan.models)]
 
     def cell(pair: tuple[str, str], length: int) -> str:
-        before, after = (
-            {record["seed"]: record["perplexity"] for record in comparison.of(architecture, length)}
-            for architecture in pair
-        )
+        before, after = (_by_seed(comparison, name, length) for name in pair)
         return spread([after[seed] - before[seed] for seed in before.keys() & after.keys()])
 
     if not pairs:
@@ -177,8 +210,7 @@ def _parameters(records: Sequence[Record]) -> str:
 def _break_even_notes(comparison: Comparison) -> list[str]:
     speeds: dict[str, dict[int, float]] = {}
     for model, length in dict.fromkeys((record["model"], record["length"]) for record in comparison.records):
-        median = statistics.median(record["tokens_per_second"] for record in comparison.of(model, length))
-        speeds.setdefault(model, {})[length] = median
+        speeds.setdefault(model, {})[length] = 1.0 / comparison.seconds_per_step(model, length)
     fused = comparison.spelled(FUSED)
     if fused not in speeds:
         return []

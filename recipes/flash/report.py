@@ -18,7 +18,7 @@ _COLUMNS = 3
 
 def draw(options: Any, facts: Record, records: Sequence[Record], path: Path) -> None:
     """Draw records: the figure of the paper that they are of, or else latency and perplexity against cost."""
-    comparison = Comparison(options, records)
+    comparison = Comparison(options, records, facts.get("steps", ()))
     with plt.rc_context(STYLE):
         if any(ALL_MODELS[name].kind for name in options.models):
             _draw_sizes(comparison, path)
@@ -48,7 +48,7 @@ def _draw_costs(comparison: Comparison, path: Path) -> None:
         _cost(axes, comparison, length)
     handles = {label: handle for axes in panels[:count] for handle, label in zip(*axes.get_legend_handles_labels())}
     names = [ALL_MODELS[name].title for name in plan.models if ALL_MODELS[name].title in handles]
-    legend = {"loc": "outside lower center", "ncols": min(4, len(names)), "frameon": False}
+    legend = {"loc": "outside lower center", "ncols": min(4, 2 * columns, len(names)), "frameon": False}
     figure.legend([handles[name] for name in names], names, **legend)
     save(figure, path, dpi=130)
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from fairseq import tasks
+from torch import nn
 
 from common.command_parser import CommandParser
 
@@ -21,8 +22,8 @@ TOLERANCE = 0.02
 _STEPS = 16
 
 
-def count_parameters(data: Path, arguments: list[str], length: int, masked: bool = False) -> int:
-    """Parameters of the model, ``masked`` or causal, that fairseq-train would build with ``arguments``."""
+def build(data: Path, arguments: list[str], length: int, masked: bool = False) -> nn.Module:
+    """The model, ``masked`` or causal, that fairseq-train would build with ``arguments``."""
     fixed = [
         str(data),
         "--user-dir",
@@ -33,8 +34,12 @@ def count_parameters(data: Path, arguments: list[str], length: int, masked: bool
         str(length),
     ]
     options = model_options([*fixed, *arguments])
-    model = tasks.setup_task(options).build_model(options)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return tasks.setup_task(options).build_model(options)
+
+
+def count_parameters(data: Path, arguments: list[str], length: int, masked: bool = False) -> int:
+    """Parameters of that model."""
+    return sum(parameter.numel() for parameter in build(data, arguments, length, masked).parameters())
 
 
 def equal_widths(data: Path, models: list[str], length: int, shape: Shape = SHAPE) -> dict[str, int]:

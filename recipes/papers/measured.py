@@ -34,11 +34,11 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 class Measured(NamedTuple):
-    """One comparison whose models are rows, or columns, of a published table."""
+    """One comparison, whose models are rows or columns of a published table, or are drawn in a figure."""
 
     what: str  # size and data
-    cells: dict[str, str]  # by the name of a row, or the header of a column of models
-    column: str  # of the table, that it is compared with; the row, if columns are models
+    cells: dict[str, str]  # by the name of a row, the header of a column of models, or a model in a figure
+    column: str  # of the table, that it is compared with; the row, if columns are models; in a figure, of its own
     command: str
     machine: str
     date: str
@@ -46,6 +46,8 @@ class Measured(NamedTuple):
     higher_is_better: bool = True
     part: int = 0  # index into a published cell with several numbers, as in "16.78 / 4.23"
     full_size: bool = False  # whether models, data and budget are the paper's
+    ratio_to: str = ""  # the row over whose number the cells are
+    picture: str = ""  # from the root of the checkout
 
     @property
     def size(self) -> str:
@@ -54,7 +56,7 @@ class Measured(NamedTuple):
 
 
 def measured(paper: str, number: str) -> list[Measured]:
-    """Our measurements for a table."""
+    """Our measurements for a table, or for a "figure-3"."""
     measurements = read_record(_KEPT, dict[str, list[Measured]]).get(f"{paper} {number}", [])
     return [*measurements, _vowels()] if (paper, number) == ("flowformer", "6") else measurements
 

@@ -69,7 +69,9 @@ def show_figure(paper: Paper, figure: Figure, command: str) -> str:
     head = _filled(f"{paper.title}, Figure {figure.number}: {figure.caption}")
     if not command.startswith("python "):
         return "\n".join([*head, *_filled(f"not drawn: {command}")])
-    return "\n".join([*(f"# {line}" for line in head), Block("drawn here by", (command,)).printed()])
+    lines = [line for one in measured(paper.name, key(figure)) for line in ("", *_drawn(one))]
+    comments = [f"# {line}".rstrip() for line in head + lines]
+    return "\n".join([*comments, Block("drawn here by", (command,)).printed()])
 
 
 def key(figure: Figure) -> str:
@@ -97,8 +99,10 @@ def _here(entries: dict[str, Entry], found: list[Measured]) -> list[tuple[str, .
 def _measured(table: PublishedTable, one: Measured) -> list[str]:
     published = published_cells(table, one.column, list(one.cells), one.part)
     ordered = sorted(one.cells, key=lambda name: value(published[name]), reverse=one.higher_is_better)
-    shown = [(f"{one.column}, published order", "published", "measured here")]
-    shown += [(name, published[name], one.cells[name]) for name in ordered]
+    over = one.ratio_to
+    measured_here = f"measured here, over {over}" if over else "measured here"
+    shown = [(f"{one.column}, published order", f"published (over {over})" if over else "published", measured_here)]
+    shown += [(name, _published(published, name, over), one.cells[name]) for name in ordered]
     scale = "" if one.full_size else " Another experiment: it confirms and refutes no row."
     remarks = f"{said_of_order(one.cells, published)}{scale} {one.limits}"
     return [
@@ -107,6 +111,24 @@ def _measured(table: PublishedTable, one: Measured) -> list[str]:
         *_columns(shown),
         "",
         *_filled(remarks),
+        one.command,
+        f"{one.machine}, {one.date}",
+    ]
+
+
+def _published(cells: dict[str, str], name: str, ratio_to: str) -> str:
+    """A published number, and that number over the one of ``ratio_to``, if it is a name."""
+    return f"{cells[name]} ({value(cells[name]) / value(cells[ratio_to]):.2f})" if ratio_to else cells[name]
+
+
+def _drawn(one: Measured) -> list[str]:
+    """The lines of a comparison that is drawn."""
+    return [
+        *_filled(f"Drawn in {one.picture}: {one.what}"),
+        "",
+        *_columns([("model", one.column), *one.cells.items()]),
+        "",
+        *_filled(one.limits),
         one.command,
         f"{one.machine}, {one.date}",
     ]

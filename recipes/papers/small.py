@@ -40,10 +40,11 @@ class Values(NamedTuple):
     column: str
     bits: bool = False  # bits per token, not perplexity
     masked: bool = False  # whether each row also has a masked model
+    post_norm: bool = False  # whether its models are compared pre-norm and post-norm
 
 
 TABLES = {
-    ("flowformer", "4"): Values("PERPLEXITY"),
+    ("flowformer", "4"): Values("PERPLEXITY", post_norm=True),
     ("flash", "1"): Values("PPLX (LM/MLM)", masked=True),
     ("flash", "2"): Values("PPLX (LM/MLM)", masked=True),
     ("daft", "4"): Values("Test loss", bits=True),
@@ -75,9 +76,12 @@ _ELSEWHERE = {
     ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",
     ("flash", "5"): "python -m recipes.flash.compare --file TEXT --seeds 3 "
     "--archs flash_quad_lm,flash_lm,transformer_pp_lm,mc_transformer_pp_lm",
+    ("flash", "11"): "python -m recipes.flash.speed",
     ("flash", "12"): _SEVEN.replace("_lm", "_mlm"),
     ("flash", "13"): _SEVEN,
 }
+#: Options that choose another form of all rows, in a folder of its own; fields of ``Values`` say for which tables.
+_FORMS = ("masked", "post_norm")
 #: Options of a mechanism that shrink with the sequences.
 _REACHES = ("daft_window", "local_window")
 
@@ -149,6 +153,7 @@ class Rows(TableOptions, LanguageModels):
         None, "of the table; default: all that are models here", setting=False, nargs="+", metavar="NAME"
     )
     masked: bool = option(False, "FLASH's masked models, not the causal ones")
+    post_norm: bool = option(False, "LayerNorm after each block, as in the Flowformer paper's equation 9")
 
     def completed(self) -> "Rows":
         """The options with the models of the rows and the folder of this comparison.
@@ -159,10 +164,13 @@ class Rows(TableOptions, LanguageModels):
         self.check_table(TABLES)
         if self.data_dir is not None and self.pixels is None:
             raise argparse.ArgumentTypeError(f"--data-dir is {self.data_dir}; allowed: with --pixels")
-        if self.masked and not self.values.masked:
-            masked = ", ".join(" ".join(key) for key, values in TABLES.items() if values.masked)
-            raise argparse.ArgumentTypeError(f"--masked is given with {self.paper} {self.table}; allowed: {masked}")
-        completed = replace(self, models=self._chosen_rows(), out=self.folder(*["masked"] * self.masked))
+        forms = [name for name in _FORMS if getattr(self, name)]
+        for name in forms:
+            if not getattr(self.values, name):
+                allowed = ", ".join(" ".join(key) for key, values in TABLES.items() if getattr(values, name))
+                typed = f"--{name.replace('_', '-')} is given with {self.paper} {self.table}"
+                raise argparse.ArgumentTypeError(f"{typed}; allowed: {allowed}")
+        completed = replace(self, models=self._chosen_rows(), out=self.folder(*forms))
         return completed if self.file is not None else completed._of_pixels()
 
     def _of_pixels(self) -> "Rows":
@@ -203,6 +211,7 @@ class Rows(TableOptions, LanguageModels):
             *("--user-dir", "fairseq_plugin", "--task", *task, "--arch", *shlex.split(training.model)),
             *(word for name, size in sizes.items() for word in (f"--{name.replace('_', '-')}", size)),
             *("--dropout", "0.0", "--tokens-per-sample", self.tokens_per_sample),  # a short training repeats little
+            *["--lineartime-post-norm"] * self.post_norm,
         ]
 
     def _training(self, row: str) -> Training:
@@ -241,8 +250,9 @@ class Rows(TableOptions, LanguageModels):
     @property
     def depth(self) -> str:
         """The layers in words."""
+        norms = ["pre-norm, ", "post-norm, "][self.post_norm] if self.values.post_norm else ""
         of_units = any(map(_of_units, map(self._training, self.models)))
-        return f"{self.layers} layers" + (f", or {2 * self.layers} gated attention units," if of_units else "")
+        return f"{norms}{self.layers} layers" + (f", or {2 * self.layers} gated attention units," if of_units else "")
 
     @property
     def values(self) -> Values:

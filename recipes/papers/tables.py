@@ -40,8 +40,15 @@ class PublishedTable(NamedTuple):
         return {row.name: row for row in self.rows}[name]
 
     def cell(self, row: str, column: str) -> str:
-        """The cell in the row ``row`` and the first column whose header begins with ``column``; KeyError if none."""
-        matches = [i for i, header in enumerate(self.header) if i and header.startswith(column)]
+        """The cell in the row ``row`` and the first column whose header begins with ``column``; KeyError if none.
+
+        A header between "512: PPLX" and "1024: PPLX" has two names: "Latency" and "512: Latency".
+        """
+        group, matches = "", []
+        for i, header in enumerate(self.header):
+            group = header.partition(": ")[0] if ": " in header else group
+            if i and (header.startswith(column) or f"{group}: {header}".startswith(column)):
+                matches.append(i)
         if not matches:
             raise KeyError(column)
         return self.row(row).cells[matches[0]]

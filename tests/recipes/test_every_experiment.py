@@ -14,6 +14,7 @@ from PIL import Image
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from recipes.flash import compare as flash
+from recipes.flash import speed as flash_speed
 from recipes.from_softmax import compare as from_softmax
 from recipes.from_softmax import encoder as from_softmax_encoder
 from recipes.from_softmax import images as from_softmax_images
@@ -162,6 +163,14 @@ CASES = {
         {"length": 512, "perplexity": 9.5, "tokens_per_second": 8192.0, "curve": [[10, 12.0], [20, 9.5]]},
         shown=("FLASH", "flash_lm", "4,321", "9.50 ± 0.00"),
         said=("relu² in chunks of 256, linear across", "0.500", "1,024", "mean and standard deviation of 2 seeds"),
+    ),
+    "flash.speed": Case(
+        flash_speed.EXPERIMENT,
+        ("--models", "flash_lm", "transformer_pp_lm", "--lengths", "512"),
+        {"widths": {}, "threads": 1, "kernels": False, "clock": "time"},
+        {"length": 512, "seconds": 0.5, "ratio": 1.25},
+        shown=("FLASH", "relu² in chunks of 256, linear across", "4,321", "1.25 ± 0.00"),
+        said=("| FLASH | 0.500 ± 0.000 |", "kernels for CPUs (LINEARTIME_CPU_KERNELS): off", "threads: 1"),
     ),
     "from_softmax.compare": Case(
         from_softmax.EXPERIMENT,

@@ -15,18 +15,24 @@ LEAST_SECONDS = 0.01
 _LONG = 0.5
 
 
-def interleave(functions: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[list[float]]:
+def interleave(
+    functions: Sequence[Callable[[], object]],
+    synchronize: Callable[[], None],
+    clock: Callable[[], float] | None = None,
+) -> list[list[float]]:
     """Seconds of one call of each function, as [function][round]. Every second round runs in reverse order.
 
-    Before the first round each function is called to warm up, which is not counted.
+    Before the first round each function is called to warm up, which is not counted. Times are those of ``clock``,
+    by default ``time.perf_counter``.
     """
     if not functions:
         return []
+    clock = clock or time.perf_counter
     repeats = []
     for function in functions:
-        warm = _seconds(function, 1, synchronize)
+        warm = _seconds(function, 1, synchronize, clock)
         if warm < _LONG:
-            warm = _seconds(function, 1, synchronize)
+            warm = _seconds(function, 1, synchronize, clock)
         repeats.append(max(1, round(LEAST_SECONDS / max(warm, 1e-7))))
     times: list[list[float]] = [[] for _ in functions]
     order = list(range(len(functions)))
@@ -39,20 +45,22 @@ def interleave(functions: Sequence[Callable[[], object]], synchronize: Callable[
             if done >= LEAST_ROUNDS and time.perf_counter() - started > SECONDS:
                 break
             for i in order if done % 2 == 0 else reversed(order):
-                times[i].append(_seconds(functions[i], repeats[i], synchronize) / repeats[i])
+                times[i].append(_seconds(functions[i], repeats[i], synchronize, clock) / repeats[i])
     finally:
         if enabled:
             gc.enable()
     return times
 
 
-def _seconds(function: Callable[[], object], repeats: int, synchronize: Callable[[], None]) -> float:
+def _seconds(
+    function: Callable[[], object], repeats: int, synchronize: Callable[[], None], clock: Callable[[], float]
+) -> float:
     synchronize()
-    started = time.perf_counter()
+    started = clock()
     for _ in range(repeats):
         function()
     synchronize()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def synchronizer(device: str) -> Callable[[], None]:

@@ -1,5 +1,6 @@
 """The comparison: equal models, one command for all, and tables that say what was and what was not measured."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from recipes.shared import comparison, fairseq_log, fairseq_training
 from recipes.shared.commands import CommandFailed, Finished
 from recipes.shared.comparison import Report, Results
 from recipes.shared.experiment import Data, Record
+from recipes.shared.json_files import write_json
 from recipes.shared.subword_text import SplitCounts
 from recipes.shared.tables import Run, Table
 
@@ -56,6 +58,7 @@ def tables(options: FlashModels, records: list[Record]) -> list[Table]:
     return report(options, records).tables
 
 
+SPEEDS = {"flash_lm": 8192.0, "transformer_pp_lm": 2048.0}
 RECORDS = [
     record("flash_lm", 512, 4096.0),
     record("flash_lm", 4096, 4000.0),
@@ -67,7 +70,7 @@ RECORDS = [
 
 def test_tables():
     shown = report(THREE, RECORDS, {"performer_lm.4096.1": "out of memory"}).tables
-    perplexity, seconds, memory, speedup = shown
+    perplexity, seconds, memory, ratios, speedup = shown
     assert perplexity.header == ("model", "architecture", "parameters", "512", "4,096")
     assert perplexity.rows[0] == ("FLASH", "flash_lm", "655,201", "123.46", "123.46")
     assert [row[2:] for row in seconds.rows] == [("1.000", "1.024"), ("2.048", "-"), ("0.500", "2.000")]
@@ -79,8 +82,25 @@ def test_tables():
         "Performer against Transformer++: slower at the longest length",
     ]
     assert memory.notes[1:] == ["not measured: performer_lm at 4,096: out of memory"]
+    assert ratios.rows[:2] == [("FLASH", "1.00 / 2.00", "1.00 / 0.51"), ("Performer", "1.00 / 4.10", "-")]
     # Transformer++ needs 100 steps of 0.5 s at 512 tokens, and FLASH as many of 1 s for the same perplexity.
     assert speedup.rows == [("FLASH", "0.50", "1.95"), ("Performer", "0.24", "-")]
+
+
+def test_seconds_may_be_of_models_in_turns(tmp_path):
+    """Trainings one after the other are slowed down by other work, but not alike."""
+    timed = [{"model": name, "length": 512, "tokens_per_second": speed} for name, speed in SPEEDS.items()]
+    plan = {"width": SHAPE.width, "layers": SHAPE.layers, "heads": SHAPE.heads, "vocabulary": 2000}
+    write_json(tmp_path / "steps.json", {"plan": plan, "results": timed})
+    chosen = options_of(",".join(SPEEDS), "--lengths", "512", "--steps", str(tmp_path / "steps.json"))
+    facts = FACTS | {"not_measured": [], "steps": compare.read_steps(chosen)}
+    shown = compare.EXPERIMENT.report(chosen, facts, Results([record(name, 512, 1.0) for name in SPEEDS], {})).tables
+    assert [row[2:] for row in shown[1].rows] == [("0.500",), ("2.000",)] and "in turns" in shown[1].notes[0]
+    assert shown[3].rows == [("FLASH", "1.00 / 0.25"), ("Transformer++", "1.00 / 1.00")]
+    with pytest.raises(ValueError, match="flash_lm at 1024"):
+        compare.read_steps(dataclasses.replace(chosen, lengths=[512, 1024]))
+    with pytest.raises(ValueError, match="--width is 64; allowed: 128"):
+        compare.read_steps(dataclasses.replace(chosen, width=64))
 
 
 def test_several_seeds():
@@ -177,6 +197,13 @@ def test_lengths_up_to_8192_and_any_size():
     options = options_of(None, *more)
     assert (options.lengths, options.tokens_per_update, options.seeds) == ([1024, 8192], 8192, 3)
     assert options.shape == Shape(64, 3, 2) and options.models[0] == "flash_mlm.chunk_64"
+
+
+def test_a_figure_has_its_own_folder():
+    """Pictures of different figures do not replace each other."""
+    folders = {options_of(None, "--figure", str(figure)).out.name for figure in FIGURES}
+    assert len(folders) == len(FIGURES) and options_of("flash_lm").out.name not in folders
+    assert options_of(None, "--figure", "7", "--out", "mine").out.name == "mine"
 
 
 def test_units_are_half_a_layer():

@@ -35,6 +35,8 @@ def test_a_list_has_every_table_and_figure(capsys):
         ("daft 4 --row daft-full", ["--activation-fn gelu", "--decoder-learned-pos", "Chen et al."]),
         ("flowformer figure-8", ["recipes.time_series.pictures"]),
         ("flowformer figure-1", ["diagram"]),
+        ("flash 11", ["published (over Transformer++)", "222.4 (1.00)", "measured here, over Transformer++"]),
+        ("flash figure-7", ["# Drawn in recipes/flash/figure7.png", "FLASH (GlobalOnly)", "2026-11-26"]),
     ],
 )
 def test_a_table_a_row_and_a_figure(arguments, shown, capsys):

@@ -57,6 +57,17 @@ def test_a_row_keeps_what_tells_it_from_the_others():
         assert all(one in words[name] for one in said), (name, words[name])
 
 
+def test_layers_are_pre_norm_or_post_norm():
+    """The paper does not say which one its trainings have; each form has its folder, and its results name it."""
+    made = {flag: plan("flowformer", "4", False, *["--post-norm"] * flag) for flag in (False, True)}
+    for post_norm, chosen in made.items():
+        planned = compare.EXPERIMENT.planned(chosen, Data(Path("data-bin"), {}))
+        assert all(built(one.training)["decoder_normalize_before"] is not post_norm for one in planned)
+        facts = compare.measured(chosen, Data(Path(), {"tokens": {"train": 1}, "unit": "words"}), Results([], {}))
+        assert facts["measured"]["what"].startswith("post-norm, 2 layers" if post_norm else "pre-norm, 2 layers")
+    assert made[False].out != made[True].out and made[False].models == made[True].models
+
+
 ROWS = {
     (("flash", "1"), "single-head → multi-head"): ["--decoder-attention-heads 4", "--flash-query-dim 32"],
     (("flash", "1"), "no gating"): ["--flash-no-gate --flash-separate-ffn", "--decoder-layers 4"],
@@ -127,6 +138,7 @@ def test_commands_in_small_are_taken_by_their_programs(paper):
         (["flash", "3"], ["TABLE is 3", "allowed for flash: 1, 2"]),
         (["flowformer", "11"], ["allowed for flowformer: 4", "recipes.lra.compare --table 11"]),
         (["daft", "5", "--masked"], ["--masked", "flash 1, flash 2"]),
+        (["flash", "1", "--post-norm"], ["--post-norm", "allowed: flowformer 4"]),
         (["daft", "5", "--rows", "Mega"], ["--rows has Mega", "DAFT-conv-64"]),
         (["daft", "5", "--data-dir", "few"], ["--data-dir is few", "--pixels"]),
         (["daft", "4", "--rows", "pixelcnn"], ["convolutional", "DAFT-full"]),

@@ -72,6 +72,10 @@ def test_values_are_as_printed():
     assert flowformer.tables["a"].cell("LRA (2020C)", "VERSION") == "not legible"
     assert flash.tables["11"].cell("Performer", "4096") == "OOM"
     assert flash.tables["12"].cell("Transformer", "8192") == "4.8766"
+    assert (
+        flash.tables["13"].cell("FLASH", "Latency") == "57.2"
+        and flash.tables["13"].cell("FLASH", "2048: Lat") == "56.7"
+    )
     assert daft.tables["2"].cell("DAFT-conv, Heads 384, Epochs 200", "Top1") == "80.1"
     assert flowformer.tables["7"].cell("HOPPER, MEDIUM-REPLAY", "FLOWFORMER") == "75.5±14.5"
     assert any("786" in note for note in flowformer.tables["8"].contradictions)
