@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.attention import ATTENTIONS, InnerAttention, build_attention, supporting
+from common.ops.shared.cpu.operators import FORMULAS
 
 names = pytest.mark.parametrize("name", ATTENTIONS)
 FUNCTIONS = {"min": min, "log": math.log2}
@@ -76,13 +77,13 @@ def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
 @names
 @torch.no_grad()
 def test_a_cost_grows_as_its_formula_says(name: str):
-    """Cost counts multiplications in matrix products, from 512 to 1,024 tokens; chunked sums grow slightly faster."""
+    """Cost counts multiplications in products, also of kernels, from 512 to 1,024 tokens; chunked sums grow faster."""
     kind, counted, declared = ATTENTIONS[name], [], []
     least, options = (4, {"iterations": 1}) if name == "soft" else (9, {})  # rows and columns divide by its ratio
     for n in (512, 1024):
         attention = build(name, not {"bidirectional", "source"} & kind.supports, n, 8, least, **options).double()
         arguments = inputs(attention, n, 8)
-        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter, sdpa_kernel(SDPBackend.MATH):
             attention(**arguments)
         counted.append(counter.get_total_flops())
         declared.append(value(kind.about.cost, n=n, d=8, **sizes(name, least)))
