@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.common.contract.registry import choose
+from tests.common.inputs import new_memory_is_nan
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +26,5 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def uninitialised_memory_is_nan() -> Iterator[None]:
     """With deterministic algorithms, torch fills uninitialised memory (``torch.empty`` and similar) with NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
+    with new_memory_is_nan():
+        yield

@@ -2,3 +2,8 @@
 
 #: Numbers of each token and head that the backward pass needs: I, O, Ô, competition and allocation.
 KEPT = 5
+
+
+def whole_fours(tokens: int) -> int:
+    """The number of tokens, rounded up to a multiple of four."""
+    return (tokens + 3) // 4 * 4

@@ -10,6 +10,7 @@ from ...shared.cpu.tensors import contiguous_channels, empty_like, rows
 from ...shared.precision import autocast_off
 from ..full import flow_attention_in_graph
 from ..options import FlowOptions
+from . import whole_fours
 from .arguments import SCHEMA, addresses, constants_of, kernel_options, options_of, real_tokens
 
 #: Multiply-adds that take as long as what a kernel does with a token beside its product with a matrix.
@@ -37,13 +38,8 @@ def _allocate(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
     (batch, heads, n, d), m, e = q.shape, k.shape[2], v.shape[3]
     # In the memory order of q if possible, so that a host joins heads without a copy.
     out = empty_like(q) if d == e else q.new_empty(batch, heads, n, e)
-    of_sinks, of_sources = q.new_empty(batch, heads, 2, _fours(n)), q.new_empty(batch, heads, 3, _fours(m))
+    of_sinks, of_sources = q.new_empty(batch, heads, 2, whole_fours(n)), q.new_empty(batch, heads, 3, whole_fours(m))
     return out, of_sinks, of_sources, q.new_empty(batch, heads, 4, d), q.new_empty(batch, heads, d, e)
-
-
-def _fours(tokens: int) -> int:
-    """The number of tokens of whole groups of four."""
-    return (tokens + 3) // 4 * 4
 
 
 def _forward(inputs: tuple, constants: tuple, outputs: tuple) -> None:

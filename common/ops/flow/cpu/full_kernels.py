@@ -22,6 +22,7 @@ import math
 from ...shared.cpu import fours, vectors
 from ...shared.cpu.compiler import inlined, kernel
 from ...shared.cpu.memory import array, exp, number, row
+from . import whole_fours
 from .kernels import (
     NONE,
     SIGMOID,
@@ -42,12 +43,7 @@ SUM_K, SUM_Q, SUM_K_OVER_OUTGOING, SUM_Q_OVER_INCOMING = 0, 1, 2, 3
 FLOW, WEIGHT, CONSERVED = 0, 1, 2
 #: Tokens whose features are formed in the first-level cache.
 _TILE = 32
-
-
-@inlined
-def whole(tokens):
-    """The number of tokens, rounded up to a multiple of four."""
-    return (tokens + 3) // 4 * 4
+whole = inlined(whole_fours)
 
 
 @inlined

@@ -1,7 +1,5 @@
 """Causal Flow-Attention by kernels for CPUs, against plain PyTorch and the literal reference."""
 
-import contextlib
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from common.ops.flow.options import flow_options
 from common.ops.flow.reference import flow_attention_reference
 from common.ops.shared.cpu.dispatch import VARIABLE
 from recipes.bench.harness.memory import peak_beyond, storage_bytes
-from tests.common.inputs import padding, qkv
+from tests.common.inputs import LAYOUTS, in_layout, new_memory_is_nan, padding, qkv
 from tests.compare import assert_all_close, assert_close
 
 pytest.importorskip("numba")
@@ -123,19 +121,10 @@ def test_a_padded_token_may_be_nan():
         assert not x[mask[:, None, :, None].expand_as(x)].any()
 
 
-@pytest.mark.parametrize("layout", ["heads inside", "a part of a projection", "channels not contiguous", "broadcast"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_hosts(layout):
-    q, k, v = (x.detach() for x in qkv(10, d=6, e=6))
-    if layout == "heads inside":
-        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    elif layout == "a part of a projection":
-        inputs = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=3).unbind(3)
-        inputs = [x.transpose(1, 2) for x in inputs]
-    elif layout == "channels not contiguous":
-        inputs = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
-    else:
-        inputs = [x[:, :1].expand_as(x) for x in (q, k, v)]
-    check_both_passes([x.requires_grad_() for x in inputs], None, flow_options(), None)
+    inputs = [x.requires_grad_() for x in in_layout(layout, qkv(10, d=6, e=6))]
+    check_both_passes(inputs, None, flow_options(), None)
 
 
 def test_a_state_with_other_strides():
@@ -152,17 +141,6 @@ def test_a_state_with_other_strides():
         actual, _ = causal_attention(CausalInputs(*step, None, options, 64, turned))
         expected, _ = attention_in_chunks(CausalInputs(*step, None, options, 64, state))
     assert_close("out", actual, expected, 1e-10)
-
-
-@contextlib.contextmanager
-def new_memory_is_nan():
-    """Memory that torch.empty returns holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("n", [1, 6, 70])

@@ -1,10 +1,5 @@
 """Flow-Attention that is not causal: its kernels for CPUs, and plain PyTorch with a hand-written backward pass."""
 
-import contextlib
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -16,9 +11,8 @@ from common.ops.flow.reference import flow_attention_reference
 from common.ops.shared.cpu import dispatch, threads
 from common.ops.shared.feature_maps import FEATURE_MAPS, feature_map_gradient, real_features
 from recipes.bench.harness.memory import peak_beyond, storage_bytes
-from tests.common.inputs import padding, qkv
+from tests.common.inputs import LAYOUTS, in_layout, new_memory_is_nan, padding, qkv
 from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
-from tests.processes import CHECKOUT, LIMIT
 
 needs_kernels = pytest.mark.skipif(not dispatch.has_numba(), reason="kernels need Numba")
 
@@ -110,20 +104,11 @@ def test_without_features(either_form):
     assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-11)
 
 
-@pytest.mark.parametrize("layout", ["heads inside", "a part of a projection", "channels not contiguous", "broadcast"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim", [5, 20])
 def test_layouts_of_hosts(layout, head_dim, either_form):
-    q, k, v = (x.detach() for x in qkv(9, heads=4, d=head_dim, e=head_dim))
-    if layout == "heads inside":
-        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    elif layout == "a part of a projection":
-        inputs = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=3).unbind(3)
-        inputs = [x.transpose(1, 2) for x in inputs]
-    elif layout == "channels not contiguous":
-        inputs = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
-    else:
-        inputs = [x[:, :1].expand_as(x) for x in (q, k, v)]
-    check_both_passes([x.requires_grad_() for x in inputs])
+    inputs = [x.requires_grad_() for x in in_layout(layout, qkv(9, heads=4, d=head_dim, e=head_dim))]
+    check_both_passes(inputs)
     if layout in ("heads inside", "a part of a projection"):
         assert flow_attention(*inputs).transpose(1, 2).is_contiguous(), "joining heads needs no copy"
 
@@ -284,17 +269,6 @@ def test_the_variable_turns_them_off(calls, monkeypatch):
     assert not calls
 
 
-@contextlib.contextmanager
-def new_memory_is_nan():
-    """Memory that torch.empty returns holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @needs_kernels
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("n, m", [(1, 3), (6, 70)])
@@ -335,33 +309,6 @@ def test_nothing_is_written_outside_of_the_memory_for_it(monkeypatch):
                 patch.setattr(threads, "run", guarded)
                 assert same_bits(both_passes(inputs, **options), expected)
     assert len(guards) == 16 and run is threads.run and all((guard == 7.0).all() for guard in guards)
-
-
-PROGRAM = """
-import torch
-from common.ops import flow_attention
-from common.ops.flow.cpu import full_backward_kernels, full_kernels
-from numba import config
-
-for n, m, d, e in ((1, 2, 1, 1), (5, 3, 3, 17), (9, 34, 16, 12), (35, 6, 65, 61)):
-    for options in ({}, {"competition": "softmax_heads", "allocation": "softmax"}):
-        for masked in (False, True):
-            tokens = [torch.randn(2, 3, t, c, requires_grad=True) for t, c in ((n, d), (m, d), (m, e))]
-            masks = {"query_padding_mask": torch.rand(2, n) < 0.4, "key_padding_mask": torch.rand(2, m) < 0.4}
-            flow_attention(*tokens, **(masks if masked else {}), **options).sum().backward()
-print(config.BOUNDSCHECK, bool(full_kernels.forward.signatures and full_backward_kernels.backward.signatures))
-"""
-
-
-@needs_kernels
-def test_no_index_is_outside_its_array(tmp_path):
-    """With Numba's check of each index, in a process that compiles both kernels for that."""
-    environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    environment["NUMBA_OPT"] = "0"  # compiles faster
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1", "True"]
 
 
 @needs_kernels
