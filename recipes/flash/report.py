@@ -113,7 +113,12 @@ def _sizes_of_kind(
     for seconds, perplexity, shape in points:
         if shape is not None:
             axes.annotate(
-                str(shape.width), (seconds, perplexity), textcoords="offset points", xytext=(4, 4), fontsize=8
+                str(shape.width),
+                (seconds, perplexity),
+                textcoords="offset points",
+                xytext=(4, -11 if place % 2 else 4),  # neighbours' sizes do not hide each other
+                color=ours.colour,
+                fontsize=8,
             )
 
 

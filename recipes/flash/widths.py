@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fairseq import tasks
 from torch import nn
+from tqdm import tqdm
 
 from common.command_parser import CommandParser
 
@@ -52,7 +53,7 @@ def equal_widths(data: Path, models: list[str], length: int, shape: Shape = SHAP
     reference = masked_name(REFERENCE) if masked else REFERENCE
     target = count_parameters(data, shape.arguments(reference, None), length, masked)
     widths, step = {}, max(1, shape.width // _STEPS)
-    for name in models:
+    for name in tqdm(models, desc="widths", unit=" models", leave=False, disable=None):
 
         def count(width: int, name: str = name) -> int:
             return count_parameters(data, shape.arguments(name, width), length, masked)

@@ -28,6 +28,7 @@ from ..shared.comparison import Results
 from ..shared.digits import write_digits
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
+from ..shared.tables import counted
 from ..shared.working_folder import atomic_write
 from .image_models import ENTROPY, MODEL, PATCH, SIDE, build, exchange, losses, train, transfer_task
 from .parts import PARTS, attending
@@ -240,7 +241,7 @@ EXPERIMENT = experiment(
         columns={TEST: "error, %", ENTROPY: "cross-entropy"},
         label="error, held-out images, %",
         of=float,
-        whole=lambda options: f"{options.epochs} epochs",
+        whole=lambda options: counted(options.epochs, "epoch"),
         teacher_notes=teacher_notes,
         notes=notes,
     ),

@@ -19,6 +19,7 @@ import torch
 from fairseq import options, tasks
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 import fairseq_plugin  # noqa: F401  registers the models
 from common.command_parser import CommandParser
@@ -97,7 +98,7 @@ def pass_over(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
 def tokens_per_second(calls: dict[str, Callable[[], None]], tokens: int, rounds: int) -> dict[str, list[float]]:
     """Tokens per second of processor time of each call in each round; calls take turns, after a round to warm up."""
     speeds: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(rounds + 1):
+    for i in tqdm(range(rounds + 1), desc="rounds", unit="", leave=False, disable=None):
         for name, call in calls.items():
             started = time.process_time()
             call()

@@ -16,7 +16,7 @@ from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Data, Experiment, Rec
 from ..shared.image_folder import list_images, read_image
 from ..shared.language_models import WHOLE, prepare, read_perplexity
 from ..shared.mnist import DIGITS, prepare_images
-from ..shared.tables import spread
+from ..shared.tables import counted, spread
 from ..shared.working_folder import write_text
 from .measured import said_of_order
 from .small import COMMAND, Rows, planned_rows
@@ -80,7 +80,7 @@ def measured(options: Rows, data: Data, compared: Results) -> Record:
     described = (
         f"{images}{options.depth} of width {options.width}, {options.updates:,} updates of {options.batch_tokens:,} "
         f"{unit} in sequences of {options.tokens_per_sample:,}, {sum(tokens.values()) / 1e6:.1f} million in all; test "
-        f"{what(options)}, {options.seeds} seed{'s' * (options.seeds > 1)}"
+        f"{what(options)}, {counted(options.seeds, 'seed')}"
     )
     found = by_model(compared.outcomes, options.models)
     cells = {row: cell(options, records) for row, records in found.items()}

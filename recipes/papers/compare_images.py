@@ -13,6 +13,7 @@ from ..shared.comparison import SEEDS, Column, Results, by_model, make_records
 from ..shared.experiment import MINUTES, PARAMETERS, Data, Experiment, Record, mean
 from ..shared.image_training import Images, read_images
 from ..shared.mnist import DIGITS, prepare_images
+from ..shared.tables import counted
 from .entries import entries_of
 from .images import SmallImages, build, small_model, train_model
 from .measured import said_of_order, value
@@ -118,8 +119,8 @@ def measured(options: ImageRows, data: Data, compared: Results) -> Record:
     cells = {name: _TOP1(records) for name, records in by_model(compared.outcomes, options.models).items()}
     described = (
         f"{data.facts['images']}, {counts['train']:,} images of {options.side} x {options.side} pixels, "
-        f"{options.layers} layers of width {options.width}, {options.epochs} epochs; accuracy on "
-        f"{counts['validation']:,} that are held out, {options.seeds} seed{'s' * (options.seeds > 1)}"
+        f"{options.layers} layers of width {options.width}, {counted(options.epochs, 'epoch')}; accuracy on "
+        f"{counts['validation']:,} that are held out, {counted(options.seeds, 'seed')}"
     )
     limits = _LIMITS.format(learned=counts["train"], tenth=counts["validation"] / 100)
     kept = [

@@ -26,7 +26,7 @@ from ..shared.image_training import Images, read_images, resized
 from ..shared.mnist import DIGITS, prepare_images
 from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.scripts import positive_int
-from ..shared.tables import spread
+from ..shared.tables import counted, spread
 from ..shared.working_folder import atomic_write
 from .images import SmallImages, build, scaled_window, small_model, top1, train_model
 from .small import LARGER as COMMAND
@@ -185,8 +185,8 @@ def measured(options: LargerImages, data: Data, compared: Results) -> Record:
     }
     described = (
         f"{data.facts['images']} at {side} x {side} pixels, {options.layers} layers of width {options.width}, "
-        f"{_later_epochs(options)} epochs; accuracy on {counts['validation']:,} images that are held out, "
-        f"{options.seeds} seed{'s' * (options.seeds > 1)}"
+        f"{counted(_later_epochs(options), 'epoch')}; accuracy on {counts['validation']:,} images that are held out, "
+        f"{counted(options.seeds, 'seed')}"
     )
     limits = _LIMITS.format(learned=counts["train"])
     return {"measured": {"what": described, "cells": cells, "column": "Top1 Acc", "limits": limits}}
@@ -199,7 +199,7 @@ def notes(options: LargerImages, facts: Record) -> list[str]:
         f"{facts['images']}, {counts['train']:,} images; accuracy on {counts['validation']:,} that are held out, in "
         "per cent, after the last epoch, mean ± standard deviation over seeds",
         f"{options.layers} layers of width {options.width}, patches of {options.patch} x {options.patch}, highest "
-        f"learning rate {options.lr:g}, {options.epochs} epochs, those trained at {options.larger} {later}",
+        f"learning rate {options.lr:g}, {counted(options.epochs, 'epoch')}, those trained at {options.larger} {later}",
         f"{DEIT_LARGER}: {DEIT} after {later} further epochs; {FINE_TUNED} starts from its weights, without its keys, "
         f"queries, positions and class token; {RANDOM}: the same epochs from random weights",
         "at other sizes than that of the training nothing is trained; DeiT's positions are interpolated",

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from .commands import CommandFailed, shown_path
 from .json_files import read_record, write_json
 from .tables import MISSING, Run, Table, describe_run, write_reports
-from .trainings import Training, TrainingResult, failure, read_trained, train_all
+from .trainings import Training, TrainingResult, failure, pace, read_trained, train_all
 
 #: Arguments of fairseq-train that avoid the reader thread, which may abort a training at its end.
 NO_READER = ("--num-workers", 0, "--data-buffer-size", 0)
@@ -138,9 +138,7 @@ def make_records(makers: Mapping[Path, Callable[[], dict[str, Any]]]) -> Results
             for i, path in enumerate(waiting, 1):
                 write_json(path, makers[path]())
                 bar.update()
-                minutes = (time.monotonic() - started) / 60
-                left = minutes / i * (len(waiting) - i)
-                tqdm.write(f"  {path.stem}: {i} of {len(waiting)}, {minutes:.1f} minutes; about {left:.1f} remain")
+                tqdm.write(pace(path.stem, i, len(waiting), started))
     except KeyboardInterrupt:
         interrupted = True
         print(_INTERRUPTED, file=sys.stderr)

@@ -66,6 +66,11 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.mean(values):,.{digits}f}{deviation}"
 
 
+def counted(number: int, thing: str) -> str:
+    """A number with its noun: 1 epoch, 3 epochs."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
 def break_even(speeds: Speeds, ours: str, peer: str) -> int | None:
     """The shortest measured length from which on ``ours`` is at least as fast as ``peer``; None if there is none."""
     lengths = sorted(set(speeds.get(ours, {})) & set(speeds.get(peer, {})))

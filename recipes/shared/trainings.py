@@ -10,6 +10,7 @@ import datetime
 import re
 import shlex
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -92,25 +93,36 @@ def _train_all(trainings: Sequence[Training], out: Path, jobs: int, program: Seq
     trained = {name: result for name in names if (result := read_trained(out / name)) is not None}
     failed: dict[str, str] = {}
     waiting = [training for training in trainings if training.name not in trained]
-    stopped = threading.Event()
+    stopped, started = threading.Event(), time.monotonic()
     bar = tqdm(total=len(names), initial=len(trained), desc="trainings", unit="", disable=None)
     with bar, ThreadPoolExecutor(jobs) as pool:
         futures = {
             pool.submit(_train, training, out / training.name, program, stopped): training.name for training in waiting
         }
         try:
-            for future in as_completed(futures):
+            for done, future in enumerate(as_completed(futures), 1):
                 try:
                     trained[futures[future]] = future.result()
                 except CommandFailed as error:
                     tqdm.write(f"  {error}")
                     failed[futures[future]] = failure(error)
                 bar.update()
+                tqdm.write(pace(futures[future], done, len(waiting), started))
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return TrainingResults({name: trained[name] for name in names if name in trained}, failed)
+
+
+def pace(name: str, done: int, total: int, started: float) -> str:
+    """A line for a log, which shows no bar: what was completed last, how much there is, and minutes that remain.
+
+    Args:
+        started: ``time.monotonic()`` when the first of ``total`` began.
+    """
+    minutes = (time.monotonic() - started) / 60
+    return f"  {name}: {done} of {total}, {minutes:.1f} minutes; about {minutes / done * (total - done):.1f} remain"
 
 
 def read_trained(folder: Path) -> TrainingResult | None:

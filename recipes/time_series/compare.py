@@ -25,7 +25,7 @@ from ..shared.json_files import read_json
 from ..shared.plots import STYLE, Style, legend_beside, save, style_of
 from ..shared.scaled_windows import scaled_window_arguments
 from ..shared.scripts import positive_int
-from ..shared.tables import MISSING, Run
+from ..shared.tables import MISSING, Run, counted
 from ..shared.trainings import Training, read_points
 from . import prepare
 from .classify import CLASSIFIERS, RANDOM
@@ -294,7 +294,7 @@ def columns(options: Series, facts: Record) -> list[Column]:
 def notes(options: Series, facts: Record) -> list[str]:
     """Notes below the table."""
     notes = [
-        f"per cent of the test series, after {options.epochs} epochs of training; mean and deviation over seeds",
+        f"per cent of the test series, after {counted(options.epochs, 'epoch')} of training; mean and deviation over seeds",
         f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as by the authors' code; the "
         "paper states no rule of selection and no number of runs",
     ]
@@ -318,7 +318,7 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
                 statistics.mean(seed_accuracies)
                 for seed_accuracies in zip(*(record["accuracies"] for record in model_records))
             ]
-            label = f"{name}, {len(model_records)} seed{'s' if len(model_records) > 1 else ''}"
+            label = f"{name}, {counted(len(model_records), 'seed')}"
             if name in CLASSIFIERS:
                 curves.axhline(means[0], label=label, linewidth=1.3, **style_of(i).line)
             else:
@@ -332,7 +332,7 @@ def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) 
         dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
         for axes in (curves, dots):
             axes.grid(alpha=0.25)
-        figure.suptitle(f"{options.dataset}: {options.epochs} epochs")
+        figure.suptitle(f"{options.dataset}: {counted(options.epochs, 'epoch')}")
         save(figure, path, dpi=130)
 
 
