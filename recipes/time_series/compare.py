@@ -294,7 +294,8 @@ def columns(options: Series, facts: Record) -> list[Column]:
 def notes(options: Series, facts: Record) -> list[str]:
     """Notes below the table."""
     notes = [
-        f"per cent of the test series, after {counted(options.epochs, 'epoch')} of training; mean and deviation over seeds",
+        f"per cent of the test series, after {counted(options.epochs, 'epoch')} of training; mean and deviation over "
+        "seeds",
         f"the best of {len(options.evaluated)} evaluations is chosen on the test series, as by the authors' code; the "
         "paper states no rule of selection and no number of runs",
     ]
