@@ -1,5 +1,58 @@
-"""Models of lineartime for Hugging Face's transformers, without fairseq; importing this package imports transformers."""
+"""Models of lineartime for Hugging Face's transformers, without fairseq; only this package imports transformers.
 
+Importing it registers the models with ``AutoConfig``, ``AutoModelForCausalLM``, ``AutoModelForMaskedLM``,
+``AutoModelForSequenceClassification`` and ``AutoModelForSeq2SeqLM``, which then load their folders.
+"""
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
+
+from .cache import LineartimeCache
 from .configuration import GATED_ATTENTION_UNIT, LayerAttention, LineartimeConfig
+from .modeling import (
+    LineartimeForCausalLM,
+    LineartimeForMaskedLM,
+    LineartimeForSeq2SeqLM,
+    LineartimeForSequenceClassification,
+)
 
-__all__ = ["GATED_ATTENTION_UNIT", "LayerAttention", "LineartimeConfig"]
+#: The model of each of transformers' classes.
+AUTO_CLASSES = {
+    AutoModelForCausalLM: LineartimeForCausalLM,
+    AutoModelForMaskedLM: LineartimeForMaskedLM,
+    AutoModelForSequenceClassification: LineartimeForSequenceClassification,
+    AutoModelForSeq2SeqLM: LineartimeForSeq2SeqLM,
+}
+
+AutoConfig.register(LineartimeConfig.model_type, LineartimeConfig, exist_ok=True)
+for _auto, _model in AUTO_CLASSES.items():
+    _auto.register(LineartimeConfig, _model, exist_ok=True)
+
+
+def auto_map(model: type[LineartimeForCausalLM]) -> dict[str, str]:
+    """The field ``auto_map`` of the configuration of a folder with a ``model``, one of ``AUTO_CLASSES``.
+
+    With a copy of the file modeling_lineartime.py in the folder, transformers loads it with ``trust_remote_code=True``.
+    """
+    names = {auto.__name__: kind.__name__ for auto, kind in AUTO_CLASSES.items() if kind.__name__ == model.__name__}
+    names["AutoConfig"] = LineartimeConfig.__name__
+    return {auto: f"modeling_lineartime.{name}" for auto, name in names.items()}
+
+
+__all__ = [
+    "AUTO_CLASSES",
+    "GATED_ATTENTION_UNIT",
+    "LayerAttention",
+    "LineartimeCache",
+    "LineartimeConfig",
+    "LineartimeForCausalLM",
+    "LineartimeForMaskedLM",
+    "LineartimeForSeq2SeqLM",
+    "LineartimeForSequenceClassification",
+    "auto_map",
+]

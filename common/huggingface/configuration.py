@@ -182,7 +182,7 @@ class LineartimeConfig(PretrainedConfig):
         """Raise ValueError unless the fields other than sizes are allowed."""
         if version_numbers(str(self.lineartime_version))[:2] > version_numbers(__version__)[:2]:
             raise ValueError(
-                f"lineartime_version is {self.lineartime_version}; allowed: at most {__version__}, the installed one. A "
+                f"lineartime_version is {self.lineartime_version}; allowed: at most the installed {__version__}: a "
                 "newer lineartime wrote this configuration"
             )
         check_choice("family", self.family, FAMILIES)
