@@ -34,16 +34,6 @@ for _auto, _model in AUTO_CLASSES.items():
     _auto.register(LineartimeConfig, _model, exist_ok=True)
 
 
-def auto_map(model: type[LineartimeForCausalLM]) -> dict[str, str]:
-    """The field ``auto_map`` of the configuration of a folder with a ``model``, one of ``AUTO_CLASSES``.
-
-    With a copy of the file modeling_lineartime.py in the folder, transformers loads it with ``trust_remote_code=True``.
-    """
-    names = {auto.__name__: kind.__name__ for auto, kind in AUTO_CLASSES.items() if kind.__name__ == model.__name__}
-    names["AutoConfig"] = LineartimeConfig.__name__
-    return {auto: f"modeling_lineartime.{name}" for auto, name in names.items()}
-
-
 __all__ = [
     "AUTO_CLASSES",
     "GATED_ATTENTION_UNIT",
@@ -54,5 +44,4 @@ __all__ = [
     "LineartimeForMaskedLM",
     "LineartimeForSeq2SeqLM",
     "LineartimeForSequenceClassification",
-    "auto_map",
 ]

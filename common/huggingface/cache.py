@@ -94,19 +94,19 @@ class LineartimeCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: row i continues from row ``beam_idx[i]``."""
-        self._replace(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows ``indices``, integers or a mask of rows."""
-        self._replace(lambda x: x[indices.to(x.device)])
+        self._map(lambda x: x[indices.to(x.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row ``repeats`` times, one after the other."""
-        self._replace(lambda x: x.repeat_interleave(repeats, dim=0))
+        self._map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def to(self, device: torch.device | str) -> "LineartimeCache":
         """Move all tensors to ``device``; returns the cache itself."""
-        self._replace(lambda x: x.to(device))
+        self._map(lambda x: x.to(device))
         return self
 
     def copy(self) -> "LineartimeCache":
@@ -180,7 +180,7 @@ class LineartimeCache(Cache):
                 f"layers and {rows} rows"
             )
 
-    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor x by ``change(x)``."""
         for states in (self.states, self.source_states):
             states[:] = [{name: change(x) for name, x in state.items()} for state in states]

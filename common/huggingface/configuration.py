@@ -74,7 +74,7 @@ class LayerAttention(NamedTuple):
 
     kind: str  # a name of ``ATTENTIONS``, or "gated_attention_unit"
     options: dict[str, Any] = {}  # of ``build_attention`` or ``GatedAttentionUnit``
-    rotary: bool = False  # rotary positions of queries and keys, where the kind has no such option of its own
+    rotary: bool = False  # rotary positions of queries and keys
     max_tokens: int | None = None  # of the longest sequence, for kinds that need it
 
 
@@ -140,9 +140,11 @@ class LineartimeConfig(PretrainedConfig):
             setattr(self, name, fields.pop(name, default))
         for name, default in _SIDE.items():
             setattr(self, name, fields.pop(name, default))
-            setattr(self, f"encoder_{name}", fields.pop(f"encoder_{name}", None))
+            if f"encoder_{name}" in fields:
+                setattr(self, f"encoder_{name}", fields.pop(f"encoder_{name}"))
         for name in ("attention", "encoder_attention", "cross_attention"):
-            setattr(self, name, _plain_entries(getattr(self, name)))
+            if hasattr(self, name):
+                setattr(self, name, _plain_entries(getattr(self, name)))
         fields.pop("num_hidden_layers", None)  # for readers of config.json: ``attention`` has one entry per layer
         self.num_hidden_layers = len(self.attention or ())
         super().__init__(**{**_HOST, **fields})
@@ -155,7 +157,7 @@ class LineartimeConfig(PretrainedConfig):
             ValueError: ``attention`` is missing, or a size is not allowed.
         """
         prefix = "encoder_" if encoder else ""
-        values = {name: getattr(self, prefix + name) for name in _SIDE}
+        values = {name: getattr(self, prefix + name, None) for name in _SIDE}
         for name, default in _SIDE.items():
             if type(default) is int:
                 check_positive_int(prefix + name, values[name])
@@ -173,7 +175,7 @@ class LineartimeConfig(PretrainedConfig):
         Raises:
             ValueError: there are none, or one is not allowed.
         """
-        entries = getattr(self, name)
+        entries = getattr(self, name, None)
         if not entries:
             raise ValueError(f"{name} is {entries}; allowed: a list with one entry per layer")
         return tuple(_read_entry(name, index, entry) for index, entry in enumerate(entries))

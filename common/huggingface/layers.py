@@ -23,16 +23,36 @@ from .cache import LineartimeCache
 from .configuration import GATED_ATTENTION_UNIT, LayerAttention, LineartimeConfig, Side
 from .tokens import Tokens
 
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)², as fairseq computes it."""
+    return F.relu(x).square()
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in float32, as fairseq computes it."""
+    return F.gelu(x.float()).type_as(x)
+
+
+def gelu_accurate(x: Tensor) -> Tensor:
+    """GELU by its approximation with tanh, which fairseq calls accurate."""
+    return F.gelu(x, approximate="tanh")
+
+
+def linear(x: Tensor) -> Tensor:
+    """x itself."""
+    return x
+
+
 #: fairseq's activation functions by name.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
-    "gelu": lambda x: F.gelu(x.float()).type_as(x),
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
+    "relu_squared": relu_squared,
+    "gelu": gelu,
+    "gelu_accurate": gelu_accurate,
+    "gelu_fast": gelu_accurate,
     "silu": F.silu,
     "tanh": torch.tanh,
-    "linear": lambda x: x,
+    "linear": linear,
 }
 
 

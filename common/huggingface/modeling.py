@@ -125,6 +125,9 @@ def read_inputs(
     seen = {} if cache is None else cache.seen
     padding_mask = read_padding(input_ids, attention_mask, config.pad_token_id)
     if position_ids is not None:
+        rows, n = input_ids.shape
+        if tuple(position_ids.shape) not in ((rows, n), (1, n)):
+            raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}; allowed: {(rows, n)} or {(1, n)}")
         position_ids = position_ids.expand_as(input_ids)
     if config.reset_at_eos:
         if position_ids is not None:
@@ -191,9 +194,9 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
         """transformers' hook: replace the projection."""
         self.decoder.output_projection = new_embeddings
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **options: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """transformers' hook: the arguments of a step, without positions, which the model counts itself."""
-        arguments = super().prepare_inputs_for_generation(input_ids, **options)
+        arguments = super().prepare_inputs_for_generation(input_ids, **kwargs)
         arguments.pop("position_ids", None)
         return arguments
 
@@ -260,6 +263,8 @@ class Decoder(Stack):
 class Encoder(Stack):
     """A stack that sees whole sequences; called as transformers calls encoders."""
 
+    main_input_name = "input_ids"
+
     def __init__(self, config: LineartimeConfig, encoder: bool = False) -> None:
         super().__init__(config, encoder=encoder)
         self.config = config
@@ -311,7 +316,7 @@ class RobertaEncoder(nn.Module):
         super().__init__()
         self.sentence_encoder = Encoder(config)
         self.lm_head = MaskedHead(config) if head else None
-        for module in self.modules():
+        for module in self.modules() if config.layer_norm_eps != 1e-5 else ():
             if isinstance(module, nn.LayerNorm):
                 module.eps = config.layer_norm_eps
 

@@ -1,4 +1,7 @@
-"""Loads the model of this folder with ``trust_remote_code=True``; it needs lineartime, whose package is ``common``."""
+"""Loads the model of a folder that has a copy of this file, with ``trust_remote_code=True``; it needs lineartime.
+
+The classes are defined here, so that ``save_pretrained`` copies this file again and not those of lineartime.
+"""
 
 from common import huggingface
 
