@@ -346,7 +346,6 @@ class Stack(nn.Module):
         states: list[State | None] = [None] * len(self.layers)
         source_states: list[State | None] = [None] * len(self.layers)
         if cache is not None:
-            cache.check_fits(len(self.layers), len(input_ids))
             states = list(cache.states) or [{} for _ in states]
             if source is not None:
                 source_states = list(cache.source_states) or [{} for _ in states]

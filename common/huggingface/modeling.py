@@ -22,6 +22,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
+from ..attention import ATTENTIONS
 from ..checkpoints import listed
 from ..modules.stored_options import Remembered, RemembersOptions, is_record
 from .cache import LineartimeCache, check_cache
@@ -95,26 +96,16 @@ class LineartimePreTrainedModel(PreTrainedModel):
         if isinstance(module, RemembersOptions) and module.counts:
             module.restore_counts({name: getattr(module, name) for name in module.counts})
 
-    def _read(
-        self,
-        stack: Stack,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None = None,
-        cache: LineartimeCache | None = None,
-    ) -> Tokens:
-        return read_inputs(self.config, stack.causal, input_ids, attention_mask, position_ids, cache)
-
 
 def read_inputs(
     config: LineartimeConfig,
-    causal: bool,
+    stack: Stack,
     input_ids: Tensor | None,
     attention_mask: Tensor | None,
     position_ids: Tensor | None = None,
     cache: LineartimeCache | None = None,
 ) -> Tokens:
-    """The tokens of a call, from what transformers passes to models.
+    """The tokens of a call of ``stack``, from what transformers passes to models.
 
     Raises:
         ValueError: an input is missing, has a wrong shape, or contradicts another one.
@@ -122,7 +113,10 @@ def read_inputs(
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.shape[1] == 0:
         given = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else input_ids
         raise ValueError(f"input_ids is {given}; allowed: a tensor (batch, tokens) of at least one token")
-    seen = {} if cache is None else cache.seen
+    seen = {}
+    if cache is not None:
+        cache.check_fits(len(stack.layers), len(input_ids))
+        seen = cache.seen
     padding_mask = read_padding(input_ids, attention_mask, config.pad_token_id)
     if position_ids is not None:
         rows, n = input_ids.shape
@@ -132,7 +126,7 @@ def read_inputs(
     if config.reset_at_eos:
         if position_ids is not None:
             raise ValueError("position_ids is given; allowed for a model with reset_at_eos: None")
-        segment_ids = documents_by_eos(input_ids, config.eos_token_id, causal, seen)
+        segment_ids = documents_by_eos(input_ids, config.eos_token_id, stack.causal, seen)
     elif position_ids is not None:
         segment_ids = documents_by_position(position_ids, padding_mask, seen)
     else:  # the last document goes on
@@ -147,21 +141,48 @@ class StateGenerationMixin(GenerationMixin):
     """transformers' generation by models whose cache cannot take tokens back: greedy, by sampling and by beams."""
 
     def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **options: Any) -> Any:
-        """As transformers'; ``cache`` goes on from an earlier call, whose tokens ``inputs`` may hold or leave out.
+        """As transformers'; with ``cache``, the text goes on from an earlier call.
+
+        With a cache, ``inputs`` are its next tokens. They may also begin with the tokens of the cache, as transformers
+        expects it, if there are more of them and ``attention_mask`` covers them all. A cache with one row for each of
+        ``inputs`` is repeated for beams and for several sequences.
 
         Raises:
             ValueError: assisted or contrastive generation, which take back tokens that were read.
         """
-        chosen = self.generation_config if generation_config is None else generation_config
+        settings = (options, vars(generation_config or self.generation_config), vars(self.generation_config))
         for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha"):
-            value = options.get(name, getattr(chosen, name, None))
-            if value:
+            if _setting(name, settings):
                 kind = "contrastive" if name == "penalty_alpha" else "assisted"
                 raise ValueError(
                     f"{name} is given; allowed for {type(self).__name__}: None, as {kind} generation takes tokens "
                     "back, and the sums of a cache cannot forget a token. Greedy, sampling and beams work"
                 )
+        cache = options.get("cache", options.get("past_key_values"))
+        if isinstance(cache, LineartimeCache) and cache.columns and not self.config.is_encoder_decoder:
+            tokens = options["input_ids"] if inputs is None else inputs
+            options["attention_mask"] = _mask_after(cache, tokens, options.get("attention_mask"), self.config)
+            rows = max(_setting(name, settings) or 1 for name in ("num_beams", "num_return_sequences"))
+            if rows > 1 and cache.batch_size == len(tokens):
+                cache.batch_repeat_interleave(rows)
         return super().generate(inputs, generation_config, **options)
+
+
+def _setting(name: str, settings: tuple[dict[str, Any], ...]) -> Any:
+    """The first value of ``name`` in ``settings`` that is not None."""
+    return next((x[name] for x in settings if x.get(name) is not None), None)
+
+
+def _mask_after(
+    cache: LineartimeCache, input_ids: Tensor, attention_mask: Tensor | None, config: LineartimeConfig
+) -> Tensor:
+    """The mask of the tokens of ``cache`` and of ``input_ids`` (B, n), 1 at real ones, as ``generate`` expects it."""
+    n = input_ids.shape[1]
+    if attention_mask is None:
+        attention_mask = input_ids.ne(config.pad_token_id).long()
+    elif attention_mask.shape[1] != n or n > cache.columns:  # it covers both already
+        return attention_mask
+    return torch.cat([attention_mask.new_ones(len(attention_mask), cache.columns), attention_mask], dim=1)
 
 
 class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
@@ -237,7 +258,7 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
         """
         _refuse(further)
         cache = _cache_of(cache, past_key_values, use_cache)
-        tokens = self._read(self.decoder, input_ids, attention_mask, position_ids, cache)
+        tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
         x, features = self.decoder(input_ids, tokens, cache)
         logits = self.decoder.output_projection(_kept(x, logits_to_keep))
         loss = None
@@ -279,7 +300,7 @@ class Encoder(Stack):
     ) -> "EncoderOutput":
         """input_ids (B, n) and attention_mask (B, n), 1 at real tokens -> features (B, n, C) with their mask."""
         _refuse({"output_attentions": output_attentions})
-        tokens = read_inputs(self.config, False, input_ids, attention_mask)
+        tokens = read_inputs(self.config, self, input_ids, attention_mask)
         x, features = super().forward(input_ids, tokens)
         mask = None if tokens.padding_mask is None else (~tokens.padding_mask).long()
         return EncoderOutput(x, hidden_states=features if output_hidden_states else None, attention_mask=mask)
@@ -452,6 +473,9 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
         if config.tie_encoder_embeddings:
             self._tied_weights_keys["encoder.embed_tokens.weight"] = "decoder.embed_tokens.weight"
         self.encoder = Encoder(config, encoder=True)
+        if any("max_tokens" in ATTENTIONS[cross.kind].needs for cross in config.layers("cross_attention")):
+            limits = (self.encoder.max_tokens, config.encoder_max_position_embeddings)
+            self.encoder.max_tokens = min(limit for limit in limits if limit is not None)
         self.decoder = Decoder(config, crossed=True)
         self.post_init()
 
@@ -517,7 +541,7 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
         if decoder_input_ids is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         cache = _cache_of(cache, past_key_values, use_cache)
-        tokens = self._read(self.decoder, decoder_input_ids, decoder_attention_mask, None, cache)
+        tokens = read_inputs(self.config, self.decoder, decoder_input_ids, decoder_attention_mask, None, cache)
         x, features = self.decoder(decoder_input_ids, tokens, cache, source)
         logits = self.decoder.output_projection(_kept(x, logits_to_keep))
         loss = None

@@ -147,10 +147,13 @@ def test_sampling_generates_several_sequences_and_goes_on_from_a_cache() -> None
     greedy = generated(model, prompt)
     with torch.no_grad():
         cache = model(prompt[:, :4], use_cache=True).cache
-    assert torch.equal(generated(model, prompt, cache=cache.copy()), greedy)  # the prompt with the tokens of the cache
+    assert torch.equal(generated(model, prompt[:, 4:], cache=cache.copy()), greedy)
     mask = torch.ones_like(prompt)
-    rest = model.generate(prompt[:, 4:], attention_mask=mask, cache=cache, max_new_tokens=7, min_new_tokens=7)
-    assert torch.equal(rest[:, 2:], greedy)
+    assert torch.equal(generated(model, prompt[:, 4:], mask[:, 4:], cache=cache.copy()), greedy)
+    assert torch.equal(generated(model, prompt[:, 4:], mask, cache=cache.copy()), greedy)
+    assert torch.equal(generated(model, prompt, mask, cache=cache.copy()), greedy)  # with the tokens of the cache
+    beams = {"num_beams": 3, "num_return_sequences": 2}
+    assert torch.equal(generated(model, prompt[:, 4:], cache=cache, **beams), generated(model, prompt, **beams))
 
 
 @torch.no_grad()
