@@ -19,7 +19,7 @@ _SELF, _SOURCE, _SEEN = "self", "source", "seen"
 
 
 class LineartimeCache(Cache):
-    """What a model keeps of the tokens so far: the state of every layer, and the number of real tokens of each row.
+    """The state of every layer after the tokens so far, and the number of real tokens of each row.
 
     ``model(..., use_cache=True)`` returns one, and ``model(..., cache=cache)`` goes on from it, with one token or many.
     A model replaces the tensors of a cache that it is given, as transformers' own do. All tensors have the batch as

@@ -23,6 +23,7 @@ from .cache import LineartimeCache
 from .configuration import GATED_ATTENTION_UNIT, LayerAttention, LineartimeConfig, Side
 from .tokens import Tokens
 
+
 def relu_squared(x: Tensor) -> Tensor:
     """relu(x)², as fairseq computes it."""
     return F.relu(x).square()
@@ -133,9 +134,7 @@ class CrossAttention(nn.Module):
         else:
             self.softmax = (inner,)  # not a child: fairseq's own attention has no record in a state dict
 
-    def forward(
-        self, x: Tensor, tokens: Tokens, source: Source, state: State | None
-    ) -> tuple[Tensor, State | None]:
+    def forward(self, x: Tensor, tokens: Tokens, source: Source, state: State | None) -> tuple[Tensor, State | None]:
         """The output, and the state of the source if ``state`` is given, {} if ``source`` was not read before."""
         q = _split_heads(self.q_proj(x), self.heads)
         if state is None:

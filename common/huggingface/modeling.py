@@ -241,7 +241,7 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
         Args:
             input_ids: the tokens, or those after the tokens of ``cache``.
             attention_mask: (B, n), 1 at real tokens, which may have padding on any side; with a cache also (B, tokens
-                so far + n). None: tokens other than the padding token are real.
+                so far + n). The padding token is never real.
             position_ids: (B, n), None or the positions among the real tokens of each document. They begin at 0 in each
                 document of a row, and no document sees another: packed documents, as transformers' collators make them.
             cache: what an earlier call returned; it is updated. ``past_key_values`` is its name in earlier versions.
@@ -265,9 +265,7 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch)
         hidden_states = features if _wants(output_hidden_states, self.config) else None
-        output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=hidden_states, **{_CACHE_FIELD: cache}
-        )
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=hidden_states, **{_CACHE_FIELD: cache})
         return output if return_dict is not False else output.to_tuple()
 
 
@@ -382,7 +380,7 @@ class LineartimeForMaskedLM(_EncoderModel):
     ) -> ModelOutput | tuple:
         """input_ids (B, n) -> ``logits`` (B, n, V), and ``loss`` for ``labels`` (B, n), of which -100 have none.
 
-        ``attention_mask`` (B, n) is 1 at real tokens; None: those other than the padding token.
+        ``attention_mask`` (B, n) is 1 at real tokens, which the padding token never is.
 
         Raises:
             ValueError: an input of a wrong shape, too long, or an argument that no model here reads.
@@ -437,7 +435,7 @@ class LineartimeForSequenceClassification(_EncoderModel):
     ) -> ModelOutput | tuple:
         """input_ids (B, n) -> ``logits`` (B, labels), and ``loss`` for ``labels`` (B,).
 
-        ``attention_mask`` (B, n) is 1 at real tokens; None: those other than the padding token.
+        ``attention_mask`` (B, n) is 1 at real tokens, which the padding token never is.
 
         Raises:
             ValueError: an input of a wrong shape, too long, or an argument that no model here reads.
@@ -522,8 +520,7 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
         """A source (B, m) and a target so far (B, n) -> ``logits`` (B, n, V), and ``loss`` if ``labels`` are given.
 
         Args:
-            input_ids, attention_mask: the source and its mask (B, m), 1 at real tokens; None: tokens other than the
-                padding token are real.
+            input_ids, attention_mask: the source and its mask (B, m), 1 at real tokens.
             decoder_input_ids, decoder_attention_mask: the same of the target; with a cache, its next tokens. None: the
                 labels after the token that begins a target.
             encoder_outputs: what the encoder returned for the source, in place of ``input_ids``.

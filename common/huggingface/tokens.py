@@ -1,4 +1,4 @@
-"""What a model's layers have to know about its tokens: padding, positions and the documents of a row.
+"""Padding, positions and documents of the tokens of a call, which every layer of a model needs.
 
 Legend: B rows, n tokens. Masks of this project are bool and True at padding; transformers' are 1 at real tokens.
 """
@@ -26,21 +26,20 @@ def read_padding(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> 
     """The padding of ``input_ids`` (B, n), bool with True = padding; None if there is none.
 
     ``attention_mask`` is transformers', (B, m) with m >= n, whose last n columns are of these tokens: 1, or True, at
-    real ones. Without a mask, padding is where the token is ``pad``.
+    real ones. The token ``pad`` is padding in any case, as in fairseq.
 
     Raises:
         ValueError: a mask of another shape.
     """
-    if attention_mask is None:
-        padding = input_ids.eq(pad)
-    else:
+    padding = input_ids.eq(pad)
+    if attention_mask is not None:
         rows, n = input_ids.shape
         if attention_mask.dim() != 2 or attention_mask.shape[0] != rows or attention_mask.shape[1] < n:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: (batch, tokens) = {(rows, n)}, or "
                 "more tokens than that, which came before"
             )
-        padding = attention_mask[:, attention_mask.shape[1] - n :] == 0
+        padding = padding | (attention_mask[:, attention_mask.shape[1] - n :] == 0)
     return hidden_or_none(padding)
 
 

@@ -257,9 +257,7 @@ MASKED = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MASKED)
-def test_logits_of_a_masked_model_are_those_of_fairseq(
-    name: str, sequences: tuple[Tensor, Tensor], tmp_path
-) -> None:
+def test_logits_of_a_masked_model_are_those_of_fairseq(name: str, sequences: tuple[Tensor, Tensor], tmp_path) -> None:
     (host, model), (sequence, mask) = masked(*MASKED[name]), sequences
     logits = model(sequence, mask, labels=sequence).logits
     assert_close("logits", real(logits, mask), real(host(sequence)[0], mask), 2e-6)

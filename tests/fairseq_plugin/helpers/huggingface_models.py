@@ -15,7 +15,7 @@ from common.huggingface import (
 from fairseq_plugin.export.huggingface import configuration_of
 
 from . import encoder_decoders, masked_models
-from .language_models import build_tiny
+from .language_models import build, build_tiny
 from .registry import SHORT
 from .text import dictionary
 
@@ -48,8 +48,8 @@ def masked(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForMaskedLM]:
 @functools.cache
 def classifiers(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForSequenceClassification]:
     """fairseq's classifier of three classes and its counterpart."""
-    task = ("--task", "sentence_prediction", "--criterion", "sentence_prediction")
-    host = masked_models.build_masked(arch, *task, *flags)
+    task = "data --task sentence_prediction --criterion sentence_prediction --max-positions 128".split()
+    host = build([*task, "--arch", arch, *masked_models.small(arch), *flags])
     host.register_classification_head("sentence_classification_head", num_classes=3)
     host = masked_models.randomised(host, std=0.2).eval()
     return host, convert(host, host.args, LineartimeForSequenceClassification)
