@@ -87,6 +87,14 @@ class LineartimePreTrainedModel(PreTrainedModel):
         """transformers' hook: False, since ``generate`` must not pass a cache of keys and values."""
         return False
 
+    def loss_of(
+        self, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None, **options: Any
+    ) -> Tensor | None:
+        """transformers' loss of this kind of model for logits (B, n, V) and labels (B, n); None without labels."""
+        if labels is None:
+            return None
+        return self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch, **options)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """transformers' hook: compute the buffers that no file has, which a model that was built on "meta" lacks.
@@ -242,30 +250,28 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
             input_ids: the tokens, or those after the tokens of ``cache``.
             attention_mask: (B, n), 1 at real tokens, which may have padding on any side; with a cache also (B, tokens
                 so far + n). The padding token is never real.
-            position_ids: (B, n), None or the positions among the real tokens of each document. They begin at 0 in each
-                document of a row, and no document sees another: packed documents, as transformers' collators make them.
+            position_ids: (B, n), None or positions that begin at 0 in each document of a row, of which none sees
+                another: packed documents, as transformers' collators make them.
             cache: what an earlier call returned; it is updated. ``past_key_values`` is its name in earlier versions.
             labels: (B, n), the same tokens, which are shifted here; -100 has no loss.
             use_cache: whether to return a cache; None: only if one is given.
-            logits_to_keep: compute scores of this many last tokens, or of tokens with these indices; 0: of all.
-            output_hidden_states: also return the features of the embeddings and of each layer.
-            return_dict: False for a tuple.
-            num_items_in_batch: what the sum of losses is divided by, in place of the number of labels.
+            logits_to_keep, output_hidden_states, return_dict, num_items_in_batch: as in transformers' own models.
 
         Raises:
-            ValueError: an input of a wrong shape, more tokens than a part of the model has parameters for, positions
-                that are not those of the tokens, a cache of another model, or an argument that no model here reads.
+            ValueError: an input of a wrong shape or too long, positions that are not those of the tokens, a cache of
+                another model, or an argument that no model here reads.
         """
         _refuse(further)
         cache = _cache_of(cache, past_key_values, use_cache)
         tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
         x, features = self.decoder(input_ids, tokens, cache)
         logits = self.decoder.output_projection(_kept(x, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch)
-        hidden_states = features if _wants(output_hidden_states, self.config) else None
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=hidden_states, **{_CACHE_FIELD: cache})
+        output = CausalLMOutputWithPast(
+            self.loss_of(logits, labels, num_items_in_batch),
+            logits,
+            hidden_states=features if _wants(output_hidden_states, self.config) else None,
+            **{_CACHE_FIELD: cache},
+        )
         return output if return_dict is not False else output.to_tuple()
 
 
@@ -389,9 +395,7 @@ class LineartimeForMaskedLM(_EncoderModel):
         hidden = _wants(output_hidden_states, self.config)
         encoded = self.encoder.sentence_encoder(input_ids, attention_mask, hidden)
         logits = self.encoder.lm_head(encoded.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch)
+        loss = self.loss_of(logits, labels, num_items_in_batch)
         output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
         return output if return_dict is not False else output.to_tuple()
 
@@ -466,7 +470,7 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
 
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
-        self.loss_type = "ForCausalLM"  # of labels that are shifted already
+        self.loss_type = "ForCausalLM"
         self._tied_weights_keys = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
         if config.tie_encoder_embeddings:
             self._tied_weights_keys["encoder.embed_tokens.weight"] = "decoder.embed_tokens.weight"
@@ -541,13 +545,9 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
         tokens = read_inputs(self.config, self.decoder, decoder_input_ids, decoder_attention_mask, None, cache)
         x, features = self.decoder(decoder_input_ids, tokens, cache, source)
         logits = self.decoder.output_projection(_kept(x, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits, None, logits.shape[-1], num_items_in_batch=num_items_in_batch, shift_labels=labels.contiguous()
-            )
+        targets = {} if labels is None else {"shift_labels": labels.contiguous()}  # they are shifted already
         output = Seq2SeqLMOutput(
-            loss=loss,
+            loss=self.loss_of(logits, labels, num_items_in_batch, **targets),
             logits=logits,
             decoder_hidden_states=features if hidden else None,
             encoder_last_hidden_state=source.features,
