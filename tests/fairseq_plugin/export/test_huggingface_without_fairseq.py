@@ -16,12 +16,12 @@ from tests.fairseq_plugin.helpers.huggingface_models import classifiers, encoder
 from tests.fairseq_plugin.helpers.text import tokens
 
 ROOT = Path(common.huggingface.__file__).parents[2]
-#: The folder of each kind of model, with transformers' class for it.
+#: A model of each kind, by transformers' class for it. None has kernels, which would take seconds to import.
 KINDS = {
     "AutoModelForCausalLM": lambda: language_models("flash_lm", "--share-decoder-input-output-embed"),
-    "AutoModelForMaskedLM": lambda: masked("flowformer_mlm", "--encoder-learned-pos"),
-    "AutoModelForSequenceClassification": lambda: classifiers("flowformer_classifier"),
-    "AutoModelForSeq2SeqLM": lambda: encoder_decoder("flowformer"),
+    "AutoModelForMaskedLM": lambda: masked("flash_mlm"),
+    "AutoModelForSequenceClassification": lambda: classifiers("flash_classifier", "--classifier-dim", "12"),
+    "AutoModelForSeq2SeqLM": lambda: encoder_decoder("longformer"),
 }
 CODE = """
 import sys
