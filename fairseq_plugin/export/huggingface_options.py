@@ -1,4 +1,4 @@
-"""What a user chooses in ``export_hf``; apart from the rest, since transformers takes seconds to import."""
+"""Choices of a user of ``export_hf``; apart from the rest, since transformers takes seconds to import."""
 
 #: How a text becomes symbols of a dictionary, and the files that this needs, by the names of command-line options.
 KINDS: dict[str, tuple[str, ...]] = {

@@ -180,7 +180,7 @@ def _bytes(dictionary: Dictionary) -> tuple[Tokenizer, dict[int, str]]:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in GPT-2's subwords: itself if it can be seen, else one from U+0100 on."""
+    """The character that stands for each byte in GPT-2's subwords: itself if it can be seen, or one from U+0100 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(0x100, 0x200))
     return [chr(i if i in seen else next(others)) for i in range(256)]
