@@ -575,9 +575,11 @@ def _cache_of(
 ) -> LineartimeCache | None:
     """The cache of a call, under either of its names; a new one if ``use_cache`` asks for it; None for none."""
     given = cache if past_key_values is None else past_key_values
-    if given is not None:
-        return check_cache(given) if use_cache is not False else None
-    return LineartimeCache() if use_cache else None
+    if given is None:
+        return LineartimeCache() if use_cache else None
+    if use_cache is False:
+        raise ValueError("use_cache is False and a cache is given; allowed: one of the two")
+    return check_cache(given)
 
 
 def _kept(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:

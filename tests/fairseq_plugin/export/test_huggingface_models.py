@@ -235,6 +235,7 @@ def test_bad_input_is_refused() -> None:
         ({"input_ids": sequence, "output_attentions": True}, "output_attentions"),
         ({"input_ids": sequence[:1], "cache": cache}, "2 rows; allowed.* 1 rows"),
         ({"input_ids": sequence, "cache": {}}, "cache is a dict"),
+        ({"input_ids": sequence, "cache": cache, "use_cache": False}, "use_cache is False"),
         ({"input_ids": sequence, "cache": of("flash")[1](sequence, use_cache=True).cache}, "initial_state"),
     ):
         with pytest.raises(ValueError, match=message):
