@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..attention import ATTENTIONS, InnerAttention, RotaryAttention, build_attention
+from ..attention import ATTENTIONS, InnerAttention, build_rotary_attention
 from ..modules import GatedAttentionUnit, ScaledSin, ToeplitzBias, build_norm
 from ..modules.sinusoids import sinusoids
 from ..modules.stored_options import Remembered
@@ -431,11 +431,8 @@ def _positions(side: Side, padding_idx: int) -> nn.Module | None:
 
 def _build_inner(attention: LayerAttention, causal: bool, heads: int, head_dim: int) -> InnerAttention:
     """The mechanism of a layer, with rotary positions if it has them."""
-    rotates_itself = "rotary" in ATTENTIONS[attention.kind].supports
-    options = {**attention.options, "rotary": attention.rotary} if rotates_itself else attention.options
     shape = {"num_heads": heads, "head_dim": head_dim, "max_tokens": attention.max_tokens}
-    inner = build_attention(attention.kind, causal, **shape, **options)
-    return RotaryAttention(inner, head_dim) if attention.rotary and not rotates_itself else inner
+    return build_rotary_attention(attention.kind, causal, attention.rotary, **shape, **attention.options)
 
 
 def _linear(inputs: int, outputs: int, bias: bool = True, gain: float = 2**-0.5) -> nn.Linear:
