@@ -2,7 +2,8 @@
 
 The only whole block is the gated attention unit (``common.modules.GatedAttentionUnit``).
 
-It needs only torch; no file of this package imports fairseq or timm.
+It needs only torch; no file of this package imports fairseq or timm. ``common.huggingface``, which no other file here
+imports, also needs transformers.
 """
 
 #: By this constant the host adapters recognise this package, since its name `common` is very common.

@@ -13,7 +13,7 @@ from ._options import AttentionOptions, Option, choice, count, default_of, flag,
 from ._output_gate import OutputGateAttention
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
 from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention, supporting
-from ._rotary import RotaryAttention
+from ._rotary import RotaryAttention, build_rotary_attention
 from ._short_conv import ShortConvAttention
 
 import_mechanisms(__name__, __path__)
@@ -43,6 +43,7 @@ __all__ = [
     "RotaryAttention",
     "ShortConvAttention",
     "build_attention",
+    "build_rotary_attention",
     "choice",
     "count",
     "default_of",

@@ -11,6 +11,7 @@ from ..ops.shared.reference_tools import rotated
 from ..ops.shared.segments import find_documents
 from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention
+from ._registry import ATTENTIONS, build_attention
 from ._short_conv import ShortConvAttention
 
 
@@ -134,6 +135,20 @@ class RotaryAttention(InnerAttention):
     def extra_repr(self) -> str:
         """Nothing: the inner attention is printed below."""
         return ""
+
+
+def build_rotary_attention(
+    name: str, causal: bool, rotary: bool, /, *, head_dim: int, **options: Any
+) -> InnerAttention:
+    """``build_attention(name, causal, ...)``, with rotary positions if ``rotary``.
+
+    A mechanism with an option ``rotary`` of its own gets that value for it; any other is wrapped in
+    ``RotaryAttention``.
+    """
+    if name in ATTENTIONS and "rotary" in ATTENTIONS[name].supports:
+        return build_attention(name, causal, head_dim=head_dim, **{**options, "rotary": rotary})
+    inner = build_attention(name, causal, head_dim=head_dim, **options)
+    return RotaryAttention(inner, head_dim) if rotary else inner
 
 
 def _check_widths(inner: InnerAttention, head_dim: int) -> None:

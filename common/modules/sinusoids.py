@@ -1,11 +1,25 @@
-"""Sinusoidal position embeddings with one learned scale."""
+"""Sinusoidal position embeddings: fairseq's, and FLASH's with one learned scale."""
 
 import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .rotary import check_even
+
+
+def sinusoids(numbers: Tensor, dim: int, padding_idx: int) -> Tensor:
+    """Rows ``numbers`` (B, n) of fairseq's table of sinusoids, computed without the table: (B, n, ``dim``) in float32.
+
+    The sines of all frequencies come before their cosines; the row ``padding_idx`` is zeros. O(B n d).
+    """
+    half = dim // 2
+    steps = torch.arange(half, dtype=torch.float, device=numbers.device)
+    # Computed exactly as in fairseq, since rounding changes the angles of distant positions.
+    angles = numbers[..., None].float() * torch.exp(steps * -(math.log(10000) / (half - 1)))
+    rows = F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
+    return rows.masked_fill(numbers[..., None].eq(padding_idx), 0.0)
 
 
 class ScaledSin(nn.Module):

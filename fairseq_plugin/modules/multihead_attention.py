@@ -9,7 +9,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.attention import ATTENTIONS, InnerAttention, RotaryAttention, build_attention
+from common.attention import InnerAttention, build_rotary_attention
 from common.ops.shared.checks import ArgumentError
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
@@ -32,11 +32,8 @@ class LayerDesign:
 
     def build_inner(self, causal: bool, num_heads: int, head_dim: int) -> InnerAttention:
         """The inner attention of ``num_heads`` heads of ``head_dim`` channels."""
-        rotates_itself = "rotary" in ATTENTIONS[self.attention].supports
-        options = {**self.options, "rotary": self.rotary} if rotates_itself else self.options
         shape = {"num_heads": num_heads, "head_dim": head_dim, "max_tokens": self.max_tokens}
-        inner = build_attention(self.attention, causal, **shape, **options)
-        return RotaryAttention(inner, head_dim) if self.rotary and not rotates_itself else inner
+        return build_rotary_attention(self.attention, causal, self.rotary, **shape, **self.options)
 
 
 class NoProjection(nn.Module):

@@ -4,16 +4,14 @@ fairseq's own number the tokens of a left-padded prefix from its first real toke
 first padding in incremental decoding. Here both start at the first real token. Parameters and tables are fairseq's.
 """
 
-import math
 import sys
 from typing import Any
 
-import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.modules.sinusoids import ScaledSin
+from common.modules.sinusoids import ScaledSin, sinusoids
 from common.ops.shared.padding import real_positions
 
 from .multihead_attention import IncrementalState
@@ -60,7 +58,7 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
     ) -> Tensor:
         if start is not None:
             numbers = positions_from(input, self.padding_idx, start)
-            return _sinusoids(numbers, self.embedding_dim, self.padding_idx).to(self.weights)
+            return sinusoids(numbers, self.embedding_dim, self.padding_idx).to(self.weights)
         self._grow(self.padding_idx + 1 + input.shape[1])  # fairseq would rebuild it at every token
         if incremental_state is not None:
             return self.weights[last_position(input, self.padding_idx)].unsqueeze(1)  # (B, C) -> (B, 1, C)
@@ -86,17 +84,7 @@ class ComputedSinusoids(nn.Module):
 
     def forward(self, tokens: Tensor, incremental_state: None = None, start: Tensor | None = None) -> Tensor:
         """See the class; ``incremental_state`` is None."""
-        return _sinusoids(positions_from(tokens, self.padding_idx, start), self.embedding_dim, self.padding_idx)
-
-
-def _sinusoids(numbers: Tensor, dim: int, padding_idx: int) -> Tensor:
-    """Rows ``numbers`` (B, T) of fairseq's table, (B, T, C) in float32, computed without the table."""
-    half = dim // 2
-    steps = torch.arange(half, dtype=torch.float, device=numbers.device)
-    # Computed exactly as in fairseq, since rounding changes the angles of distant positions.
-    angles = numbers[..., None].float() * torch.exp(steps * -(math.log(10000) / (half - 1)))
-    rows = F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
-    return rows.masked_fill(numbers[..., None].eq(padding_idx), 0.0)
+        return sinusoids(positions_from(tokens, self.padding_idx, start), self.embedding_dim, self.padding_idx)
 
 
 class LearnedPositions(LearnedPositionalEmbedding):

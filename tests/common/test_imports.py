@@ -1,5 +1,6 @@
 """The core only needs torch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,12 @@ def test_its_checks_survive_python_without_asserts():
     )
     done = subprocess.run([sys.executable, "-O", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["refused"] * 4
+
+
+def test_one_package_alone_imports_transformers():
+    importing = {
+        path.parent.name
+        for path in (ROOT / "common").rglob("*.py")
+        if re.search(r"^\s*(from|import)\s+transformers\b", path.read_text(), re.MULTILINE)
+    }
+    assert importing == {"huggingface"}

@@ -1,0 +1,594 @@
+"""The models that transformers loads: language models, masked models, classifiers and encoder-decoders.
+
+Legend: B rows, n tokens, m tokens of a source, C width, V tokens of the vocabulary. Masks of transformers are 1 at real
+tokens. Parameters have the names of the same model in fairseq, whose state dict fits as it is.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.generation import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
+from transformers.utils import ModelOutput
+
+from ..attention import ATTENTIONS
+from ..checkpoints import listed
+from ..modules.stored_options import Remembered, RemembersOptions, is_record
+from .cache import LineartimeCache, check_cache
+from .configuration import LineartimeConfig
+from .layers import Source, Stack, activation_called
+from .tokens import (
+    Tokens,
+    check_positions,
+    documents_by_eos,
+    documents_by_position,
+    hidden_or_none,
+    read_padding,
+    read_tokens,
+)
+
+#: The name of the cache in transformers' outputs, which has changed.
+_CACHE_FIELD = "cache" if "cache" in {x.name for x in fields(CausalLMOutputWithPast)} else "past_key_values"
+#: Arguments that transformers passes to every model, and that mean nothing to these.
+_UNUSED = frozenset({"cache_position"})
+
+
+class LineartimePreTrainedModel(PreTrainedModel):
+    """The base of all models: loading, initialisation, and what transformers asks a model."""
+
+    config_class = LineartimeConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TransformerLayer", "GatedAttentionUnitLayer"]
+    _is_stateful = True  # no assisted generation, which removes tokens from a cache
+    _supported_generation_modes = [
+        GenerationMode.GREEDY_SEARCH,
+        GenerationMode.SAMPLE,
+        GenerationMode.BEAM_SEARCH,
+        GenerationMode.BEAM_SAMPLE,
+    ]
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *arguments: Any, output_loading_info: bool = False, **options: Any
+    ) -> Any:
+        """As transformers', but weights that are missing or do not belong to the model are an error.
+
+        Raises:
+            ValueError: a weight is missing, or one is not of this model.
+        """
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *arguments, output_loading_info=True, **options
+        )
+        missing = sorted(name for name in info["missing_keys"] if not is_record(name))
+        further = sorted(info["unexpected_keys"])
+        if missing or further:
+            faults = [("missing", missing), ("not of this model", further)]
+            text = "; ".join(f"{len(names)} {fault}{listed(names)}" for fault, names in faults if names)
+            raise ValueError(
+                f"the weights in {str(pretrained_model_name_or_path)!r} do not fit {cls.__name__}: {text}; allowed: "
+                "all weights of the model of its config.json, and no others"
+            )
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """transformers' hook: False, since ``generate`` must not pass a cache of keys and values."""
+        return False
+
+    def loss_of(
+        self, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None, **options: Any
+    ) -> Tensor | None:
+        """transformers' loss of this kind of model for logits (B, n, V) and labels (B, n); None without labels."""
+        if labels is None:
+            return None
+        return self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch, **options)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """transformers' hook: compute the buffers that no file has, which a model that was built on "meta" lacks.
+
+        Parameters are initialised where modules are built.
+        """
+        if isinstance(module, RemembersOptions) and module.counts:
+            module.restore_counts({name: getattr(module, name) for name in module.counts})
+
+
+def read_inputs(
+    config: LineartimeConfig,
+    stack: Stack,
+    input_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None = None,
+    cache: LineartimeCache | None = None,
+) -> Tokens:
+    """The tokens of a call of ``stack``, from what transformers passes to models.
+
+    Raises:
+        ValueError: an input is missing, has a wrong shape, or contradicts another one.
+    """
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        given = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else input_ids
+        raise ValueError(f"input_ids is {given}; allowed: a tensor (batch, tokens) of at least one token")
+    seen = {}
+    if cache is not None:
+        cache.check_fits(len(stack.layers), len(input_ids))
+        seen = cache.seen
+    padding_mask = read_padding(input_ids, attention_mask, config.pad_token_id)
+    if position_ids is not None:
+        rows, n = input_ids.shape
+        if tuple(position_ids.shape) not in ((rows, n), (1, n)):
+            raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}; allowed: {(rows, n)} or {(1, n)}")
+        position_ids = position_ids.expand_as(input_ids)
+    if config.reset_at_eos:
+        if position_ids is not None:
+            raise ValueError("position_ids is given; allowed for a model with reset_at_eos: None")
+        segment_ids = documents_by_eos(input_ids, config.eos_token_id, stack.causal, seen)
+    elif position_ids is not None:
+        segment_ids = documents_by_position(position_ids, padding_mask, seen)
+    else:  # the last document goes on
+        segment_ids = seen["document"][:, None].expand_as(input_ids) if "document" in seen else None
+    tokens = read_tokens(input_ids, padding_mask, segment_ids, seen)
+    if position_ids is not None:
+        check_positions(position_ids, tokens)
+    return tokens
+
+
+class StateGenerationMixin(GenerationMixin):
+    """transformers' generation by models whose cache cannot take tokens back: greedy, by sampling and by beams."""
+
+    def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **options: Any) -> Any:
+        """As transformers'; with ``cache``, the text goes on from an earlier call.
+
+        With a cache, ``inputs`` are its next tokens. They may also begin with the tokens of the cache, as transformers
+        expects it, if there are more of them and ``attention_mask`` covers them all. A cache with one row for each of
+        ``inputs`` is repeated for beams and for several sequences.
+
+        Raises:
+            ValueError: assisted or contrastive generation, which take back tokens that were read.
+        """
+        settings = (options, vars(generation_config or self.generation_config), vars(self.generation_config))
+        for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha"):
+            if _setting(name, settings):
+                kind = "contrastive" if name == "penalty_alpha" else "assisted"
+                raise ValueError(
+                    f"{name} is given; allowed for {type(self).__name__}: None, as {kind} generation takes tokens "
+                    "back, and the sums of a cache cannot forget a token. Greedy, sampling and beams work"
+                )
+        cache = options.get("cache", options.get("past_key_values"))
+        if isinstance(cache, LineartimeCache) and cache.columns and not self.config.is_encoder_decoder:
+            tokens = options["input_ids"] if inputs is None else inputs
+            options["attention_mask"] = _mask_after(cache, tokens, options.get("attention_mask"), self.config)
+            rows = max(_setting(name, settings) or 1 for name in ("num_beams", "num_return_sequences"))
+            if rows > 1 and cache.batch_size == len(tokens):
+                cache.batch_repeat_interleave(rows)
+        return super().generate(inputs, generation_config, **options)
+
+
+def _setting(name: str, settings: tuple[dict[str, Any], ...]) -> Any:
+    """The first value of ``name`` in ``settings`` that is not None."""
+    return next((x[name] for x in settings if x.get(name) is not None), None)
+
+
+def _mask_after(
+    cache: LineartimeCache, input_ids: Tensor, attention_mask: Tensor | None, config: LineartimeConfig
+) -> Tensor:
+    """The mask of the tokens of ``cache`` and of ``input_ids`` (B, n), 1 at real ones, as ``generate`` expects it."""
+    n = input_ids.shape[1]
+    if attention_mask is None:
+        attention_mask = input_ids.ne(config.pad_token_id).long()
+    elif attention_mask.shape[1] != n or n > cache.columns:  # it covers both already
+        return attention_mask
+    return torch.cat([attention_mask.new_ones(len(attention_mask), cache.columns), attention_mask], dim=1)
+
+
+class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
+    """A language model: ``NAME_lm`` of fairseq.
+
+    ``generate`` reads a prompt in one pass, and its cache has a constant size if the attentions have one. Batches may
+    be padded on the left. Assisted and contrastive generation are refused.
+    """
+
+    _tied_weights_keys = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__(config)
+        self.decoder = Decoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """transformers' hook: the token embeddings."""
+        return self.decoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """transformers' hook: replace the token embeddings."""
+        self.decoder.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        """transformers' hook: the projection of features to scores."""
+        return self.decoder.output_projection
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """transformers' hook: replace the projection."""
+        self.decoder.output_projection = new_embeddings
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        """transformers' hook: the arguments of a step, without positions, which the model counts itself."""
+        arguments = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        arguments.pop("position_ids", None)
+        return arguments
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: LineartimeCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: LineartimeCache | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **further: Any,
+    ) -> ModelOutput | tuple:
+        """input_ids (B, n) -> ``logits`` (B, n, V), and ``loss`` if ``labels`` are given.
+
+        Args:
+            input_ids: the tokens, or those after the tokens of ``cache``.
+            attention_mask: (B, n), 1 at real tokens, which may have padding on any side; with a cache also (B, tokens
+                so far + n). The padding token is never real.
+            position_ids: (B, n), None or positions that begin at 0 in each document of a row, of which none sees
+                another: packed documents, as transformers' collators make them.
+            cache: what an earlier call returned; it is updated. ``past_key_values`` is its name in earlier versions.
+            labels: (B, n), the same tokens, which are shifted here; -100 has no loss.
+            use_cache: whether to return a cache; None: only if one is given.
+            logits_to_keep, output_hidden_states, return_dict, num_items_in_batch: as in transformers' own models.
+
+        Raises:
+            ValueError: an input of a wrong shape or too long, positions that are not those of the tokens, a cache of
+                another model, or an argument that no model here reads.
+        """
+        _refuse(further)
+        cache = _cache_of(cache, past_key_values, use_cache)
+        tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
+        x, features = self.decoder(input_ids, tokens, cache)
+        logits = self.decoder.output_projection(_kept(x, logits_to_keep))
+        output = CausalLMOutputWithPast(
+            self.loss_of(logits, labels, num_items_in_batch),
+            logits,
+            hidden_states=features if _wants(output_hidden_states, self.config) else None,
+            **{_CACHE_FIELD: cache},
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+
+class Decoder(Stack):
+    """A causal stack with the projection of its features to scores of the vocabulary."""
+
+    def __init__(self, config: LineartimeConfig, crossed: bool = False) -> None:
+        super().__init__(config, causal=True, crossed=crossed)
+        width, size = self.embed_tokens.embedding_dim, self.embed_tokens.num_embeddings
+        self.output_projection = nn.Linear(width, size, bias=False)
+        nn.init.normal_(self.output_projection.weight, std=width**-0.5)
+
+
+class Encoder(Stack):
+    """A stack that sees whole sequences; called as transformers calls encoders."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: LineartimeConfig, encoder: bool = False) -> None:
+        super().__init__(config, encoder=encoder)
+        self.config = config
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> "EncoderOutput":
+        """input_ids (B, n) and attention_mask (B, n), 1 at real tokens -> features (B, n, C) with their mask."""
+        _refuse({"output_attentions": output_attentions})
+        tokens = read_inputs(self.config, self, input_ids, attention_mask)
+        x, features = super().forward(input_ids, tokens)
+        mask = None if tokens.padding_mask is None else (~tokens.padding_mask).long()
+        return EncoderOutput(x, hidden_states=features if output_hidden_states else None, attention_mask=mask)
+
+
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """transformers' ``BaseModelOutput`` with ``attention_mask`` (B, n), 1 at real tokens; None if all are real."""
+
+    attention_mask: Tensor | None = None
+
+
+class MaskedHead(nn.Module):
+    """RoBERTa's head of a masked model: features (..., C) -> scores (..., V)."""
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = activation_called("hidden_act", config.hidden_act)
+        self.layer_norm = nn.LayerNorm(config.hidden_size)
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        nn.init.normal_(self.weight, std=config.hidden_size**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., V)."""
+        return F.linear(self.layer_norm(self.activation(self.dense(x))), self.weight) + self.bias
+
+
+class RobertaEncoder(nn.Module):
+    """An encoder and, in masked models, its head, under the names of fairseq's RoBERTa."""
+
+    def __init__(self, config: LineartimeConfig, head: bool) -> None:
+        super().__init__()
+        self.sentence_encoder = Encoder(config)
+        self.lm_head = MaskedHead(config) if head else None
+        for module in self.modules() if config.layer_norm_eps != 1e-5 else ():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = config.layer_norm_eps
+
+
+class _EncoderModel(LineartimePreTrainedModel):
+    """The base of models around a ``RobertaEncoder``."""
+
+    has_lm_head = False
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__(config)
+        self.encoder = RobertaEncoder(config, self.has_lm_head)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """transformers' hook: the token embeddings."""
+        return self.encoder.sentence_encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """transformers' hook: replace the token embeddings."""
+        self.encoder.sentence_encoder.embed_tokens = value
+
+
+class LineartimeForMaskedLM(_EncoderModel):
+    """A masked model: ``NAME_mlm`` of fairseq, whose head is RoBERTa's."""
+
+    has_lm_head = True
+    _tied_weights_keys = {"encoder.lm_head.weight": "encoder.sentence_encoder.embed_tokens.weight"}
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **further: Any,
+    ) -> ModelOutput | tuple:
+        """input_ids (B, n) -> ``logits`` (B, n, V), and ``loss`` for ``labels`` (B, n), of which -100 have none.
+
+        ``attention_mask`` (B, n) is 1 at real tokens, which the padding token never is.
+
+        Raises:
+            ValueError: an input of a wrong shape, too long, or an argument that no model here reads.
+        """
+        _refuse(further)
+        hidden = _wants(output_hidden_states, self.config)
+        encoded = self.encoder.sentence_encoder(input_ids, attention_mask, hidden)
+        logits = self.encoder.lm_head(encoded.last_hidden_state)
+        loss = self.loss_of(logits, labels, num_items_in_batch)
+        output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        return output if return_dict is not False else output.to_tuple()
+
+
+class ClassifierHead(nn.Module):
+    """RoBERTa's head, or with ``classifier_style`` arena that of the Long Range Arena: pooled features -> scores."""
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__()
+        self.arena = config.classifier_style == "arena"
+        inner_dim = config.classifier_dim or (config.intermediate_size if self.arena else config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, inner_dim)
+        self.out_proj = nn.Linear(inner_dim, config.num_labels)
+        self.activation = F.relu if self.arena else activation_called("classifier_act", config.classifier_act)
+        self.dropout = nn.Dropout(0.0 if self.arena else config.classifier_dropout)
+        labels = list((config.id2label or {}).values())
+        named = {} if labels == [f"LABEL_{i}" for i in range(len(labels))] else {"labels": labels}
+        self.remembered = Remembered(pooling=config.pooling, classifier_style=config.classifier_style, **named)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, C) -> (B, labels)."""
+        return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(pooled)))))
+
+
+class LineartimeForSequenceClassification(_EncoderModel):
+    """A classifier of sequences: ``NAME_classifier`` of fairseq, with one head."""
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__(config)
+        self.classification_heads = nn.ModuleDict({config.classifier_head: ClassifierHead(config)})
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **further: Any,
+    ) -> ModelOutput | tuple:
+        """input_ids (B, n) -> ``logits`` (B, labels), and ``loss`` for ``labels`` (B,).
+
+        ``attention_mask`` (B, n) is 1 at real tokens, which the padding token never is.
+
+        Raises:
+            ValueError: an input of a wrong shape, too long, or an argument that no model here reads.
+        """
+        _refuse(further)
+        hidden = _wants(output_hidden_states, self.config)
+        encoded = self.encoder.sentence_encoder(input_ids, attention_mask, hidden)
+        pooled = self.pool(encoded.last_hidden_state, encoded.attention_mask)
+        logits = self.classification_heads[self.config.classifier_head](pooled)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        return output if return_dict is not False else output.to_tuple()
+
+    def pool(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Features (B, n, C) of the first real token of each row, or their mean over real tokens: (B, C)."""
+        real = torch.ones_like(features[..., 0], dtype=torch.bool) if attention_mask is None else attention_mask == 1
+        if self.config.pooling == "mean":
+            weights = real / real.sum(1, keepdim=True).clamp(min=1)
+        else:
+            weights = (real & (real.cumsum(1) == 1)).float()
+        # Summed in float32: half precision would lose most of a mean over thousands of tokens.
+        pooled = (weights[..., None] * features.float()).masked_fill(~real[..., None], 0.0).sum(1)
+        return pooled.to(features.dtype)
+
+
+class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
+    """An encoder-decoder: ``NAME`` of fairseq, such as ``flowformer``; targets begin with eos, as there."""
+
+    def __init__(self, config: LineartimeConfig) -> None:
+        super().__init__(config)
+        self.loss_type = "ForCausalLM"
+        self._tied_weights_keys = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
+        if config.tie_encoder_embeddings:
+            self._tied_weights_keys["encoder.embed_tokens.weight"] = "decoder.embed_tokens.weight"
+        self.encoder = Encoder(config, encoder=True)
+        if any("max_tokens" in ATTENTIONS[cross.kind].needs for cross in config.layers("cross_attention")):
+            limits = (self.encoder.max_tokens, config.encoder_max_position_embeddings)
+            self.encoder.max_tokens = min(limit for limit in limits if limit is not None)
+        self.decoder = Decoder(config, crossed=True)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """transformers' hook: the token embeddings of the encoder."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """transformers' hook: replace the token embeddings of the encoder."""
+        self.encoder.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        """transformers' hook: the projection of features to scores."""
+        return self.decoder.output_projection
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """transformers' hook: replace the projection."""
+        self.decoder.output_projection = new_embeddings
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """transformers' hook: labels (B, n) as the decoder reads them, after a first token that begins a target."""
+        config = self.config
+        start = config.eos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+        shifted = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == -100, config.pad_token_id)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: ModelOutput | tuple | None = None,
+        cache: LineartimeCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: LineartimeCache | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **further: Any,
+    ) -> ModelOutput | tuple:
+        """A source (B, m) and a target so far (B, n) -> ``logits`` (B, n, V), and ``loss`` if ``labels`` are given.
+
+        Args:
+            input_ids, attention_mask: the source and its mask (B, m), 1 at real tokens.
+            decoder_input_ids, decoder_attention_mask: the same of the target; with a cache, its next tokens. None: the
+                labels after the token that begins a target.
+            encoder_outputs: what the encoder returned for the source, in place of ``input_ids``.
+            labels: (B, n), the target; -100 has no loss.
+            further: cache, use_cache and the other arguments as in ``LineartimeForCausalLM``.
+
+        Raises:
+            ValueError: as ``LineartimeForCausalLM``.
+        """
+        _refuse(further)
+        hidden = _wants(output_hidden_states, self.config)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, hidden)
+        source = self._source(encoder_outputs, attention_mask)
+        if decoder_input_ids is None and labels is not None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        cache = _cache_of(cache, past_key_values, use_cache)
+        tokens = read_inputs(self.config, self.decoder, decoder_input_ids, decoder_attention_mask, None, cache)
+        x, features = self.decoder(decoder_input_ids, tokens, cache, source)
+        logits = self.decoder.output_projection(_kept(x, logits_to_keep))
+        targets = {} if labels is None else {"shift_labels": labels.contiguous()}  # they are shifted already
+        output = Seq2SeqLMOutput(
+            loss=self.loss_of(logits, labels, num_items_in_batch, **targets),
+            logits=logits,
+            decoder_hidden_states=features if hidden else None,
+            encoder_last_hidden_state=source.features,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            **{_CACHE_FIELD: cache},
+        )
+        return output if return_dict is not False else output.to_tuple()
+
+    def _source(self, encoder_outputs: ModelOutput | tuple, attention_mask: Tensor | None) -> Source:
+        """The encoder's output as layers read it; its own mask, or else ``attention_mask`` (B, m)."""
+        own_mask = getattr(encoder_outputs, "attention_mask", None)
+        mask = attention_mask if own_mask is None else own_mask
+        return Source(encoder_outputs[0], None if mask is None else hidden_or_none(mask == 0))
+
+
+def _refuse(arguments: dict[str, Any]) -> None:
+    """Raise ValueError for an argument of transformers' models that these do not read, unless it asks for nothing."""
+    for name, value in arguments.items():
+        if name not in _UNUSED and value is not None and value is not False:
+            raise ValueError(f"{name} is given; allowed for models of lineartime: None, as they have no such thing")
+
+
+def _cache_of(
+    cache: LineartimeCache | None, past_key_values: LineartimeCache | None, use_cache: bool | None
+) -> LineartimeCache | None:
+    """The cache of a call, under either of its names; a new one if ``use_cache`` asks for it; None for none."""
+    given = cache if past_key_values is None else past_key_values
+    if given is None:
+        return LineartimeCache() if use_cache else None
+    if use_cache is False:
+        raise ValueError("use_cache is False and a cache is given; allowed: one of the two")
+    return check_cache(given)
+
+
+def _kept(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The last ``logits_to_keep`` tokens of x (B, n, C), those with these indices, or all for 0."""
+    if isinstance(logits_to_keep, Tensor):
+        return x[:, logits_to_keep]
+    return x[:, -logits_to_keep:] if logits_to_keep else x
+
+
+def _wants(output_hidden_states: bool | None, config: LineartimeConfig) -> bool:
+    """Whether a call returns features of all layers; None for what the configuration says."""
+    return bool(config.output_hidden_states if output_hidden_states is None else output_hidden_states)

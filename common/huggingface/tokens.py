@@ -1,0 +1,118 @@
+"""Padding, positions and documents of the tokens of a call, which every layer of a model needs.
+
+Legend: B rows, n tokens. Masks of this project are bool and True at padding; transformers' are 1 at real tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.shared.segments import SEGMENT, find_documents
+from ..ops.shared.state import State
+from ..ops.shared.tracing import runs_eagerly
+
+
+class Tokens(NamedTuple):
+    """The tokens of one call."""
+
+    padding_mask: Tensor | None  # (B, n), True = padding; None if there is none
+    places: Tensor  # (B, n), int64: the number of real tokens of its document before each token
+    segment_ids: Tensor | None  # (B, n), the document of each token; None for one document per row
+    seen: State  # the state of positions after these tokens; see ``LineartimeCache.seen``
+
+
+def read_padding(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor | None:
+    """The padding of ``input_ids`` (B, n), bool with True = padding; None if there is none.
+
+    ``attention_mask`` is transformers', (B, m) with m >= n, whose last n columns are of these tokens: 1, or True, at
+    real ones. The token ``pad`` is padding in any case, as in fairseq.
+
+    Raises:
+        ValueError: a mask of another shape.
+    """
+    padding = input_ids.eq(pad)
+    if attention_mask is not None:
+        rows, n = input_ids.shape
+        if attention_mask.dim() != 2 or attention_mask.shape[0] != rows or attention_mask.shape[1] < n:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: (batch, tokens) = {(rows, n)}, or "
+                "more tokens than that, which came before"
+            )
+        padding = padding | (attention_mask[:, attention_mask.shape[1] - n :] == 0)
+    return hidden_or_none(padding)
+
+
+def hidden_or_none(padding_mask: Tensor) -> Tensor | None:
+    """``padding_mask``, bool with True = padding, or None if it hides nothing, as far as that can be read.
+
+    On a GPU this waits for the device once a call, as fairseq does; attention without a mask is faster.
+    """
+    return padding_mask if not runs_eagerly(padding_mask) or bool(padding_mask.any()) else None
+
+
+def read_tokens(
+    input_ids: Tensor, padding_mask: Tensor | None, segment_ids: Tensor | None = None, seen: State | None = None
+) -> Tokens:
+    """The tokens ``input_ids`` (B, n) after those of ``seen``, which is empty or None at the beginning; O(B n).
+
+    ``segment_ids`` (B, n), which never decrease along a row, number the documents of the tokens.
+
+    Raises:
+        ValueError: the tokens before had no documents although these have, or the reverse.
+    """
+    seen = seen or {}
+    if seen and ("document" in seen) != (segment_ids is not None):
+        had = "several documents per row" if "document" in seen else "one document per row"
+        raise ValueError(f"the cache is of {had}; allowed: to go on in the same way")
+    before = seen.get("count")
+    if segment_ids is None:
+        real = torch.ones_like(input_ids) if padding_mask is None else (~padding_mask).long()
+        sums = real.cumsum(1)
+        places = sums - real if before is None else before[:, None] + sums - real
+        count = sums[:, -1] if before is None else before + sums[:, -1]
+        return Tokens(padding_mask, places, None, {"count": count})
+    state = {SEGMENT: seen["document"]} if seen else None
+    documents = find_documents(segment_ids, padding_mask, state, input_ids.unsqueeze(-1))
+    seen = {"count": documents.counts(before), "document": documents.last}
+    return Tokens(padding_mask, documents.positions(before), documents.ids, seen)
+
+
+def documents_by_eos(input_ids: Tensor, eos: int, causal: bool, seen: State | None = None) -> Tensor:
+    """Document ids (B, n) of ``input_ids`` (B, n) in a model that begins a document at each ``eos``.
+
+    In a language model the first token of a document is predicted at the eos that ended the one before, so a document
+    begins at an eos; in a masked model it begins after one.
+    """
+    ends = input_ids.eq(eos).long()
+    ids = ends.cumsum(1) if causal else ends.cumsum(1) - ends
+    return seen["document"][:, None] + ids if seen and "document" in seen else ids
+
+
+def documents_by_position(position_ids: Tensor, padding_mask: Tensor | None, seen: State) -> Tensor | None:
+    """Document ids (B, n) of tokens with ``position_ids`` (B, n), which begin anew at 0 in each document.
+
+    ``seen`` is the state of positions before them. None if rows have one document each, as far as that can be read.
+    """
+    if seen and "document" not in seen:
+        return None
+    begins = position_ids.eq(0) if padding_mask is None else position_ids.eq(0) & ~padding_mask
+    ids = begins.long().cumsum(1)
+    if seen:
+        return seen["document"][:, None] + ids
+    return None if runs_eagerly(ids) and int(ids.max()) <= 1 else ids
+
+
+def check_positions(position_ids: Tensor, tokens: Tokens) -> None:
+    """Raise ValueError unless ``position_ids`` (B, n) are the positions of ``tokens``, as the model counts them."""
+    if not runs_eagerly(position_ids):
+        return
+    differs = position_ids != tokens.places
+    if tokens.padding_mask is not None:
+        differs = differs & ~tokens.padding_mask
+    if bool(differs.any()):
+        row, token = (int(x) for x in differs.nonzero()[0])
+        raise ValueError(
+            f"position_ids is {int(position_ids[row, token])} in row {row} at token {token}; allowed: "
+            f"{int(tokens.places[row, token])}, since positions count the real tokens of each document from 0"
+        )

@@ -1,0 +1,69 @@
+"""Small models of fairseq, and the same models for transformers with the same weights."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.huggingface import (
+    LineartimeForCausalLM,
+    LineartimeForMaskedLM,
+    LineartimeForSeq2SeqLM,
+    LineartimeForSequenceClassification,
+)
+from fairseq_plugin.export.huggingface import configuration_of
+
+from . import encoder_decoders, masked_models
+from .language_models import build, build_tiny
+from .registry import SHORT
+from .text import dictionary
+
+#: The longest input of the language models.
+LIMIT = 40
+
+
+def convert(host: nn.Module, args: Any, model_class: type) -> nn.Module:
+    """The model of ``model_class`` with the configuration and the weights of ``host``, in evaluation mode."""
+    model = model_class(configuration_of(host, args, dictionary()))
+    weights = {name: x for name, x in host.state_dict().items() if not name.endswith("version")}
+    model.load_state_dict(weights)  # strict: the names are those of fairseq
+    return model.eval()
+
+
+@functools.cache
+def language_models(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForCausalLM]:
+    """fairseq's language model and its counterpart."""
+    host = build_tiny(arch, SHORT, LIMIT, *flags)
+    return host, convert(host, host.decoder.args, LineartimeForCausalLM)
+
+
+@functools.cache
+def masked(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForMaskedLM]:
+    """fairseq's masked model and its counterpart."""
+    host = masked_models.randomised(masked_models.build_masked(arch, *flags), std=0.2).eval()
+    return host, convert(host, host.args, LineartimeForMaskedLM)
+
+
+@functools.cache
+def classifiers(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForSequenceClassification]:
+    """fairseq's classifier of three classes and its counterpart."""
+    task = "data --task sentence_prediction --criterion sentence_prediction --max-positions 128".split()
+    host = build([*task, "--arch", arch, *masked_models.small(arch), *flags])
+    host.register_classification_head("sentence_classification_head", num_classes=3)
+    host = masked_models.randomised(host, std=0.2).eval()
+    return host, convert(host, host.args, LineartimeForSequenceClassification)
+
+
+@functools.cache
+def encoder_decoder(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForSeq2SeqLM]:
+    """fairseq's encoder-decoder and its counterpart."""
+    host = encoder_decoders.build_model(arch, *flags)
+    return host, convert(host, host.args, LineartimeForSeq2SeqLM)
+
+
+def left_padded(rows: list[Tensor], pad: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths, (n) each, as one tensor padded on the left, and transformers' mask of it."""
+    longest = max(map(len, rows))
+    together = torch.stack([nn.functional.pad(row, (longest - len(row), 0), value=pad) for row in rows])
+    return together, together.ne(pad).long()
