@@ -14,7 +14,7 @@ from recipes.shared.corpus import from_line
 from recipes.shared.digits import write_digits
 
 #: Speeches of two lines, each with a number.
-SPEECHES = [f"SPEAKER {i % 3}:\nThis is speech number {i}, and it has a second line.\n" for i in range(60)]
+SPEECHES = [f"SPEAKER {i % 3}:\nThis is speech number {i}, and it has a second line.\n" for i in range(900)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_speech_is_a_line_of_characters(text: Path) -> None:
     """In order, each in one split, and nothing is lost."""
     splits = characters.read_splits(text)
-    assert {split: len(lines) for split, lines in splits.items()} == {"train": 54, "valid": 3, "test": 3}
+    assert {split: len(lines) for split, lines in splits.items()} == {"train": 810, "valid": 45, "test": 45}
     lines = [line for split in splits.values() for line in split]
     assert lines[0].startswith("S P E A K E R ▁ 0 : ⏎ T h i s ▁ i s")
     assert [from_line(line.replace(" ", "")) for line in lines] == SPEECHES
@@ -52,7 +52,7 @@ def test_characters_are_trained_evaluated_and_written(text: Path, tmp_path: Path
     assert characters.main(arguments) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     tokens = sum(len(line.split()) + 1 for line in characters.read_splits(text)["test"])
-    assert f"of {tokens} test characters" in last
+    assert f"of {tokens:,} test characters" in last
     hub = LinearTimeLanguageModel.from_pretrained(str(tmp_path / "out" / "model"))
     assert hub.sample("SPEAKER 1:", max_len_b=20).startswith("SPEAKER 1:")
     assert characters.main([*arguments[:-1], "3"]) == 1
