@@ -31,6 +31,8 @@ from .models._language_model import LinearTimeLanguageModel
 
 #: The groups of fairseq's configuration that are kept; the others describe a training and its machine.
 _GROUPS = ("model", "task", "dataset", "generation", "tokenizer", "bpe")
+#: Options of a task that are places on a machine; the data are in the folder itself.
+_PLACES = {"data": ".", "plasma_path": ""}
 _EMBEDDING = "decoder.embed_tokens.weight"
 _ONE_OF_OURS = "one of a language model of this plugin, NAME_lm, as fairseq-train writes it"
 
@@ -70,14 +72,14 @@ def write_folder(checkpoint: Path, dictionary: Path, folder: Path, half: bool = 
 def _stored_config(state: Mapping[str, Any], path: str) -> StoredConfig:
     """The part of ``state`` for ``config.json``; ValueError unless its options are in groups that JSON can hold.
 
-    The path of the training's data is replaced by ".", the folder itself.
+    Places on the training's machine are replaced; see ``_PLACES``.
     """
     config, history = state.get("cfg"), state.get("optimizer_history") or [{}]
     if state.get("args") is not None or not isinstance(config, Mapping):
         raise ValueError(f"the checkpoint {path!r} has no options in groups (cfg); allowed: {_ONE_OF_OURS}")
     with configuration_errors(path):
         groups = {name: config.get(name) for name in _GROUPS}
-        groups["task"] = {**groups["task"], "data": "."}
+        groups["task"] = {name: _PLACES.get(name, value) for name, value in groups["task"].items()}
         json.dumps(groups, allow_nan=False)
         return StoredConfig(int(history[-1].get("num_updates", 0)), groups)
 
