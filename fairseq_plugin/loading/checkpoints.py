@@ -118,7 +118,7 @@ class CheckedLoading:
 
     @classmethod
     def _from_checkpoints(cls, folder: str, checkpoint_file: str, data: str, kwargs: dict[str, Any]) -> Any:
-        """What ``from_pretrained`` returns, of files in ``folder`` that fairseq can read."""
+        """Load checkpoints in ``folder`` that fairseq can read; returns what ``from_pretrained`` returns."""
         for name in checkpoint_file.split(os.pathsep):
             path = os.path.join(folder, name)
             state = read_checkpoint(path)
