@@ -15,6 +15,7 @@ from .criterions.attention_transfer import AttentionTransferCriterion
 from .criterions.distillation import DistillationCriterion
 from .criterions.span_extraction import SpanExtractionCriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
+from .data import character_text as _character_text  # noqa: F401  registers --bpe lineartime_characters
 from .generation.prompt_sequence_generator import read_prompt
 from .generation.prompt_state import PromptState
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier

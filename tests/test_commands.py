@@ -34,6 +34,8 @@ fairseq_plugin.convert {format} new.pt
 fairseq_plugin.convert text.txt {missing}
 fairseq_plugin.export_step {format} new.onnx
 fairseq_plugin.export_step text.txt {missing}.onnx
+fairseq_plugin.from_safetensors {folder} new
+fairseq_plugin.to_safetensors {format} new --dict text.txt
 timm_plugin {file}
 timm_plugin.convert daft_full_s {format} new.pth
 timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --teacher-checkpoint={format}
@@ -86,6 +88,8 @@ recipes.offline_rl.compare --env Pendulum-v1 --out {text}
 recipes.offline_rl.evaluate {format}
 recipes.offline_rl.evaluate text.txt --output {text}
 recipes.offline_rl.prepare --dataset hopper-medium-v2 --file {format} --out new
+recipes.packaged_models.characters --file {file} --out new
+recipes.packaged_models.digits --out {text}
 recipes.padding --out {text}
 recipes.papers.compare flash 2 --file {file} --out new
 recipes.papers.compare daft 5 --pixels 4 --data-dir {folder} --out new

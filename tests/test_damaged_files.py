@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from functools import cache, partial
@@ -24,6 +25,8 @@ from fairseq_plugin.data.indexed_sums import load_tokens
 from fairseq_plugin.data.pixels import SHAPE_FILE, ImageShape
 from fairseq_plugin.data.span_folder import read_span_split
 from fairseq_plugin.generation.stream_memory import sealed, unsealed
+from fairseq_plugin.loading.safetensors_folder import write_checkpoint
+from fairseq_plugin.to_safetensors import write_folder
 from recipes.bench.harness import records
 from recipes.offline_rl import averages
 from recipes.shared.json_files import measured, write_json
@@ -34,6 +37,7 @@ from recipes.time_series.compare import Outcome, Plan, read_results
 from recipes.timm_families.records import add_record, read_records
 from recipes.timm_families.survey import Found
 from tests import damages
+from tests.fairseq_plugin.helpers import checkpoint_files
 from tests.fairseq_plugin.helpers.language_models import awake, build_model
 from tests.fairseq_plugin.helpers.pixels import write_pixels
 from tests.fairseq_plugin.helpers.spans import write_names
@@ -73,6 +77,17 @@ def _write_prompt(folder: Path) -> None:
 
 def _read_prompt(folder: Path) -> PromptState:
     return PromptState.load(folder / "text", [_language_model()], dictionary(WORDS), "--load-state")
+
+
+def _write_model(folder: Path) -> None:
+    checkpoint_files.save_model(folder / "checkpoint.pt", "cfg", "linear_lm")
+    dictionary(WORDS).save(str(folder / "words.txt"))
+    write_folder(folder / "checkpoint.pt", folder / "words.txt", folder)
+
+
+def _read_model(folder: Path) -> Any:
+    with tempfile.TemporaryDirectory() as target:
+        return torch.load(write_checkpoint(folder, Path(target)))
 
 
 def _write_series(folder: Path) -> None:
@@ -153,6 +168,8 @@ _read_series = partial(series_folder.read_split, name="train")
 _read_episodes = partial(episode_folder.read_split, name="train")
 FORMATS = {
     "state of a prompt": Format("text", _write_prompt, _read_prompt),
+    "model in a folder": Format("model.safetensors", _write_model, _read_model),
+    "configuration of a model": Format("config.json", _write_model, _read_model, JSON),
     "description of series": Format("series.json", _write_series, _read_series, JSON),
     "series": Format("train.npz", _write_series, _read_series, ARRAYS),
     "description of episodes": Format("episodes.json", _write_episodes, _read_episodes, JSON),

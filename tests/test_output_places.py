@@ -31,6 +31,8 @@ class Case(NamedTuple):
 COMMANDS = {
     "fairseq_plugin.convert": Case(FILE, "", SOURCE),
     "fairseq_plugin.export_step": Case(FILE, "", SOURCE),
+    "fairseq_plugin.from_safetensors": Case(FILE, "", SOURCE),
+    "fairseq_plugin.to_safetensors": Case(FILE, "", f"{SOURCE} --dict {SOURCE}"),
     "timm_plugin.convert": Case(FILE, "", f"flowformer_deit_ti {SOURCE}"),
     "recipes.bench.__main__": Case(FOLDER, "--out", "--only causal_flow --quick"),
     "recipes.bench.compile_time.__main__": Case(FOLDER, "--out", "--models linear_lm"),
@@ -69,6 +71,8 @@ COMMANDS = {
     "recipes.offline_rl.compare": Case(FOLDER, "--out", "--env Pendulum-v1"),
     "recipes.offline_rl.evaluate": Case(FILE, "--output", SOURCE),
     "recipes.offline_rl.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
+    "recipes.packaged_models.characters": Case(FOLDER, "--out", f"--file {SOURCE}"),
+    "recipes.packaged_models.digits": Case(FOLDER, "--out"),
     "recipes.padding.__main__": Case(FOLDER, "--out"),
     "recipes.papers.compare": Case(FOLDER, "--out", f"flash 1 --file {SOURCE} --quick"),
     "recipes.papers.compare_images": Case(FOLDER, "--out", "daft 6"),

@@ -48,12 +48,14 @@ def metadata(wheel) -> email.message.Message:
 
 
 def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(wheel):
-    """Every module, and the marker that the package is typed; no tests, no recipes."""
+    """Every module, the marker that the package is typed, and trained weights; no tests, no recipes."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert {"common/ops/flow/interface.py", "fairseq_plugin/models/daft.py", "timm_plugin/layers/block.py"} <= expected
-    assert names == expected | {f"{package}/py.typed" for package in PACKAGES}
+    weights = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).glob("weights/*/*")}
+    assert len([name for name in weights if name.endswith("/model.safetensors")]) == 2
+    assert names == expected | weights | {f"{package}/py.typed" for package in PACKAGES}
     assert wheel.name.startswith("lineartime-") and wheel.name.endswith("-py3-none-any.whl")
 
 

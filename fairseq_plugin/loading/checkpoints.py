@@ -21,6 +21,7 @@ from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files
 from .configuration_errors import configuration_errors
 from .folders import find_folder
 from .known_options import check_names, checkpoint_options, model_options
+from .safetensors_folder import packaged_models, readable_by_fairseq
 from .weight_options import attention_hints, option_hints
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,11 @@ class CheckedLoading:
     stock_model: type | None = None
 
     @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """No downloads, since the stock models have softmax attention."""
-        return {}
+    def hub_models(cls) -> dict[str, str]:
+        """Names and folders of the trained models of this class that are part of the package; nothing is downloaded."""
+        packaged = packaged_models().items()
+        kinds = {name: ARCH_MODEL_REGISTRY.get(name.partition(".")[0], object) for name, _ in packaged}
+        return {name: folder for name, folder in packaged if issubclass(kinds[name], cls)}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any | None = None, args: Any = None
@@ -98,14 +101,24 @@ class CheckedLoading:
     ) -> Any:
         """As fairseq's, from a file of this architecture or, if its weights fit, of fairseq's ``transformer_lm``.
 
+        ``model_name_or_path`` is also a name in ``hub_models()``, or a folder of ``python -m
+        fairseq_plugin.to_safetensors``.
+
         Raises:
             ValueError: a folder or file cannot be read; a file would run code, has a configuration that is not only
             data (see ``checkpoint_config``), or holds another architecture or other weights; an option does not
             exist.
         """
-        folder = find_folder("model_name_or_path", model_name_or_path)
+        packaged = cls.hub_models()
+        folder = find_folder("model_name_or_path", packaged.get(model_name_or_path, model_name_or_path), packaged)
         data = os.path.join(folder, data_name_or_path) if data_name_or_path.startswith(".") else data_name_or_path
         data = os.path.abspath(find_folder("data_name_or_path", data))
+        with readable_by_fairseq(folder, checkpoint_file) as (folder, checkpoint_file):
+            return cls._from_checkpoints(folder, checkpoint_file, data, kwargs)
+
+    @classmethod
+    def _from_checkpoints(cls, folder: str, checkpoint_file: str, data: str, kwargs: dict[str, Any]) -> Any:
+        """Load checkpoints in ``folder`` that fairseq can read; returns what ``from_pretrained`` returns."""
         for name in checkpoint_file.split(os.pathsep):
             path = os.path.join(folder, name)
             state = read_checkpoint(path)

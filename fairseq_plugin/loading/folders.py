@@ -5,13 +5,14 @@ import os
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Collection
 from http.client import HTTPException
 
 import torch
 
 
-def find_folder(argument: str, path: str) -> str:
-    """The folder at ``path``, the value of ``argument``.
+def find_folder(argument: str, path: str, names: Collection[str] = ()) -> str:
+    """The folder at ``path``, the value of ``argument``; ``names`` are other allowed values, for messages.
 
     An archive (.tar, .tar.gz, .tar.bz2, .tar.xz), local or at a URL, is extracted into a temporary folder, which is
     deleted when the process ends; a local archive is kept.
@@ -33,8 +34,10 @@ def find_folder(argument: str, path: str) -> str:
     except (OSError, EOFError, ValueError, HTTPException, tarfile.TarError) as error:
         shutil.rmtree(temporary)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        named = "".join(f"{name!r}, " for name in names)
         raise ValueError(
-            f"{argument} is {path!r}; allowed: a folder, an archive of one (tar), or the URL of an archive ({reason})"
+            f"{argument} is {path!r}; allowed: {named}a folder, an archive of one (tar), or the URL of an archive "
+            f"({reason})"
         ) from error
 
 

@@ -78,7 +78,7 @@ def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> I
             if epoch is not None:
                 bar.update(min(int(epoch[1]) + 1, budget.epochs) - bar.n)
 
-        command = train_command(trainer, folder, budget, unfinished)
+        command = train_command(trainer, folder, budget.epochs, unfinished)
         training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
     # The last checkpoint, not the best one: the held-out digits must not select the checkpoint that they test.
     epochs = read_summary(out / "images" / MODEL / "summary.csv")
@@ -88,15 +88,15 @@ def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> I
     return ImageResult(parameters, digits, epochs, training, name, top1, maps)
 
 
-def train_command(trainer: list[object], data: Path, budget: Budget, folder: Path) -> list[str]:
+def train_command(trainer: list[object], data: Path, epochs: int, folder: Path, seed: int = 1) -> list[str]:
     """The command that trains on the digits in ``data`` and writes to ``folder``."""
     return python_command(
         *(*trainer, "--data-dir", data, "--device-modules", "timm_plugin", "--device", "cpu"),
-        *("--model", MODEL, "--num-classes", 10, "--epochs", budget.epochs),
-        *("--warmup-epochs", min(2, budget.epochs - 1), "--batch-size", 64),
+        *("--model", MODEL, "--num-classes", 10, "--epochs", epochs),
+        *("--warmup-epochs", min(2, epochs - 1), "--batch-size", 64),
         *"--opt adamw --lr 2e-3 --weight-decay 0.05 --sched cosine --smoothing 0.1".split(),
         *"--scale 0.7 1.0 --hflip 0 --color-jitter 0 --workers 0".split(),
-        *"--seed 1 --checkpoint-hist 1 --log-interval 1000".split(),
+        *("--seed", seed, "--checkpoint-hist", 1, "--log-interval", 1000),
         *("--output", folder.parent, "--experiment", folder.name),
     )
 

@@ -1,4 +1,4 @@
-"""scikit-learn's bundled handwritten digits as an image folder: 1797 images of 8 x 8 pixels, from 43 writers."""
+"""scikit-learn's bundled handwritten digits as an image folder: 1797 images of 8 x 8 pixels, from 13 writers."""
 
 from pathlib import Path
 

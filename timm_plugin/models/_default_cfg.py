@@ -1,8 +1,17 @@
-"""The part of a default configuration that all models here share."""
+"""The parts of default configurations that models here share: values, and the files of trained weights."""
 
+from pathlib import Path
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+#: The trained weights that are part of this package: a folder for each model and tag.
+PACKAGED = Path(__file__).resolve().parents[1] / "weights"
+
+
+def packaged_file(name: str) -> str:
+    """The file of the weights ``name``, MODEL.TAG, in this package; timm's ``pretrained=True`` reads it."""
+    return str(PACKAGED / name / "model.safetensors")
 
 
 def untrained_cfg(**differences: Any) -> dict[str, Any]:

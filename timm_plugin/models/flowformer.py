@@ -38,7 +38,7 @@ from ..layers.images import ImageSize, PositionEmbedding, check_image, check_img
 from ..layers.layer_spec import LayerSpec, check_attn_layer, mechanisms_in, option_names, stage_layers
 from ..layers.position_bias import Grid
 from ._build import StrictLoading, arguments_of, build, check_names
-from ._default_cfg import untrained_cfg
+from ._default_cfg import packaged_file, untrained_cfg
 from ._registry import register_once
 from ._weights import fit_hierarchical
 
@@ -473,15 +473,15 @@ def _check_num_classes(num_classes: int) -> None:
 
 #: The default configuration of a hierarchical model, with given differences.
 hierarchical_cfg = partial(untrained_cfg, pool_size=(7, 7), classifier="head.fc")
+_digits_cfg = partial(hierarchical_cfg, num_classes=10, input_size=(3, 32, 32), pool_size=(2, 2), crop_pct=1.0)
 
 default_cfgs = generate_default_cfgs(
     {
         "flowformer_hier_s.untrained": hierarchical_cfg(),
         "flowformer_hier_s_12h.untrained": hierarchical_cfg(),
         "flowformer_hier_ti.untrained": hierarchical_cfg(),
-        "flowformer_hier_digits.untrained": hierarchical_cfg(
-            num_classes=10, input_size=(3, 32, 32), pool_size=(2, 2), crop_pct=1.0
-        ),
+        "flowformer_hier_digits.uci_digits": _digits_cfg(file=packaged_file("flowformer_hier_digits.uci_digits")),
+        "flowformer_hier_digits.untrained": _digits_cfg(),
         "flowformer_hier_test.untrained": hierarchical_cfg(input_size=(3, 64, 64), pool_size=(2, 2)),
     }
 )
@@ -523,7 +523,10 @@ def flowformer_hier_ti(pretrained: bool = False, **kwargs: Any) -> Flowformer:
 
 @register_once
 def flowformer_hier_digits(pretrained: bool = False, **kwargs: Any) -> Flowformer:
-    """Three stages for 32 x 32 images and 10 classes, trained in minutes without a GPU; not in the paper."""
+    """Three stages for 32 x 32 images and 10 classes, trained in minutes without a GPU; not in the paper.
+
+    ``pretrained=True`` loads weights that are part of the package and were trained on handwritten digits.
+    """
     model_args = dict(embed_dims=(48, 96, 192), depths=(1, 2, 1), num_heads=4)
     return create_hierarchical("flowformer_hier_digits", pretrained, **dict(model_args, **kwargs))
 
