@@ -239,6 +239,37 @@ def new_path(path: Path, argument: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def empty_folder(path: Path, argument: str) -> Iterator[Path]:
+    """Yield an empty folder to write into; at the end it becomes ``path``, unless there was an error.
+
+    Raises:
+        ValueError: ``path`` is no folder or is not empty, at the beginning or at the end, or is at or above the working
+            directory of this process.
+        FolderInUse: another process is writing it.
+    """
+    folder = real_folder(path, argument)
+    here = Path.cwd()
+    if folder.exists() and (here == folder or folder in here.parents):
+        raise ValueError(f"{argument} is {folder}, in which you are; allowed: a folder below it, or elsewhere")
+    _check_empty(folder, argument)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished(folder) as new:
+        new.mkdir()
+        yield new
+        _check_empty(folder, argument)
+        if folder.exists():
+            folder.rmdir()
+        new.rename(folder)
+
+
+def _check_empty(folder: Path, argument: str) -> None:
+    """Raise ValueError if ``folder`` exists and is not empty."""
+    content = sorted(folder.iterdir()) if folder.exists() else []
+    if content:
+        raise ValueError(f"{argument} is {folder}, which holds {content[0].name}; allowed: a new or an empty folder")
+
+
+@contextlib.contextmanager
 def new_folder(path: Path, command: str, argument: str = "--out") -> Iterator[Path]:
     """Yield an empty folder to write into; at the end it becomes ``path`` and replaces an earlier one of ``command``.
 
