@@ -32,9 +32,13 @@ HANDS_ON = {"recipes.cost.__main__": ["--arch", "flowformer_lm"]}
 WRONG_PATHS = """
 fairseq_plugin.convert {format} new.pt
 fairseq_plugin.convert text.txt {missing}
+fairseq_plugin.export_hf {format} new
+fairseq_plugin.export_hf text.txt {missing}
 fairseq_plugin.export_step {format} new.onnx
 fairseq_plugin.export_step text.txt {missing}.onnx
 fairseq_plugin.from_safetensors {folder} new
+fairseq_plugin.import_hf {format} new.pt
+fairseq_plugin.import_hf folder {missing}
 fairseq_plugin.to_safetensors {format} new --dict text.txt
 timm_plugin {file}
 timm_plugin.convert daft_full_s {format} new.pth

@@ -30,8 +30,10 @@ class Case(NamedTuple):
 
 COMMANDS = {
     "fairseq_plugin.convert": Case(FILE, "", SOURCE),
+    "fairseq_plugin.export_hf": Case(FOLDER, "", SOURCE),
     "fairseq_plugin.export_step": Case(FILE, "", SOURCE),
     "fairseq_plugin.from_safetensors": Case(FILE, "", SOURCE),
+    "fairseq_plugin.import_hf": Case(FILE, "", SOURCE),
     "fairseq_plugin.to_safetensors": Case(FILE, "", f"{SOURCE} --dict {SOURCE}"),
     "timm_plugin.convert": Case(FILE, "", f"flowformer_deit_ti {SOURCE}"),
     "recipes.bench.__main__": Case(FOLDER, "--out", "--only causal_flow --quick"),
