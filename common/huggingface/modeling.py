@@ -166,6 +166,8 @@ class StateGenerationMixin(GenerationMixin):
                     f"{name} is given; allowed for {type(self).__name__}: None, as {kind} generation takes tokens "
                     "back, and the sums of a cache cannot forget a token. Greedy, sampling and beams work"
                 )
+        if "cache" in options and _CACHE_FIELD != "cache":  # as earlier versions of transformers expect it
+            options[_CACHE_FIELD] = options.pop("cache")
         cache = options.get("cache", options.get("past_key_values"))
         if isinstance(cache, LineartimeCache) and cache.columns and not self.config.is_encoder_decoder:
             tokens = options["input_ids"] if inputs is None else inputs

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from common.huggingface import LineartimeCache, LineartimeConfig, LineartimeForCausalLM
 from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.huggingface_models import (
+    cache_of,
     classifiers,
     encoder_decoder,
     language_models,
@@ -88,10 +89,10 @@ def test_a_cache_goes_on(name: str, sequences: tuple[Tensor, Tensor], tmp_path) 
     model, (sequence, mask) = of(name)[1], sequences
     whole = model(sequence, mask).logits
     first = model(sequence[:, :12], mask[:, :12], use_cache=True)
-    first.cache.save(tmp_path / "cache.safetensors")
-    step = model(sequence[:, 12:13], mask[:, :13], cache=first.cache)
-    rest = model(sequence[:, 13:], mask, cache=step.cache)
-    assert rest.cache.get_seq_length() == 21
+    cache_of(first).save(tmp_path / "cache.safetensors")
+    step = model(sequence[:, 12:13], mask[:, :13], cache=cache_of(first))
+    rest = model(sequence[:, 13:], mask, cache=cache_of(step))
+    assert cache_of(rest).get_seq_length() == 21
     parts = torch.cat([first.logits, step.logits, rest.logits], dim=1)
     assert_close("in parts", real(parts, mask), real(whole, mask))
     loaded = LineartimeCache.load(tmp_path / "cache.safetensors")
@@ -103,7 +104,7 @@ def test_a_cache_goes_on(name: str, sequences: tuple[Tensor, Tensor], tmp_path) 
 @pytest.mark.parametrize("name", SOME)
 def test_rows_of_a_cache_can_be_chosen_repeated_and_forgotten(name: str) -> None:
     model, sequence = of(name)[1], tokens(3, 9)
-    cache = model(sequence[:, :6], use_cache=True).cache
+    cache = cache_of(model(sequence[:, :6], use_cache=True))
     for change, rows in (
         (lambda x: x.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
         (lambda x: x.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
@@ -146,7 +147,7 @@ def test_sampling_generates_several_sequences_and_goes_on_from_a_cache() -> None
     assert len(several.unique(dim=0)) > 2
     greedy = generated(model, prompt)
     with torch.no_grad():
-        cache = model(prompt[:, :4], use_cache=True).cache
+        cache = cache_of(model(prompt[:, :4], use_cache=True))
     assert torch.equal(generated(model, prompt[:, 4:], cache=cache.copy()), greedy)
     mask = torch.ones_like(prompt)
     assert torch.equal(generated(model, prompt[:, 4:], mask[:, 4:], cache=cache.copy()), greedy)
@@ -164,7 +165,7 @@ def test_packed_documents_do_not_see_each_other() -> None:
     packed = model(sequence, position_ids=positions).logits
     alone = torch.cat([model(sequence[:, :6]).logits, model(sequence[:, 6:]).logits], dim=1)
     assert_close("logits", packed, alone)
-    cache = model(sequence[:, :8], position_ids=positions[:, :8], use_cache=True).cache
+    cache = cache_of(model(sequence[:, :8], position_ids=positions[:, :8], use_cache=True))
     assert_close("later", model(sequence[:, 8:], cache=cache).logits, alone[:, 8:])
     with pytest.raises(ValueError, match="position_ids is 3.*allowed: 0"):
         model(sequence, position_ids=torch.arange(3, 18)[None])
@@ -228,7 +229,7 @@ def test_generation_that_takes_tokens_back_is_refused(options: dict, message: st
 
 def test_bad_input_is_refused() -> None:
     model, sequence = of("flow")[1], tokens(2, 4)
-    cache = model(sequence, use_cache=True).cache
+    cache = cache_of(model(sequence, use_cache=True))
     for arguments, message in (
         ({"input_ids": None}, "input_ids is None"),
         ({"input_ids": sequence, "attention_mask": torch.ones(2, 3)}, r"attention_mask has shape \(2, 3\)"),
@@ -236,7 +237,7 @@ def test_bad_input_is_refused() -> None:
         ({"input_ids": sequence[:1], "cache": cache}, "2 rows; allowed.* 1 rows"),
         ({"input_ids": sequence, "cache": {}}, "cache is a dict"),
         ({"input_ids": sequence, "cache": cache, "use_cache": False}, "use_cache is False"),
-        ({"input_ids": sequence, "cache": of("flash")[1](sequence, use_cache=True).cache}, "initial_state"),
+        ({"input_ids": sequence, "cache": cache_of(of("flash")[1](sequence, use_cache=True))}, "initial_state"),
     ):
         with pytest.raises(ValueError, match=message):
             model(**arguments)
@@ -306,7 +307,7 @@ def test_logits_of_an_encoder_decoder_are_those_of_fairseq(
     logits = model(source, mask, target).logits
     assert_close("logits", logits, expected, 2e-6)
     first = model(source, mask, target[:, :4], use_cache=True)
-    second = model(source, mask, target[:, 4:], cache=first.cache)
+    second = model(source, mask, target[:, 4:], cache=cache_of(first))
     assert_close("in parts", torch.cat([first.logits, second.logits], dim=1), expected)
     labels = target[:, 1:]
     output = model(source, mask, labels=labels)

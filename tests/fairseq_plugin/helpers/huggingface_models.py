@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 from common.huggingface import (
+    LineartimeCache,
     LineartimeForCausalLM,
     LineartimeForMaskedLM,
     LineartimeForSeq2SeqLM,
@@ -60,6 +62,11 @@ def encoder_decoder(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForSeq
     """fairseq's encoder-decoder and its counterpart."""
     host = encoder_decoders.build_model(arch, *flags)
     return host, convert(host, host.args, LineartimeForSeq2SeqLM)
+
+
+def cache_of(output: ModelOutput) -> LineartimeCache:
+    """The cache in the output of a model, under its name in the installed version of transformers."""
+    return output["cache"] if "cache" in output else output["past_key_values"]
 
 
 def left_padded(rows: list[Tensor], pad: int = 1) -> tuple[Tensor, Tensor]:
