@@ -70,6 +70,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == released
     extras = {
         "fairseq",
+        "huggingface",
         "timm",
         "test",
         "demo",
