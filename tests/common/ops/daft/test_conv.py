@@ -192,10 +192,3 @@ def test_gradients_where_all_outside_of_a_window_weighs_nearly_nothing(below, mo
         results.append(gradients(daft_conv(*leaves, causal=mode != "full"), leaves))
     assert all(torch.isfinite(gradient).all() for gradient in results[0])
     assert_close("gradient of v", results[0][2], results[1][2].float())
-
-
-@ways
-def test_gradcheck(mode, local_only):
-    inputs, r = daft_inputs(19, 2, batch=1), normal(2, 129 if mode == "blocked" else 5, seed=3)
-    options = {"causal": mode != "full", "local_only": local_only}
-    torch.autograd.gradcheck(lambda *x: daft_conv(*x, **options), [*inputs, r])

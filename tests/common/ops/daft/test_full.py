@@ -67,13 +67,6 @@ def test_constants_added_to_all_keys_and_to_a_row_of_biases_cancel(side, causal)
 
 
 @causality
-def test_gradcheck(causal):
-
-    inputs, w = daft_inputs(11, 2, batch=1, channels=2), normal(11, 11, seed=3)
-    torch.autograd.gradcheck(lambda *x: daft_full(*x, causal=causal), [*inputs, w])
-
-
-@causality
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_no_tensor_is_tokens_by_tokens_by_channels(masked, causal):
     """T = 512, d = 48: T² entries of w are allowed, and 8 logits for each token and channel."""

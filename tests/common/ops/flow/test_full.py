@@ -1,4 +1,6 @@
-"""Flow-Attention that is not causal: its kernels for CPUs, and plain PyTorch with a hand-written backward pass."""
+"""Flow-Attention that is not causal, by kernels for CPUs and by hand in PyTorch; and promises of both directions."""
+
+import functools
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from common.ops.flow.reference import flow_attention_reference
 from common.ops.shared.cpu import dispatch, threads
 from common.ops.shared.feature_maps import FEATURE_MAPS, feature_map_gradient, real_features
 from recipes.bench.harness.memory import peak_beyond, storage_bytes
-from tests.common.inputs import LAYOUTS, in_layout, new_memory_is_nan, padding, qkv
+from tests.common.inputs import LAYOUTS, in_layout, padding, qkv
 from tests.compare import assert_all_close, assert_close, assert_gradients_close, gradients
 
 needs_kernels = pytest.mark.skipif(not dispatch.has_numba(), reason="kernels need Numba")
@@ -104,37 +106,6 @@ def test_without_features(either_form):
     assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-11)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("head_dim", [5, 20])
-def test_layouts_of_hosts(layout, head_dim, either_form):
-    inputs = [x.requires_grad_() for x in in_layout(layout, qkv(9, heads=4, d=head_dim, e=head_dim))]
-    check_both_passes(inputs)
-    if layout in ("heads inside", "a part of a projection"):
-        assert flow_attention(*inputs).transpose(1, 2).is_contiguous(), "joining heads needs no copy"
-
-
-def test_padding_may_be_nan(either_form):
-    inputs, masks = qkv(9, 13), masks_of(("holes", "left"), 2, 9, 13)
-    hidden = [masks["query_padding_mask"], masks["key_padding_mask"], masks["key_padding_mask"]]
-    outcomes = []
-    for value in (0.0, float("nan")):
-        filled = [x.detach().masked_fill(mask[:, None, :, None], value) for x, mask in zip(inputs, hidden)]
-        leaves = [x.requires_grad_() for x in filled]
-        out = flow_attention(*leaves, **masks)
-        outcomes.append([out, *gradients(out, leaves)])
-    assert same_bits(*outcomes)
-    for x, mask in zip(outcomes[0], (hidden[0], *hidden)):
-        assert not x[mask[:, None, :, None].expand_as(x)].any()
-
-
-@pytest.mark.parametrize("batch, heads", [(0, 2), (2, 0)])
-def test_inputs_without_rows_or_heads(batch, heads, either_form):
-    inputs = qkv(3, 4, batch=batch, heads=heads)
-    out = flow_attention(*inputs)
-    assert out.shape == (batch, heads, 3, 3)
-    assert all(grad.shape == x.shape for grad, x in zip(torch.autograd.grad(out.sum(), inputs), inputs))
-
-
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
@@ -161,18 +132,6 @@ def test_gradient_of_one_input_alone(wanted, twice, either_form):
     assert_close(f"gradient of {wanted}", *results, 1e-10)
 
 
-def test_batches_of_gradients(either_form):
-    inputs = qkv(6)
-    out = flow_attention(*inputs)
-    batch = torch.randn(3, *out.shape, dtype=out.dtype)
-    actual_gradients = torch.autograd.grad(out, inputs, batch, is_grads_batched=True, retain_graph=True)
-    for i in range(3):
-        for name, actual, wanted in zip(
-            "qkv", actual_gradients, torch.autograd.grad(out, inputs, batch[i], retain_graph=True)
-        ):
-            assert_close(f"gradient of {name}", actual[i], wanted, 1e-11)
-
-
 def test_forward_derivative(either_form):
     inputs = [x.detach() for x in qkv(6)]
     step = torch.randn_like(inputs[0])
@@ -180,17 +139,6 @@ def test_forward_derivative(either_form):
         tangent = forward_ad.unpack_dual(flow_attention(forward_ad.make_dual(inputs[0], step), *inputs[1:])).tangent
     moved = [flow_attention(inputs[0] + sign * 1e-6 * step, *inputs[1:], clamp=1.0) for sign in (1, -1)]
     assert_close("tangent", tangent, (moved[0] - moved[1]) / 2e-6, 1e-6)
-
-
-def test_a_backward_pass_under_autocast_is_as_precise(either_form):
-    inputs = qkv(40, d=20, e=20, dtype=torch.float32)
-    expected = gradients(flow_attention(*inputs), inputs)
-    out = flow_attention(*inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (out @ out.transpose(-2, -1)).dtype == torch.bfloat16  # autocast is on
-        actual_gradients = gradients(out, inputs)
-    for name, actual, wanted in zip("qkv", actual_gradients, expected):
-        assert_close(f"gradient of {name}", actual, wanted, 1e-6)
 
 
 def test_half_precision_is_rounded_once(either_form):
@@ -263,35 +211,6 @@ def test_both_passes_are_kernels(options, dtype, calls):
 
 
 @needs_kernels
-def test_the_variable_turns_them_off(calls, monkeypatch):
-    monkeypatch.setenv(dispatch.VARIABLE, "0")
-    both_passes(qkv(9))
-    assert not calls
-
-
-@needs_kernels
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n, m", [(1, 3), (6, 70)])
-def test_nothing_is_read_before_it_is_written(n, m, options):
-    inputs, options = qkv(n, m), options | masks_of(("holes", "left"), 2, n, m)
-    expected = both_passes(inputs, **options)
-    with new_memory_is_nan():
-        assert same_bits(both_passes(inputs, **options), expected)
-
-
-@needs_kernels
-@pytest.mark.parametrize("options", [{}, {"competition": "softmax_heads"}], ids=str)
-def test_several_threads_compute_the_same_bits(options):
-    inputs, count = qkv(300, batch=3, heads=5, d=64, e=64, dtype=torch.float32), torch.get_num_threads()
-    expected = both_passes(inputs, **options)
-    torch.set_num_threads(3)
-    try:
-        assert same_bits(both_passes(inputs, **options), expected)
-    finally:
-        torch.set_num_threads(count)
-
-
-@needs_kernels
 def test_nothing_is_written_outside_of_the_memory_for_it(monkeypatch):
     """The memory of each thread is followed by numbers that stay as they are."""
     guards, run = [], threads.run
@@ -339,23 +258,6 @@ def test_beside_inputs_and_output_few_numbers_are_kept(batch, heads, either_form
 
 
 @needs_kernels
-@pytest.mark.parametrize("clamp", [1.0, None])
-def test_torch_compile_calls_the_kernels(clamp):
-    """aot_eager, since it traces both passes and compiles no code."""
-    inputs, graphs = qkv(12, 7), []
-
-    def backend(graph, example_inputs):
-        graphs.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, example_inputs)
-
-    compiled = torch.compile(lambda q, k, v: flow_attention(q, k, v, clamp=clamp), backend=backend)
-    out, expected = compiled(*inputs), flow_attention(*inputs, clamp=clamp)
-    assert_close("out", out, expected, 1e-12)
-    assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-12)
-    assert len(graphs) == 1 and "lineartime.full_flow" in graphs[0].code
-
-
-@needs_kernels
 @pytest.mark.parametrize("sides", [SIDES[0], SIDES[3]], ids=str)
 def test_the_operator_keeps_what_pytorch_asks_of_operators(sides):
     """Traces both passes with changing sizes, which takes seconds."""
@@ -363,3 +265,86 @@ def test_the_operator_keeps_what_pytorch_asks_of_operators(sides):
     constants = 1, 0, 0, 1e-6, 0.0, float("inf"), True  # sigmoid features, softmax competition and allocation
     arguments = (*qkv(9, 6), masks.get("key_padding_mask"), masks.get("query_padding_mask"), *constants)
     torch.library.opcheck(torch.ops.lineartime.full_flow.default, arguments)
+
+
+# --- what both directions promise ------------------------------------------------------------------------------------
+
+both_directions = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@both_directions
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", [5, 20])
+def test_layouts_of_hosts(layout, head_dim, causal, either_form):
+    inputs = [x.requires_grad_() for x in in_layout(layout, qkv(9, heads=4, d=head_dim, e=head_dim))]
+    check_both_passes(inputs, causal=causal)
+    if not causal and layout in ("heads inside", "a part of a projection"):
+        assert flow_attention(*inputs).transpose(1, 2).is_contiguous(), "joining heads needs no copy"
+
+
+@both_directions
+@pytest.mark.parametrize("batch, heads", [(0, 2), (2, 0)])
+def test_inputs_without_rows_or_heads(batch, heads, causal, either_form):
+    inputs = qkv(4, batch=batch, heads=heads)
+    out = flow_attention(*inputs, causal=causal)
+    assert out.shape == (batch, heads, 4, 3)
+    assert all(grad.shape == x.shape for grad, x in zip(torch.autograd.grad(out.sum(), inputs), inputs))
+
+
+@both_directions
+def test_batches_of_gradients(causal, either_form):
+    inputs = qkv(11)
+    out = flow_attention(*inputs, causal=causal, chunk_size=4)
+    batch = torch.randn(3, *out.shape, dtype=out.dtype)
+    batched = torch.autograd.grad(out, inputs, batch, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        wanted = torch.autograd.grad(out, inputs, batch[i], retain_graph=True)
+        assert_all_close("qkv", [x[i] for x in batched], wanted, 1e-11)
+
+
+@pytest.mark.parametrize(
+    "causal, kernels",
+    [(False, "0"), pytest.param(False, "1", marks=needs_kernels), pytest.param(True, "1", marks=needs_kernels)],
+)
+def test_a_backward_pass_under_autocast_is_as_precise(causal, kernels, monkeypatch):
+    """Also one whose gradients can be differentiated again; plain PyTorch is as precise if it is written by hand."""
+    monkeypatch.setenv(dispatch.VARIABLE, kernels)
+    inputs = qkv(40, d=20, e=20, dtype=torch.float32)
+    out = flow_attention(*inputs, causal=causal)
+    expected = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (out @ out.transpose(-2, -1)).dtype == torch.bfloat16  # autocast is on
+        for create_graph in (False, True):
+            actual = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True, create_graph=create_graph)
+            for name, gradient, wanted in zip("qkv", actual, expected):
+                assert_close(f"gradient of {name}", gradient, wanted, 1e-5)
+
+
+@needs_kernels
+@both_directions
+def test_the_variable_turns_kernels_off(causal, calls, monkeypatch):
+    inputs = qkv(9)
+    both_passes(inputs, causal=causal)
+    assert len(calls) == 2
+    monkeypatch.setenv(dispatch.VARIABLE, "0")
+    both_passes(inputs, causal=causal)
+    assert len(calls) == 2
+
+
+@needs_kernels
+@both_directions
+@pytest.mark.parametrize("clamp", [1.0, None])
+def test_torch_compile_calls_the_kernels(clamp, causal):
+    """aot_eager, since it traces both passes and compiles no code."""
+    inputs, graphs = qkv(12), []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example_inputs)
+
+    attend = functools.partial(flow_attention, causal=causal, clamp=clamp)
+    out, expected = torch.compile(lambda q, k, v: attend(q, k, v), backend=backend)(*inputs), attend(*inputs)
+    assert_close("out", out, expected, 1e-12)
+    assert_gradients_close(out, expected, dict(zip("qkv", inputs)), 1e-12)
+    operator = "lineartime.causal_flow" if causal else "lineartime.full_flow"
+    assert len(graphs) == 1 and operator in graphs[0].code

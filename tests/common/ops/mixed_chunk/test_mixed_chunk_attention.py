@@ -21,7 +21,6 @@ TERMS = {"both": {}, "local": {"linear": False}, "linear": {"local": False}}
 
 kernels = pytest.mark.parametrize("kernel", SCORE_KERNELS)
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-terms = pytest.mark.parametrize("term", TERMS)
 
 
 def assert_same(out, expected, leaves) -> None:
@@ -42,37 +41,8 @@ def assert_agrees(inputs, bias=None, **options) -> None:
     assert_same(out, expected, inputs if bias is None else [*inputs, bias])
 
 
-@pytest.mark.parametrize("side", ["none", "holes", "all"])
-@causality
-@pytest.mark.parametrize(
-    "term, kernel", [("both", "relu2"), ("local", "softmax"), ("both", "laplace"), ("linear", "relu2")]
-)
-def test_every_kernel_term_and_mask_agrees(term, kernel, causal, side):
-    options = {"causal": causal, "key_padding_mask": padding(side, 3, 13), "kernel": kernel, **TERMS[term]}
-    assert_agrees(mixed_chunk_inputs(13, batch=3, heads=1), bias_like("vector", 4), chunk_size=4, **options)
-
-
-@causality
-@pytest.mark.parametrize("chunk_size", [1, 3, 13, 20])
-@pytest.mark.parametrize("length", [1, 13])
-def test_every_chunk_size_and_form_of_bias_agrees(length, chunk_size, causal):
-    for form in BIASES:
-        bias, inputs = bias_like(form, chunk_size), mixed_chunk_inputs(length, e=5, batch=1)
-        assert_agrees(inputs, bias, chunk_size=chunk_size, causal=causal)
-
-
-@pytest.mark.parametrize("side", ["none", "holes", "all"])
-@pytest.mark.parametrize("chunk_size", [1, 4, 20])
-def test_the_fine_tuning_forms_agree(chunk_size, side):
-    mask, bias = padding(side, 3, 13), bias_like("vectors", chunk_size, 1)
-    for options in ({"first_softmax": True}, {"first_to_all": True}, {"first_softmax": True, "first_to_all": True}):
-        for kernel in SCORE_KERNELS if chunk_size == 4 else ("relu2",):
-            inputs = mixed_chunk_inputs(13, batch=3, heads=1, s=2, e=2)
-            assert_agrees(inputs, bias, chunk_size=chunk_size, key_padding_mask=mask, kernel=kernel, **options)
-
-
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=100)
 def test_any_combination_agrees(data):
     tokens, heads = data.draw(st.integers(1, 17), "tokens"), data.draw(st.sampled_from([None, 1, 3]), "heads")
     rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)

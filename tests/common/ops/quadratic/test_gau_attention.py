@@ -35,39 +35,14 @@ def assert_agrees(inputs, bias=None, **options) -> None:
         assert_close(f"gradient of {name}", actual, wanted)
 
 
-@pytest.mark.parametrize("side", ["none", "holes", "all"])
-@causality
-@kernels
-def test_every_kernel_and_mask_agrees(kernel, causal, side):
-    for divisor, form in ((None, "no bias"), (2.5, "vectors")):
-        mask = padding(side, 3, 13)
-        options = {"causal": causal, "divisor": divisor, "key_padding_mask": mask, "kernel": kernel}
-        assert_agrees(qkv(13, batch=3, heads=1), bias_like(form, 13, 1), **options)
-
-
-@causality
-@pytest.mark.parametrize("form", BIASES)
-@pytest.mark.parametrize("length", [1, 7])
-def test_every_form_of_bias_agrees(length, form, causal):
-    for kernel, heads in (("relu2", 1), ("softmax", 3), ("laplace", 2)):
-        inputs, bias = qkv(length, heads=heads, d=4, e=7), bias_like(form, length, heads)
-        assert_agrees(inputs, bias, causal=causal, kernel=kernel, divisor=1.5)
-
-
-@pytest.mark.parametrize("side", ["none", "holes", "all"])
-def test_the_first_real_token_with_softmax_agrees(side):
-    for kernel, form in (("relu2", "vectors"), ("laplace", "no bias"), ("softmax", "matrix")):
-        for divisor in (None, 3.0):
-            options = {"kernel": kernel, "key_padding_mask": padding(side, 3, 9), "divisor": divisor}
-            assert_agrees(qkv(9, batch=3), bias_like(form, 9), first_softmax=True, **options)
-
-
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=80)
 def test_any_combination_agrees(data):
     tokens, heads = data.draw(st.integers(1, 17), "tokens"), data.draw(st.sampled_from([None, 1, 3]), "heads")
     rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
-    mask = data.draw(st.none() | st.lists(rows, min_size=2, max_size=2).map(torch.tensor), "mask")
+    masks = st.lists(rows, min_size=2, max_size=2).map(torch.tensor)
+    # The reference of nothing but padding is a constant, without gradients.
+    mask = data.draw(st.none() | masks.filter(lambda mask: not mask.all()), "mask")
     causal = data.draw(st.booleans(), "causal")
     options = {
         "causal": causal,

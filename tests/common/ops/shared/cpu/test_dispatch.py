@@ -1,7 +1,5 @@
 """Where kernels for CPUs are used, and where plain PyTorch is, with the same result."""
 
-import copy
-import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +12,6 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
 
 from common.attention import build_attention
 from common.ops import linear_attention
@@ -394,16 +391,6 @@ def test_pytorch_accepts_the_operator(begun):
 # --- hooks, checkpoints and copies -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
-def test_activation_checkpointing(reentrant, calls):
-    inputs = qkv(20, dtype=torch.float32)
-    expected = gradients(attend(*inputs), inputs)
-    calls.used()
-    actual = gradients_by_backward(checkpoint(attend, *inputs, use_reentrant=reentrant), inputs)
-    assert calls.used() == 3, "forward, again, and backward"
-    assert_all_close("qkv", actual, expected)
-
-
 def gradients_by_backward(out: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """``tests.compare.gradients``, for what torch.autograd.grad does not support."""
     generator = torch.Generator().manual_seed(0)
@@ -430,12 +417,3 @@ def test_hooks_of_saved_tensors_may_move_them(calls):
     actual = gradients(out, inputs)
     assert calls.used() == 2
     assert_all_close("qkv", actual, expected)
-
-
-def test_modules_are_copied_and_pickled_after_use(calls):
-    module = build_attention("linear", causal=True)
-    inputs = [x.detach() for x in qkv(9, dtype=torch.float32)]
-    expected = module(*inputs)
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(other(*inputs), expected)
-    assert calls.used() == 3

@@ -1,4 +1,4 @@
-"""A team gets the machine code of a kernel once for each dtype, so all calls must have arguments of the same types."""
+"""Kernels on a team of threads, compiled once for each dtype: argument types, and the same bits."""
 
 from collections import defaultdict
 
@@ -7,6 +7,7 @@ import torch
 
 from common.ops import flow_attention, gated_delta_attention, linear_attention
 from common.ops.shared.cpu import threads
+from tests.compare import gradients
 
 numba = pytest.importorskip("numba")
 
@@ -64,3 +65,16 @@ def test_a_kernel_gets_arguments_of_the_same_types_in_each_call(dtype, monkeypat
         (out.sum() + sum(x.sum() for x in state.values())).backward()
     assert len(kinds) >= 11, "forward, backward and mostly a step of four kinds of sums"
     assert {kernel.__name__: len(types) for kernel, types in kinds.items() if len(types) > 1} == {}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_the_number_of_threads_changes_no_bit(name, monkeypatch):
+    """With work that is worth several threads, in 10 heads: no multiple of three."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.rand(2, 5, 300, 64, generator=generator).requires_grad_() for _ in range(3)]
+    results = []
+    for count in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        out = ATTENTIONS[name](*inputs)
+        results.append((out, *gradients(out, inputs)))
+    assert all(map(torch.equal, *results))
