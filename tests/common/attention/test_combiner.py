@@ -1,44 +1,17 @@
 """The Combiner module: rows are summarised from what their tokens attend to."""
 
-import pytest
 import torch
-from torch.nn import functional as F
 
 from common.attention import build_attention
-from common.modules.rotary import rotate
-from common.ops import combiner_attention, row_attention
 from tests.common.attention.build import build
 from tests.common.inputs import qkv
 from tests.common.refusals import refused
-from tests.compare import assert_close, gradients
-
-causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def inputs_of(n, batch=2):
     """q, k, v (B, 2, n, 4) and x (B, n, 8)."""
     x = torch.randn(batch, n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
     return (*qkv(n, batch=batch, d=4, e=4), x)
-
-
-@causality
-@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
-def test_the_key_of_a_summary_is_w2_norm_x_plus_w1_a(rotary, causal):
-    q, k, v, x = inputs_of(13)
-    module = build("combiner", causal, rotary=rotary)
-    turn = (lambda heads: rotate(heads, torch.arange(13))) if rotary else (lambda heads: heads)
-    a = row_attention(turn(q), turn(k), v, row_length=4)
-    joined = torch.cat([a[:, 0], a[:, 1]], dim=-1)  # (B, n, D) with the heads joined, as in a Transformer
-    w1, norm, w2 = module.summary_proj, module.summary_norm, module.summary_k_proj
-    normal = F.layer_norm(x + joined @ w1.weight.T + w1.bias, (8,), norm.weight, norm.bias)
-    keys = normal @ w2.weight.T + w2.bias
-    keys = turn(torch.stack([keys[..., :4], keys[..., 4:]], dim=1))
-    expected = combiner_attention(turn(q), turn(k), v, keys, a, row_length=4, causal=causal)
-    out = module(q, k, v, x=x)
-    assert_close("out", out, expected)
-    leaves = [q, k, v, x, *module.parameters()]
-    for i, (actual, wanted) in enumerate(zip(gradients(out, leaves), gradients(expected, leaves))):
-        assert_close(f"gradient {i} of q, k, v, x and the parameters", actual, wanted)
 
 
 def test_it_has_two_matrices_of_the_width_more_than_a_transformer():

@@ -170,16 +170,6 @@ def test_the_parameters_of_daft_conv():
 # Selection
 
 
-def one_hot(module):
-    """The filters with only their largest entry, set entry by entry."""
-    r = module.position_bias()
-    filters = torch.zeros_like(r)
-    for head in range(len(r)):
-        largest = max(range(r[head].numel()), key=lambda i: r[head].flatten()[i])
-        filters[head].view(-1)[largest] = r[head].flatten()[largest]
-    return filters
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_filters_of_half_precision_are_standardised_in_float32(dtype):
     module, inputs = build("daft_conv", dtype=dtype).eval(), conv_inputs(19, dtype=dtype)
@@ -223,22 +213,6 @@ def test_the_sample_is_over_the_whole_window_of_an_image_and_the_temperature_cou
         r = module.position_bias() * sample.unflatten(1, (3, 5))
         assert_close("out", joined(outputs[-1])[0], daft_conv(*joined(*inputs), r, spatial_shape=(3, 4)))
     assert not torch.allclose(*outputs)
-
-
-@pytest.mark.parametrize("kind", ["sequence", "causal", "image"])
-@gating
-def test_evaluation_indexes_the_largest_entry(query, kind):
-    """The output equals that of a convolution with one-entry filters."""
-    inputs, mask = conv_inputs(12, query=query), padding("holes", 2, 12)
-    causal, window = kind == "causal", (3, 5) if kind == "image" else 5
-    shape_arguments = {"spatial_shape": (3, 4)} if kind == "image" else {}
-    module = build("daft_conv", causal, query=query, window=window, gumbel_temperature=0.5).eval()
-    reference = daft_conv_reference(
-        *joined(*inputs), one_hot(module), causal=causal, key_padding_mask=mask, **shape_arguments
-    )
-    out = module(*inputs, mask, mask, **shape_arguments)
-    assert torch.equal(out, module(*inputs, mask, mask, **shape_arguments)), "nothing is drawn"
-    compare(out, heads_of(reference, 2), inputs, module)
 
 
 # Entropy

@@ -53,9 +53,3 @@ def test_negative_eigenvalues_double_beta():
     inputs = tensors(module, 5, grad=False)
     assert_close("first token", two(**inputs)[:, :, 0], 2 * module(**inputs)[:, :, 0])
     assert not torch.allclose(two(**inputs)[:, :, 1:], 2 * module(**inputs)[:, :, 1:], rtol=1e-3)
-
-
-def test_a_short_convolution_stands_before_it():
-    module = build_attention("gated_delta", True, **SHAPE, short_conv=4).double()
-    inputs = tensors(module, 9, grad=False)
-    assert_close("out", module(**inputs), module.reference(**inputs))

@@ -10,7 +10,6 @@ from tests.common.inputs import padding, qkv
 from tests.common.refusals import refused
 from tests.compare import assert_close
 
-causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 FLOW_OPTIONS = {
     "form": "paper",
     "clamp": 5.0,
@@ -31,7 +30,7 @@ def test_a_module_prints_its_facts_and_options():
     assert repr(module) == f"RfaAttention({facts}, features=8, floor=0.5, chunk_size=64)"
 
 
-@causality
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_flow_shows_its_weights_and_its_map(causal):
     q, k, v = qkv(19)
     module, masks = build_attention("flow", causal=causal, **FLOW_OPTIONS), masks_for(19)
@@ -40,25 +39,6 @@ def test_flow_shows_its_weights_and_its_map(causal):
     attention_map = flow_attention_map(q, k, causal=causal, **masks, **FLOW_OPTIONS)
     assert torch.equal(module.attention_map(q, k, **masks), attention_map)
     assert_close("map @ v", attention_map @ v, module(q, k, v, **masks))
-
-
-@causality
-def test_dropout_drops_whole_sources_and_keeps_the_mean(causal):
-    q, k, v = qkv(40, batch=1, heads=1, e=4, dtype=torch.float64)
-    v = torch.randn(1, 1, 40, 4, dtype=torch.float64)
-    module = build_attention("flow", causal=causal)
-    plain = module(q, k, v)
-    many = (x.detach().expand(2000, -1, -1, -1) for x in (q, k, v))
-    mean = module(*many, dropout_p=0.25).mean(0, keepdim=True)
-    assert_close("mean under dropout", mean[:, :, -1], plain[:, :, -1], 0.15)
-    assert not torch.allclose(module(q, k, v, dropout_p=0.25), plain)
-    assert torch.equal(module.eval()(q, k, v, dropout_p=0.0), plain)
-    # One-hot values show each source's share, which dropout makes all or nothing, for every sink alike.
-    identity = torch.eye(40, dtype=torch.float64)[None, None]
-    share = module(q, k, identity, dropout_p=0.25)[0, 0, -1] / module(q, k, identity)[0, 0, -1]
-    is_kept = share > 0.5
-    assert_close("kept", share[is_kept], torch.full_like(share[is_kept], 1 / 0.75), 1e-6)
-    assert (share[~is_kept] == 0).all() and 0 < is_kept.sum() < 40
 
 
 def test_a_name_that_there_is_not_is_refused():

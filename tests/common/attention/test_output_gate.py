@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.attention import OutputGateAttention, build_attention
-from tests.common.inputs import padding
 from tests.compare import assert_close
 
 H, D = 2, 4
@@ -60,12 +59,6 @@ def test_the_norm_comes_before_the_gate(norm):
         "louder", module(**{**inputs, "v": 1e4 * inputs["v"]}), module(**{**inputs, "v": 1e5 * inputs["v"]}), 1e-4
     )
     assert not torch.allclose(out, module(**{**inputs, "x": 2 * inputs["x"]}))
-
-
-def test_padding_gives_zero_whatever_the_bias_of_the_norm():
-    module, mask = build("group", "swish"), padding("left", 2, 7)
-    out = module(**tokens(), key_padding_mask=mask, query_padding_mask=mask)
-    assert (out.masked_select(mask[:, None, :, None]) == 0).all() and (out != 0).any()
 
 
 def test_what_is_left_out_has_no_parameters():
