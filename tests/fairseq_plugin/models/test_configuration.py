@@ -250,3 +250,12 @@ def test_a_checkpoint_of_an_earlier_version_loads(name: str) -> None:
     dead = {f"{side}_layerz": 3, side: {"embed_dim": 80, "layers": 1}}
     config = OmegaConf.create({"task": TASK, "model": {**stored, **dead}}, flags={"allow_objects": True})
     assert shapes(models.build_model(config.model, task(), from_checkpoint=True)) == shapes(model)
+
+
+def test_no_class_stands_where_peft_reads_options() -> None:
+    """PEFT expects the options of one model in ``model.config``, and fails if it is a class."""
+    plugin_models = {
+        name: model for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin")
+    }
+    assert len(plugin_models) > 100
+    assert not [name for name, model in plugin_models.items() if isinstance(getattr(model, "config", None), type)]

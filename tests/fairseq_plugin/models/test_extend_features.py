@@ -79,8 +79,11 @@ def test_positions_go_on_from_each_row(kind: str) -> None:
     sequence[0, :90] = PAD
     if kind == "sinusoids":  # beyond --tokens-per-sample, which does not limit it
         sequence = torch.cat([sequence, tokens(2, 90)], dim=1)
-    parts, whole, real = _in_parts(model, sequence, 60, {}), model(sequence)[0], sequence.ne(PAD)
-    assert_close("parts", parts[real], whole[real], 2e-5)
+    whole, real, state = model(sequence)[0], sequence.ne(PAD), {}
+    parts = _in_parts(model, sequence[:, :-5], 60, state)
+    ends = range(sequence.shape[1] - 4, sequence.shape[1] + 1)
+    steps = [model.decoder(sequence[:, :end], incremental_state=state)[0] for end in ends]
+    assert_close("parts, then steps", torch.cat([parts, *steps], dim=1)[real], whole[real], 2e-5)
 
 
 @torch.no_grad()

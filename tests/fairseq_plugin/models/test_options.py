@@ -12,7 +12,6 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 
 from fairseq_plugin.models.daft import DaftConvConfig, DaftFullConfig
 from fairseq_plugin.models.flowformer import FlowformerLanguageModelConfig, LinearLanguageModelConfig
-from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.language_models import ARCHITECTURES, awake, build_model
 from tests.fairseq_plugin.helpers.text import tokens
 
@@ -201,63 +200,6 @@ def test_registered_names() -> None:
         "daft_full_lm": "DaftFullLanguageModel",
         "daft_conv_lm": "DaftConvLanguageModel",
     }
-
-
-@pytest.mark.parametrize(
-    ("arch", "flag"),
-    [
-        ("flow_lm", "--flow-short-conv"),
-        ("flowformer_lm", "--flow-short-conv"),
-        ("linear_lm", "--linear-short-conv"),
-        ("daft_conv_lm", "--daft-short-conv"),
-        ("mixed_chunk_lm", "--mixed-chunk-short-conv"),
-    ],
-)
-def test_a_short_convolution_in_front_of_constant_states(arch: str, flag: str) -> None:
-    """Off by default; only adds weights, which change nothing if set to the identity."""
-    plain, model = build_model(arch).eval(), build_model(arch, flag, "3").eval()
-    assert not [name for name in plain.state_dict() if "_conv." in name]
-    new_names = [name for name in model.state_dict() if "_conv." in name]
-    renamed = {
-        name.replace(".inner.inner.", ".inner."): x for name, x in model.state_dict().items() if name not in new_names
-    }
-    assert list(weights(renamed)) == list(weights(plain.state_dict()))
-    plain.load_state_dict(weights(renamed))
-    for name in new_names:
-        model.get_parameter(name).data.copy_(torch.tensor([0.0, 0.0, 1.0]))
-    sequence = tokens(2, 20)
-    assert_close("logits", model(sequence)[0], plain(sequence)[0])
-    for name in new_names:
-        torch.nn.init.normal_(model.get_parameter(name))
-    full, steps, state = model(sequence)[0], [], {}
-    for end in range(1, 21):
-        steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
-    assert_close("logits, step by step", torch.cat(steps, dim=1), full)
-    assert not torch.allclose(full, plain(sequence)[0])
-
-
-@pytest.mark.parametrize("forget", ["head", "channel"])
-@pytest.mark.parametrize(
-    ("arch", "flag"),
-    [
-        ("flowformer_lm", "--flow-forget"),
-        ("linear_lm", "--linear-forget"),
-        ("favor_lm", "--favor-forget"),
-        ("mixed_chunk_lm", "--mixed-chunk-forget"),
-    ],
-)
-def test_sums_that_forget(arch: str, flag: str, forget: str) -> None:
-    """Off by default; only adds the gates' weights, and single steps equal the full forward."""
-    plain, model = build_model(arch).eval(), build_model(arch, flag, forget).eval()
-    new_names = [name for name, _ in model.named_parameters() if ".inner.gate." in name]
-    assert new_names and not [name for name, _ in plain.named_parameters() if ".inner.gate." in name]
-    for name in new_names:
-        torch.nn.init.normal_(model.get_parameter(name))
-    sequence = tokens(2, 20)
-    full, steps, state = model(sequence)[0], [], {}
-    for end in range(1, 21):
-        steps.append(model.decoder(sequence[:, :end], incremental_state=state)[0])
-    assert_close("logits, step by step", torch.cat(steps, dim=1), full)
 
 
 def test_where_gates_and_convolutions_are_no_options() -> None:
