@@ -144,12 +144,3 @@ def test_images_of_a_wrong_shape(case):
         build(case)(torch.randn(2, 1, 64, 64))
     with pytest.raises(ValueError, match=r"x has shape \[3, 64, 64\]; allowed"):
         build(case)(torch.randn(3, 64, 64))
-
-
-@pytest.mark.parametrize("case", ["stock_vit", "daft_full", "daft_conv", "daft_conv_vit"])
-def test_masks_of_pairs_of_tokens(case):
-    model = build(case)
-    with pytest.raises(ValueError, match="attn_mask has shape"):
-        model(images(model), attn_mask=torch.ones(17, 17, dtype=torch.bool).tril())
-    with pytest.raises(ValueError, match="is_causal is True; allowed: False"):
-        model(images(model), is_causal=True)

@@ -116,21 +116,6 @@ def test_conv_model_pads_to_whole_patches(size):
     assert model(images(model)).shape == (2, 1000)
 
 
-def test_conv_checkpoint_of_another_size(tmp_path):
-    source = build("daft_conv")
-    torch.save(source.state_dict(), tmp_path / "conv.pth")
-    model = timm.create_model(
-        "daft_conv_test",
-        pretrained=True,
-        img_size=(96, 48),
-        in_chans=3,
-        pretrained_cfg_overlay=dict(file=str(tmp_path / "conv.pth")),
-    ).eval()
-    x = images(model)
-    assert x.shape == (2, 3, 96, 48)
-    assert_close("logits", model(x), source(x))
-
-
 def test_class_token_and_positions():
     full, conv = build("daft_full"), build("daft_conv")
     assert full.cls_token is not None and full.pos_embed.shape == (1, 17, 48) and full.global_pool == "token"

@@ -1,6 +1,5 @@
 """Our checkpoints and the authors' in every way that timm loads them, and all that cannot be loaded."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -9,16 +8,13 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
-from timm.models import load_checkpoint, save_for_hf
-from timm.optim import create_optimizer_v2
-from timm.utils import CheckpointSaver, ModelEmaV3
+from timm.models import save_for_hf
 
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from tests.compare import assert_close, weights
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.checkpoint_files import assert_same, copy_of, randomise, unusable_files
+from tests.timm_plugin.helpers.checkpoint_files import assert_same, copy_of, randomise
 from tests.timm_plugin.helpers.logs import warnings_of
 from tests.timm_plugin.helpers.models import CASES, build, images
 from timm_plugin.convert import convert
@@ -196,29 +192,6 @@ def test_a_folder_for_other_classes_and_channels(case, tmp_path):
     assert torch.equal(model.norm.weight, source.norm.weight)
 
 
-@pytest.mark.parametrize("case", CLASSES)
-def test_files_of_train_safetensors_and_prefixes_of_wrappers(case, tmp_path):
-    """train.py's files load averaged weights, with arguments in a Namespace; resuming loads the others."""
-    model, fresh = randomise(build(case)), build(case)
-    averaged = ModelEmaV3(model)
-    randomise(averaged.module, seed=6)
-    optimizer, folder = create_optimizer_v2(model, "adamw", lr=1e-3), str(tmp_path)
-    arguments = argparse.Namespace(model=case, amp=True)
-    saver = CheckpointSaver(model, optimizer, arguments, averaged, checkpoint_dir=folder, recovery_dir=folder)
-    saver.save_checkpoint(0, 1.0)
-    path = str(tmp_path / "last.pth.tar")
-    load_checkpoint(fresh, path)
-    assert_same(fresh.state_dict(), averaged.module.state_dict())
-    load_checkpoint(fresh, path, use_ema=False)
-    assert_same(fresh.state_dict(), model.state_dict())
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    torch.save({f"module._orig_mod.{name}": t for name, t in model.state_dict().items()}, tmp_path / "ddp.pth")
-    for name in ("model.safetensors", "ddp.pth"):
-        fresh = build(case)
-        load_checkpoint(fresh, str(tmp_path / name))
-        assert_same(fresh.state_dict(), model.state_dict())
-
-
 def _faulty(state):
     """Description of a fault -> a state dict with it."""
     first, last = list(state)[1], list(state)[-1]
@@ -268,26 +241,6 @@ def test_another_architecture_is_refused_whatever_the_classes(case, classes):
             overlay = dict(state_dict=stranger.state_dict())
             name = names.get(case, "daft_conv_test")
             timm.create_model(name, pretrained=True, num_classes=classes, pretrained_cfg_overlay=overlay)
-
-
-def test_unusable_files(tmp_path):
-    """timm reads the file and reports the error itself: nothing is executed and nothing is loaded."""
-    model = build("daft_conv")
-    before = copy_of(model.state_dict())
-    files, trace = unusable_files(before, tmp_path)
-    for path in files:
-        with pytest.raises(Exception) as raised:
-            load_checkpoint(model, str(path))
-        assert not isinstance(raised.value, (AttributeError, KeyError)), path
-        with pytest.raises(type(raised.value)):
-            timm.create_model("daft_conv_test", checkpoint_path=str(path))
-        with pytest.raises(type(raised.value)):
-            timm.create_model("daft_conv_test", pretrained=True, pretrained_cfg_overlay=dict(file=str(path)))
-        assert_same(model.state_dict(), before)
-    assert "weights_only=True blocked loading" in str(raised.value) and "posix.system" in str(raised.value)
-    assert not trace.exists()
-    torch.load(files[-1], weights_only=False)
-    assert trace.exists()  # it would have been executed
 
 
 def test_an_option_that_changes_what_stored_weights_mean_is_a_warning(tmp_path, caplog):

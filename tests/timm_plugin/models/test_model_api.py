@@ -184,13 +184,6 @@ def test_rates_reach_their_layers():
     assert not torch.equal(model.train()(x), model(x))
 
 
-@pytest.mark.parametrize("in_chans", [1, 5])
-@pytest.mark.parametrize("case", ["hier", "deit", "daft_full", "daft_conv"])
-def test_channels_and_classes(case, in_chans):
-    model = build(case, in_chans=in_chans, num_classes=3)
-    assert model(images(model)).shape == (2, 3)
-
-
 @pytest.mark.parametrize(
     ("pool", "shape"),
     [("", (2, 48, 2, 2)), ("avg", (2, 48)), ("max", (2, 48)), ("avgmax", (2, 48)), ("catavgmax", (2, 96))],
