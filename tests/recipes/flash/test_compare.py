@@ -12,7 +12,7 @@ from recipes.flash.compare import FlashModels
 from recipes.flash.measurements import Comparison
 from recipes.flash.models import ALL_MODELS, FIGURES, MASKED_MODELS, SHAPE, Shape
 from recipes.shared import comparison, fairseq_log, fairseq_training
-from recipes.shared.commands import CommandFailed, Finished
+from recipes.shared.commands import Finished
 from recipes.shared.comparison import Report, Results
 from recipes.shared.experiment import Data, Record
 from recipes.shared.json_files import write_json
@@ -139,12 +139,6 @@ def test_speed_up_is_read_off_the_curve():
 def test_parameters_that_depend_on_the_length_are_both_shown():
     records = [record("flash_lm", 512, 4096.0), record("flash_lm", 4096, 4096.0, parameters=655_300)]
     assert tables(THREE, records)[0].rows[0][2] == "655,201 to 655,300"
-
-
-def test_nothing_measured_yet(tmp_path):
-    plain = comparison.write(tmp_path / "out", report(THREE, []), RUN)
-    assert plain.count("not measured: ") == 6
-    assert not (tmp_path / "out" / "speed.png").exists()
 
 
 @pytest.mark.parametrize("figure", [*FIGURES, None])
@@ -309,28 +303,6 @@ def test_from_logs_to_a_table(monkeypatch, tmp_path):
     assert content["widths"] == {"flash_lm": 232, "transformer_pp_lm": 344}
     monkeypatch.setattr(fairseq_training, "run", None)
     assert compare.main(arguments) == 0
-
-
-def test_one_failure_is_noted_and_the_rest_measured(monkeypatch, tmp_path, capsys):
-    def answer(command):
-        if "flash_lm" in command and "recipes.flash.widths" not in command:
-            raise CommandFailed("fairseq-train\nended with exit status 1:\nRuntimeError: no memory\n")
-        return answers(command)
-
-    arguments = canned(monkeypatch, tmp_path, answer)
-    assert compare.main([*arguments, "--lengths", "64", "--updates", "15"]) == 1
-    assert "not measured: flash_lm at 64: RuntimeError: no memory" in capsys.readouterr().out
-
-
-def test_interrupted_shows_what_there_is(monkeypatch, tmp_path, capsys):
-    def answer(command):
-        if "transformer_pp_lm" in command and "recipes.flash.widths" not in command:
-            raise KeyboardInterrupt
-        return answers(command)
-
-    arguments = canned(monkeypatch, tmp_path, answer)
-    assert compare.main([*arguments, "--lengths", "64", "--updates", "15"]) == 1
-    assert "not measured: transformer_pp_lm at 64\n" in capsys.readouterr().out
 
 
 def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path, capsys):
