@@ -158,7 +158,9 @@ def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
 def main(arguments: Sequence[str]) -> None:
     """Convert a file; on an error, exits with one line and writes nothing."""
     parser = CommandParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
-    parser.add_argument("source", type=Path, help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert or s2t_...")
+    parser.add_argument(
+        "source", type=Path, help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert or s2t_..."
+    )
     parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
     parser.add_argument(
         "--arch", default="flowformer_lm", help="as hedgehog_lm, flowformer_mlm or hybrid (%(default)s)"

@@ -5,7 +5,6 @@ criteria that train the models, and ``wav2vec_ctc``, ``wav2vec_seq2seq``, ``hube
 them.
 """
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
 from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, replaced
 from ..modules.graphs import NoTorchScript
-from ..modules.multihead_attention import LayerDesign
+from ..modules.multihead_attention import LayerDesign, check_heads
 from ._options import PaddingOptions, build_design, errors_with_options, option
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
@@ -74,6 +73,7 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
         super().__init__(without_layers, *of_task)
         self.cfg = cfg
         with errors_with_options(type(self), self.option_prefix, "encoder"):
+            check_heads(cfg.encoder_attention_heads, {"embed_dim": cfg.encoder_embed_dim})
             mask_padding = option(cfg, AudioOptions, "lineartime_mask_padding")
             self.encoder = AudioEncoder(cfg, self.attention_builder(cfg), mask_padding)
 
@@ -90,6 +90,13 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
     def attention_builder(cls, cfg: Any) -> Replace:
         """A function that builds the attention of the next layer at each call."""
         return partial(replaced, audio_design(cfg, cls.attention_name, cls.options_class))
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """fairseq's hook: leave out what ``remove_pretraining_modules`` removed, as torch itself does for None."""
+        super().upgrade_state_dict(state_dict)
+        removed = {name for name, module in self._modules.items() if module is None}
+        for name in [name for name in state_dict if name.partition(".")[0] in removed]:
+            del state_dict[name]
 
     def remove_pretraining_modules(self, *last_layer: Any, **options: Any) -> None:
         """fairseq's hook before fine-tuning, in which all parameters learn, whatever learned before."""

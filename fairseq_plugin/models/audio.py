@@ -68,9 +68,7 @@ for _prefix, _attention in derived("bidirectional"):
     _attributes = {} if takes_stock_weights(_attention) else {"stock_model": None}
     for _kind, (_base, _config) in BASES.items():
         _options = attention_config(_attention)
-        register_variant(
-            _prefix, _kind, _attention, _base, _options, _config, check=check_command_line, **_attributes
-        )
+        register_variant(_prefix, _kind, _attention, _base, _options, _config, check=check_command_line, **_attributes)
 _register = partial(register_checked, check=check_command_line)
 _register("hybrid_wav2vec2", HybridWav2vec2Config)(HybridWav2vec2Model)
 _register("hybrid_hubert", HybridHubertConfig)(HybridHubertModel)

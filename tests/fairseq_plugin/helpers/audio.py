@@ -24,8 +24,16 @@ _SMALL = (
     "--mask-length 2 --depthwise-conv-kernel-size 5"
 ).split()
 _TASKS = {
-    "wav2vec2": ("audio_pretraining", "wav2vec", "--quantize-targets", "--latent-vars", "4", "--num-negatives", "5"),
-    "hubert": ("hubert_pretraining", "hubert", "--label-rate", "2000", "--skip-nomask"),
+    "wav2vec2": (
+        "audio_pretraining",
+        "wav2vec",
+        "--quantize-targets",
+        "--latent-vars",
+        "4",
+        "--num-negatives",
+        "5",
+    ),
+    "hubert": ("hubert_pretraining", "hubert", "--label-rate", "2000", "--labels", "['km']", "--skip-nomask"),
 }
 _SPEECH = (
     "--task speech_to_text --conv-channels 16 --conv-kernel-sizes 3,3 --encoder-layers 2 "
@@ -35,6 +43,9 @@ _SPEECH = (
 ).split()
 #: Features of a frame of speech, and the most frames of a recording where an attention needs them.
 FEATURES, MOST_FRAMES = 10, 60
+#: Arguments of fairseq-train for a small wav2vec 2.0, without a criterion.
+PRETRAINED = ("--task", _TASKS["wav2vec2"][0], *_TASKS["wav2vec2"][2:], *_SMALL)
+PRETRAINED += ("--conv-feature-layers", CONVOLUTIONS)
 
 
 def named(*kinds: str) -> list[str]:
@@ -48,7 +59,9 @@ def _short_sizes(arch: str) -> tuple[str, ...]:
     """Options with which toy recordings cross several chunks and windows, and the frames of the longest one."""
     flags = flags_of(arch) if arch not in ("wav2vec2", "hubert", "s2t_transformer", "s2t_conformer") else []
     known = [x for ending, value in SHORT.items() for flag in flags if flag.endswith(ending) for x in (flag, value)]
-    needs = "max_tokens" in getattr(ATTENTIONS.get(arch.rpartition("_")[0]), "needs", ())
+    attention = None if arch.startswith("s2t") else ATTENTIONS.get(arch.rpartition("_")[0])
+    needs = "max_tokens" in getattr(attention, "needs", ())
+    known += ["--lolcats-window", "4"] if "lolcats" in arch else []  # frames outside of it, too
     return (*known, *(["--lineartime-max-frames", str(MOST_FRAMES)] if needs else []))
 
 
@@ -65,10 +78,11 @@ def build_audio(arch: str, *arguments: str, seed: int = 1, short: bool = True) -
     return tasks.FairseqTask.build_model(host, model_options(command))
 
 
-def build_speech(arch: str, *arguments: str, seed: int = 1) -> nn.Module:
-    """The model that ``fairseq-train --task speech_to_text --arch ARCH ARGUMENTS`` builds, small."""
-    conformer = ["--depthwise-conv-kernel-size", "5"] if "conformer" in arch else []
-    given = model_options(["data", "--arch", arch, *_SPEECH, *conformer, *_short_sizes(arch), *arguments])
+def build_speech(arch: str, *arguments: str, seed: int = 1, short: bool = True) -> nn.Module:
+    """The model that ``fairseq-train --task speech_to_text --arch ARCH ARGUMENTS`` builds, as ``build_audio`` does."""
+    sizes = [*_SPEECH, *(_short_sizes(arch) if short else ())]
+    sizes += ["--depthwise-conv-kernel-size", "5"] if "conformer" in arch else []
+    given = model_options(["data", "--arch", arch, *sizes, *arguments])
     given.input_feat_per_channel, given.input_channels = FEATURES, 1  # as the task sets them
     symbols = dictionary()
     torch.default_generator.manual_seed(seed)
