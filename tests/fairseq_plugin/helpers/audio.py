@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import torch
 from fairseq import tasks
-from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
@@ -46,12 +45,6 @@ FEATURES, MOST_FRAMES = 10, 60
 #: Arguments of fairseq-train for a small wav2vec 2.0, without a criterion.
 PRETRAINED = ("--task", _TASKS["wav2vec2"][0], *_TASKS["wav2vec2"][2:], *_SMALL)
 PRETRAINED += ("--conv-feature-layers", CONVOLUTIONS)
-
-
-def named(*kinds: str) -> list[str]:
-    """The plugin's models whose names begin, for s2t, or end with one of ``kinds``."""
-    ours = (name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
-    return sorted(name for name in ours if any(name.endswith(kind) or name.startswith(f"{kind}_") for kind in kinds))
 
 
 @cache

@@ -10,12 +10,12 @@ from common.attention import InnerAttention
 from fairseq_plugin.modules.multihead_attention import InnerMultiheadAttention
 from tests.common.refusals import refused
 from tests.compare import assert_close, weights
-from tests.fairseq_plugin.helpers.audio import MOST_FRAMES, build_audio, named, recording
+from tests.fairseq_plugin.helpers.audio import MOST_FRAMES, build_audio, recording
 from tests.fairseq_plugin.helpers.masked_models import randomised
+from tests.fairseq_plugin.helpers.registry import AUDIO
 
-MODELS = named("wav2vec2", "hubert")
 #: A model of each attention; HuBERT has the same encoder.
-WAV2VEC2 = [name for name in MODELS if name.endswith("wav2vec2")]
+WAV2VEC2 = [name for name in AUDIO if name.endswith("wav2vec2")]
 SAMPLES = 206  # 25 frames
 LAYERS = {
     "post-norm": (),
@@ -49,7 +49,7 @@ def test_softmax_is_the_stock_model(kind: str, layers: str) -> None:
         assert_close("features", features(ours, source, padding_mask), features(stock, source, padding_mask), 1e-5)
 
 
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch", AUDIO)
 def test_every_parameter_learns(arch: str) -> None:
     """Each parameter of the encoder has a nonzero finite gradient, in training mode with masks."""
     model = randomised(build_audio(arch)).train()

@@ -12,11 +12,11 @@ from common.attention import InnerAttention
 from recipes.shared.fairseq_models import model_options
 from tests.common.refusals import refused
 from tests.compare import assert_close, weights
-from tests.fairseq_plugin.helpers.audio import FEATURES, build_speech, named
+from tests.fairseq_plugin.helpers.audio import FEATURES, build_speech
 from tests.fairseq_plugin.helpers.masked_models import randomised
+from tests.fairseq_plugin.helpers.registry import SPEECH
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
-MODELS = named("s2t")
 #: Frames of two recordings of a batch.
 FRAMES, LONGER = 61, 88
 STOCK = {"s2t_softmax": "s2t_transformer", "s2t_conformer_softmax": "s2t_conformer"}
@@ -43,7 +43,7 @@ def test_softmax_is_the_stock_model(arch: str) -> None:
     assert_close("logits", logits(ours, *arguments), logits(stock, *arguments), 1e-5)
 
 
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch", SPEECH)
 def test_every_parameter_learns_and_padding_changes_nothing(arch: str) -> None:
     """Each parameter has a nonzero finite gradient; with ``--lineartime-mask-padding`` padding changes no logit."""
     model = randomised(build_speech(arch, "--lineartime-mask-padding").double(), std=0.3).eval()
