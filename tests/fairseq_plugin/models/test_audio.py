@@ -1,9 +1,13 @@
 """wav2vec 2.0 and HuBERT with our attention: the stock model with softmax, padding, gradients, options, refusals."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from fairseq.models import build_model
 from fairseq.models.wav2vec.wav2vec2 import TransformerEncoder
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from common.attention import InnerAttention
@@ -13,6 +17,7 @@ from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.audio import MOST_FRAMES, build_audio, recording
 from tests.fairseq_plugin.helpers.masked_models import randomised
 from tests.fairseq_plugin.helpers.registry import AUDIO
+from tests.fairseq_plugin.helpers.text import dictionary
 
 #: A model of each attention; HuBERT has the same encoder.
 WAV2VEC2 = [name for name in AUDIO if name.endswith("wav2vec2")]
@@ -124,6 +129,22 @@ def test_fine_tuning_lets_everything_learn() -> None:
     assert {".inner." in name for name, x in model.named_parameters() if x.requires_grad} == {True}
     model.remove_pretraining_modules()
     assert all(x.requires_grad for x in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
+def test_a_configuration_is_read_or_refused(kind: str) -> None:
+    """As from hydra: known keys reach the model, and an unknown one is an error."""
+    sizes = {"encoder_embed_dim": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "conv_pos_groups": 2}
+    task = SimpleNamespace(cfg=SimpleNamespace(sample_rate=16_000), dictionaries=[dictionary()])
+
+    def configured(**further: object) -> nn.Module:
+        model = {"_name": f"local_{kind}", **sizes, **further}
+        return build_model(OmegaConf.create({"task": {"label_rate": 50}, "model": model}).model, task)
+
+    (layer,) = configured(local_window=7).encoder.layers
+    assert layer.self_attn.embed_dim == 32 and layer.self_attn.inner.options.window == 7
+    with refused("model.local_windw", "7", "model.local_window"):
+        configured(local_windw=7)
 
 
 @pytest.mark.parametrize(

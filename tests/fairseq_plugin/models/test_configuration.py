@@ -34,7 +34,6 @@ ENDS = {
     "_classifier": "encoder",
     "_time_series": "encoder",
     "_decision": "decoder",
-    "_wav2vec2": "encoder",
 }
 WHOLE = [name for name in OURS if not name.endswith(("_time_series", "_decision"))]
 
@@ -129,7 +128,7 @@ def whole(name: str) -> dict[str, Any]:
     return {x: value for x, value in OmegaConf.to_container(config, enum_to_str=True).items() if x != "_name"}
 
 
-@pytest.mark.parametrize("name", [*OURS, "flow_wav2vec2"])
+@pytest.mark.parametrize("name", OURS)
 def test_groups_are_read(name: str) -> None:
     """fairseq's nested form builds the same as the command line; the configuration in a checkpoint is flat."""
     groups = nested(name)
