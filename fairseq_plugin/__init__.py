@@ -19,11 +19,13 @@ from .data import character_text as _character_text  # noqa: F401  registers --b
 from .generation.prompt_sequence_generator import read_prompt
 from .generation.prompt_state import PromptState
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
+from .models import audio as _audio  # noqa: F401  registers NAME_wav2vec2 and NAME_hubert
 from .models import decision as _decision  # noqa: F401  registers NAME_decision
 from .models import encoder_decoder as _encoder_decoder  # noqa: F401  registers NAME and NAME_SIZE
 from .models import hybrid as _hybrid  # noqa: F401  registers hybrid_lm, hybrid_mlm, hybrid_classifier and hybrid
 from .models import language_model_sizes as _sizes  # noqa: F401  registers NAME_lm_wiki103, _enwik8 and _cifar10
 from .models import long_range_arena as _long_range_arena  # noqa: F401  registers NAME_lra_TASK
+from .models import speech_to_text as _speech_to_text  # noqa: F401  registers s2t_NAME and s2t_conformer_NAME
 from .models import time_series as _time_series  # noqa: F401  registers NAME_time_series
 from .models._decision import DecisionTransformer
 from .models._encoder_decoder import LinearTimeTransformer

@@ -1,6 +1,7 @@
 """``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for one of our models.
 
-``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder.
+``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder,
+``wav2vec2`` and ``hubert`` a model of audio, ``s2t_transformer`` and ``s2t_conformer`` one from speech to text.
 
 Also converts the authors' released language model, whose architecture name is ``transformer_lm``, so that every tool of
 fairseq loads it. The weights are copied, and other parameters of the new attention are added with their initial values.
@@ -86,7 +87,7 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
             stored_options = read_stock(name, OmegaConf.to_container(state["cfg"].model))
             overriding = {key: value for key, value in all_overrides.items() if key != "arch"}
             state["cfg"].model = {"_name": name, **stored_options, **overriding}
-        transfer, added = _check_fit(state["cfg"].model, state["model"])
+        transfer, added = _check_fit(state["cfg"].model, state["model"], state["cfg"].task)
     state["model"].update(added)
     left_out = [name for name in _LEFT_OUT if name in state]
     converted = {name: value for name, value in state.items() if name not in (*left_out, "args")}
@@ -102,8 +103,12 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
     return overrides
 
 
-def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[LoadReport, dict[str, torch.Tensor]]:
+def _check_fit(
+    config: Any, weights: dict[str, torch.Tensor], task_config: Any
+) -> tuple[LoadReport, dict[str, torch.Tensor]]:
     """Build the model for ``weights``; returns which of them it loads, and the tensors to add to them.
+
+    ``config`` and ``task_config`` are the stored options of model and task.
 
     The added tensors are the new attention's own parameters, from a fixed seed, and the records of options.
 
@@ -112,7 +117,11 @@ def _check_fit(config: Any, weights: dict[str, torch.Tensor]) -> tuple[LoadRepor
     """
     target = _dictionary(_vocabulary_size(weights, "decoder") or _vocabulary_size(weights, _OF_ROBERTA))
     source = _dictionary(_vocabulary_size(weights, "encoder") or len(target))
-    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    units = weights.get("label_embs_concat")  # of HuBERT's targets
+    dictionaries = [None if units is None else _dictionary(len(units))]
+    task = SimpleNamespace(
+        source_dictionary=source, target_dictionary=target, dictionaries=dictionaries, cfg=task_config
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = build_model(copy(config), task, from_checkpoint=True)
@@ -149,7 +158,9 @@ def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
 def main(arguments: Sequence[str]) -> None:
     """Convert a file; on an error, exits with one line and writes nothing."""
     parser = CommandParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
-    parser.add_argument("source", type=Path, help="checkpoint of transformer_lm, roberta or transformer")
+    parser.add_argument(
+        "source", type=Path, help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert or s2t_..."
+    )
     parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
     parser.add_argument(
         "--arch", default="flowformer_lm", help="as hedgehog_lm, flowformer_mlm or hybrid (%(default)s)"

@@ -106,8 +106,9 @@ class AttentionTransferCriterion(FairseqCriterion):
         logging_output = {
             "loss": totals.sum().detach(),
             "sample_size": sample_size,
-            "nsentences": sample["nsentences"],
-            "ntokens": sample["ntokens"],
+            # Batches of audio do not count what they hold.
+            "nsentences": sample["nsentences"] if "nsentences" in sample else len(sample["id"]),
+            "ntokens": sample.get("ntokens", sample_size),
             **_by_group(converted_attentions(student), losses),
         }
         return totals.sum() if reduce else totals, sample_size, logging_output

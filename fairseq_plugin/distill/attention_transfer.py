@@ -107,7 +107,8 @@ def transfer(
             layer.need_attn = False  # weights of cross-attention, which decoders return in evaluation
     try:
         with torch.no_grad():
-            teacher(**net_input, features_only=True, return_all_hiddens=False)
+            further = {} if "source" in net_input else {"return_all_hiddens": False}  # models of audio lack it
+            teacher(**net_input, features_only=True, **further)
     finally:
         for hook in hooks:
             hook.remove()

@@ -12,8 +12,12 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.constants import DDP_BACKEND_CHOICES
 from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqLanguageModel, build_model
+from fairseq.models.hubert.hubert import HubertModel
 from fairseq.models.roberta import RobertaModel
+from fairseq.models.wav2vec.wav2vec2 import Wav2Vec2Model
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.audio_pretraining import AudioPretrainingTask
+from fairseq.tasks.hubert_pretraining import HubertPretrainingTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import II
@@ -122,6 +126,10 @@ def _family(task: FairseqTask) -> tuple[type, str]:
         return FairseqLanguageModel, "transformer_lm"
     if isinstance(task, MaskedLMTask):
         return RobertaModel, "roberta"
+    if isinstance(task, AudioPretrainingTask):
+        return Wav2Vec2Model, "wav2vec2"
+    if isinstance(task, HubertPretrainingTask):
+        return HubertModel, "hubert"
     return FairseqEncoderDecoderModel, "transformer"
 
 

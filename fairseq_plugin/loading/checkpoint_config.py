@@ -46,6 +46,10 @@ FREE_TEXTS = frozenset(
     sentencepiece_model_path teacher tensorboard_logdir user_dir wandb_project
     """.split()
 ).union(EMBEDDING_FILES, _FILES)
+#: Options whose text is evaluated and may be a sum of lists, as in [(512, 10, 5)] + [(512, 3, 2)] * 4.
+_CONVOLUTIONS = {"conv_feature_layers"}
+#: The most convolutions of such a text; those of wav2vec 2.0 are 7.
+_MOST_CONVOLUTIONS = 100
 #: Files in the folder of a checkpoint with which fairseq's hub replaces an option.
 _HUB_FILES = {
     "code": "bpe_codes",
@@ -78,7 +82,7 @@ def check_configuration(state: Mapping[str, Any], path: str) -> None:
     for name, value in stored_options(state, path, leave_out=("job_logging_cfg",)):
         if name in FREE_TEXTS:
             continue
-        if not _is_data(value):
+        if not _is_allowed(name, value):
             raise ValueError(f"the checkpoint {path!r} has {_no_data(name, value)}")
         if name in REGISTRIES and isinstance(value, str) and os.sep in value:  # hydra would read a file of that name
             raise ValueError(f"the checkpoint {path!r} has {name} = {value!r}; allowed: a name, no path")
@@ -127,7 +131,7 @@ def check_texts(model: type, args: Any) -> None:
     names |= {*TransformerConfig.__dataclass_fields__, *model_options(model)}
     for name in sorted(names - FREE_TEXTS):
         value = safe_getattr(args, name)
-        if not _is_data(value):
+        if not _is_allowed(name, value):
             raise ValueError(_no_data(name, value))
 
 
@@ -146,6 +150,33 @@ def _is_data(value: Any) -> bool:
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     return False
+
+
+def _is_allowed(name: str, value: Any) -> bool:
+    """Whether evaluating the ``value`` of the option ``name`` calls nothing and needs little memory."""
+    if name not in _CONVOLUTIONS or not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
+        return _is_data(value)
+    try:
+        return _count_convolutions(ast.parse(value.strip(), mode="eval").body) <= _MOST_CONVOLUTIONS
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def _count_convolutions(node: ast.expr) -> int:
+    """The length of a sum of lists of tuples of integers, each perhaps times an integer; ValueError for all else."""
+    if isinstance(node, ast.List):
+        if not all(isinstance(item, ast.Tuple) and all(map(_is_integer, item.elts)) for item in node.elts):
+            raise ValueError("an item is no tuple of integers")
+        return len(node.elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _count_convolutions(node.left) + _count_convolutions(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and _is_integer(node.right):
+        return _count_convolutions(node.left) * node.right.value
+    raise ValueError("neither a list, nor a sum or a multiple of lists")
+
+
+def _is_integer(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0
 
 
 def _no_data(name: str, value: Any) -> str:

@@ -199,16 +199,16 @@ def stock_overrides(state: dict[str, Any], model: type, options: dict[str, Any])
             "lineartime_post_norm": post_norm,
         }
         return {"arch": name, **roberta_options, **options}
-    if model.stock_model is not TransformerLanguageModel:
-        return {"arch": name, **options}
-    post_norm = not _stored_option(state, "decoder_normalize_before", False)
-    if state.get("args") is not None:
-        return {"arch": name, "lineartime_post_norm": post_norm, **options}
+    added = {}
+    if model.stock_model is TransformerLanguageModel:
+        added["lineartime_post_norm"] = not _stored_option(state, "decoder_normalize_before", False)
+    if name not in MODEL_DATACLASS_REGISTRY or state.get("args") is not None:
+        return {"arch": name, **added, **options}
     # If fairseq gets overrides in a "model" group, it does not look for others outside of it.
     fields = MODEL_DATACLASS_REGISTRY[name].__dataclass_fields__
     overrides = {key: value for key, value in options.items() if key in fields}
     nested = options.get("model", {})
-    return {**options, "model": {"_name": name, "lineartime_post_norm": post_norm, **overrides, **nested}}
+    return {**options, "model": {"_name": name, **added, **overrides, **nested}}
 
 
 def _stored_option(state: dict[str, Any], name: str, default: Any) -> Any:

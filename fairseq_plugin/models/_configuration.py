@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, partial
 from types import NoneType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
@@ -204,7 +204,7 @@ def _types(config: type | None, option: str, action: Action | None, default: Any
     """The types of ``option``: those declared in the dataclass ``config``, otherwise those of the command line."""
     if config is not None:
         declared = config.__dataclass_fields__[option].type
-        return get_args(declared) or (declared,)
+        return get_args(declared) if get_origin(declared) is Union else (declared,)
     if action is None:
         return type(default), NoneType
     return (bool if action.nargs == 0 else action.type or str), NoneType

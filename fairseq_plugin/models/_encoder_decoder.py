@@ -63,8 +63,12 @@ class SourceEncoder(LinearTimeEncoder):
     length_options = "--max-source-positions"
 
 
-class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, TransformerModel):
-    """fairseq's ``transformer`` with our layers; subclasses name the attention.
+#: Dataclasses of the options that all encoder-decoders add to fairseq's.
+FURTHER_OPTIONS = (DecayOptions, TrainedOptions, CrossAttentionOptions, *CROSS_OPTIONS.values())
+
+
+class BuildsLayers:
+    """Mixin before an encoder-decoder of fairseq that builds its layers; subclasses name the attention.
 
     Self-attention is bidirectional in the encoder and causal in the decoder. If a mechanism has no causal form, the
     decoder has softmax attention, since targets are short where sources are long.
@@ -75,6 +79,31 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     option_prefix: str
     #: The dataclass of those options.
     options_class: type = FairseqDataclass
+
+    @classmethod
+    def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
+        """A function that builds a layer of the encoder, or of the decoder if ``causal``; called once per layer."""
+        return cls.with_design(args, causal, partial(cls.layer_design, args))
+
+    @classmethod
+    def with_design(cls, args, causal: bool, make: Callable[[bool, int], LayerDesign]) -> Callable[..., nn.Module]:
+        """A function that builds a layer with the design ``make(causal, max_tokens)``."""
+        if not causal:
+            return partial(LinearTimeEncoderLayer, design=make(False, args.max_source_positions))
+        reads_source = safe_getattr(args, "cross_self_attention", False)
+        longest = args.max_target_positions + reads_source * args.max_source_positions
+        design = replace(make(True, longest), reads_source=reads_source)
+        return partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
+
+    @classmethod
+    def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
+        """The design of an encoder layer, or of a decoder layer if ``causal``."""
+        return design_of(args, cls.attention_name, cls.options_class, causal, max_tokens)
+
+
+class LinearTimeTransformer(BuildsLayers, NoTorchScript, MarksDecay, CheckedLoading, TransformerModel):
+    """fairseq's ``transformer`` with our layers."""
+
     stock_model = TransformerModel
     #: If a group of a configuration, such as ``encoder``, is given, it sets all of its options, as in ``transformer``.
     reads_groups = True
@@ -83,13 +112,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
     def add_args(cls, parser) -> None:
         """The options of ``transformer`` and ours."""
         TransformerModel.add_args(parser)
-        for options in (
-            DecayOptions,
-            TrainedOptions,
-            CrossAttentionOptions,
-            *CROSS_OPTIONS.values(),
-            cls.options_class,
-        ):
+        for options in (*FURTHER_OPTIONS, cls.options_class):
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
@@ -106,7 +129,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
             )
         args = plain_options(args) if OmegaConf.is_config(args) else args
         check_texts(cls, args)
-        _check_cross_options(args)
+        check_cross_options(args)
         model = super().build_model(args, task)
         model.mark_decay(args)
         train_only_chosen(model, args)
@@ -117,7 +140,7 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
         """fairseq's hook: the encoder."""
         with errors_with_options(cls, cls.option_prefix, "encoder"):
             encoder = SourceEncoder(args, src_dict, embed_tokens, cls.layer_builder(args, causal=False))
-        if _needs_longest_source(args):
+        if needs_longest_source(args):
             encoder.max_tokens = min(x for x in (encoder.max_tokens, args.max_source_positions) if x is not None)
         return encoder
 
@@ -128,26 +151,6 @@ class LinearTimeTransformer(NoTorchScript, MarksDecay, CheckedLoading, Transform
         with errors_with_options(cls, cls.option_prefix, "decoder"):
             layer = cls.layer_builder(args, causal=True)
             return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=no_cross_attention)
-
-    @classmethod
-    def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
-        """A function that builds a layer of the encoder, or of the decoder if ``causal``; called once per layer."""
-        return cls.with_design(args, causal, partial(cls.layer_design, args))
-
-    @classmethod
-    def with_design(cls, args, causal: bool, make: Callable[[bool, int], LayerDesign]) -> Callable[..., nn.Module]:
-        """A function that builds a layer with the design ``make(causal, max_tokens)``."""
-        if not causal:
-            return partial(LinearTimeEncoderLayer, design=make(False, args.max_source_positions))
-        reads_source = args.cross_self_attention
-        longest = args.max_target_positions + reads_source * args.max_source_positions
-        design = replace(make(True, longest), reads_source=reads_source)
-        return partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
-
-    @classmethod
-    def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
-        """The design of an encoder layer, or of a decoder layer if ``causal``."""
-        return design_of(args, cls.attention_name, cls.options_class, causal, max_tokens)
 
 
 def design_of(args, attention: str, config: type, causal: bool, max_tokens: int) -> LayerDesign:
@@ -165,7 +168,7 @@ def _cross_attention(args) -> str:
     return option(args, CrossAttentionOptions, "lineartime_cross_attention")
 
 
-def _needs_longest_source(args) -> bool:
+def needs_longest_source(args) -> bool:
     """Whether the cross-attention has parameters or a constant that depend on the longest source."""
     name = _cross_attention(args)
     return name in SOURCE_ATTENTIONS and "max_tokens" in ATTENTIONS[name].needs
@@ -180,7 +183,7 @@ def _cross_design(args) -> CrossDesign | None:
     return CrossDesign(name, options, max(args.max_source_positions, args.max_target_positions))
 
 
-def _check_cross_options(args) -> None:
+def check_cross_options(args) -> None:
     """Raise ValueError for options of cross-attention that contradict each other or have no effect."""
     chosen, flag = _cross_attention(args), flag_of("lineartime_cross_attention")
     if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":

@@ -53,6 +53,17 @@ class DocumentOptions(FairseqDataclass):
     )
 
 
+@dataclass
+class PaddingOptions(FairseqDataclass):
+    """The option of models of audio that keeps padding away from convolutions."""
+
+    lineartime_mask_padding: bool = option_field(
+        False,
+        "zeros at padding in front of convolutions over time, of subsampling and of conformers, so that padding "
+        "changes no real frame",
+    )
+
+
 def complete_checkpointing(args) -> None:
     """Let ``--offload-activations`` imply ``--checkpoint-activations``, as in fairseq's named architectures."""
     if safe_getattr(args, "offload_activations", False):

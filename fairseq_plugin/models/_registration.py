@@ -67,13 +67,23 @@ def register_checked(
     return register
 
 
-def register_variant(prefix: str, kind: str, attention: str, base: type, options: type, further: type) -> None:
+def register_variant(
+    prefix: str,
+    kind: str,
+    attention: str,
+    base: type,
+    options: type,
+    further: type,
+    check: Callable[[Any], None] = choose_optimizer,
+    **attributes: Any,
+) -> None:
     """Register ``prefix``_``kind``, a subclass of ``base`` with ``attention`` and the fields of both dataclasses.
 
-    The class name ends with the last word of the name of ``base``.
+    The class name ends with the last word of the name of ``base``. ``check`` is that of ``register_checked``, and
+    ``attributes`` are attributes of the class.
     """
     name = f"{camel_case(prefix)}{camel_case(kind)}"
     config = make_config(base.__module__, f"{name}Config", options, further)
     last_word = base.__name__.rpartition(camel_case(kind))[2]
-    model = make_model(base.__module__, f"{name}{last_word}", base, attention, config)
-    register_checked(f"{prefix}_{kind}", config)(model)
+    model = make_model(base.__module__, f"{name}{last_word}", base, attention, config, **attributes)
+    register_checked(f"{prefix}_{kind}", config, check)(model)

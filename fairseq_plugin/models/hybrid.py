@@ -24,7 +24,7 @@ from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncode
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
 from ._decoder import BuildLayer
-from ._encoder_decoder import LinearTimeTransformer, design_of
+from ._encoder_decoder import BuildsLayers, LinearTimeTransformer, design_of
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
 from ._options import attention_config, build_design, errors_with_options, flag_of, option
@@ -86,7 +86,7 @@ def _check_options_are_read(args, kinds: set[str], configs: dict[str, type]) -> 
                 )
 
 
-def _in_turn(model: type, side: str, kinds: list[str], build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def in_turn(model: type, side: str, kinds: list[str], build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """A function whose i-th call is ``build(kinds[i], ...)``."""
     remaining: Iterator[str] = iter(kinds)
 
@@ -119,7 +119,7 @@ class HybridLanguageModel(LinearTimeLanguageModel):
             design = build_design(args, kind, CAUSAL[kind], args.max_target_positions)
             return LinearTimeDecoderLayer(cfg, no_encoder_attn, design=design)
 
-        return _in_turn(cls, "decoder", kinds, build)
+        return in_turn(cls, "decoder", kinds, build)
 
 
 class HybridMaskedModel(LinearTimeMaskedModel):
@@ -137,7 +137,7 @@ class HybridMaskedModel(LinearTimeMaskedModel):
         def build(kind: str, cfg: TransformerConfig) -> nn.Module:
             return LinearTimeEncoderLayer(cfg, design=build_design(args, kind, BIDIRECTIONAL[kind], args.max_positions))
 
-        return _in_turn(cls, "encoder", kinds, build)
+        return in_turn(cls, "encoder", kinds, build)
 
 
 class HybridClassifier(LinearTimeClassifier, HybridMaskedModel):
@@ -147,15 +147,19 @@ class HybridClassifier(LinearTimeClassifier, HybridMaskedModel):
     option_classes = (*HybridMaskedModel.option_classes, *LinearTimeClassifier.option_classes)
 
 
-class HybridTransformer(LinearTimeTransformer):
-    """An encoder-decoder whose layers, on both sides, have the attentions of ``--lineartime-layers``.
+BidirectionalOptions = dataclass(
+    type("BidirectionalOptions", (LayerOptions, *BIDIRECTIONAL.values()), {"__module__": __name__})
+)
+
+
+class BuildsHybridLayers(BuildsLayers):
+    """Mixin before an encoder-decoder whose layers, on both sides, have the attentions of ``--lineartime-layers``.
 
     In the decoder, softmax attention replaces an attention that is not causal, as in ``NAME``.
     """
 
     option_prefix = attention_name = "lineartime"
-    options_class = dataclass(type("HybridOptions", (LayerOptions, *BIDIRECTIONAL.values()), {"__module__": __name__}))
-    stock_model = TransformerModel
+    options_class = BidirectionalOptions
 
     @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
@@ -166,7 +170,13 @@ class HybridTransformer(LinearTimeTransformer):
             kind: cls.with_design(args, causal, partial(design_of, args, kind, BIDIRECTIONAL[kind]))
             for kind in set(kinds)
         }
-        return _in_turn(cls, side, kinds, lambda kind, *host: builders[kind](*host))
+        return in_turn(cls, side, kinds, lambda kind, *host: builders[kind](*host))
+
+
+class HybridTransformer(BuildsHybridLayers, LinearTimeTransformer):
+    """fairseq's ``transformer`` whose layers have the attentions of ``--lineartime-layers``."""
+
+    stock_model = TransformerModel
 
 
 for _name, _model in (("hybrid_mlm", HybridMaskedModel), ("hybrid_classifier", HybridClassifier)):

@@ -4,6 +4,7 @@ from ..harness.work import Case
 from . import (
     attention_steps,
     attentions,
+    audio,
     forgetting,
     gated_attention_unit,
     images,
@@ -15,6 +16,6 @@ from . import (
     translation,
 )
 
-_LANGUAGE = (language_models, forgetting, prompts, translation)
-_MODULES = (rates, operations, short_inputs, *_LANGUAGE, images, gated_attention_unit, attentions, attention_steps)
+_FAIRSEQ = (language_models, forgetting, prompts, translation, audio)
+_MODULES = (rates, operations, short_inputs, *_FAIRSEQ, images, gated_attention_unit, attentions, attention_steps)
 CASES: dict[str, Case] = {case.name: case for module in _MODULES for case in module.CASES}

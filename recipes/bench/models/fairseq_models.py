@@ -58,6 +58,22 @@ def build_translator(
     return model
 
 
+def build_audio(architecture: str, width: int, layers: int, settings: Settings) -> nn.Module:
+    """A wav2vec 2.0 with heads of 64 channels and a small feature extractor, from a fixed seed, without dropout."""
+    command = ["data", "--task", "audio_pretraining", "--criterion", "wav2vec", "--arch", architecture]
+    command += ["--conv-feature-layers", "[(64, 10, 5)] + [(64, 3, 2)] * 4 + [(64, 2, 2)] * 2"]
+    command += ["--extractor-mode", "layer_norm", "--layer-norm-first", "--encoder-layers", str(layers)]
+    command += ["--encoder-embed-dim", str(width), "--encoder-ffn-embed-dim", str(4 * width)]
+    command += ["--encoder-attention-heads", str(width // 64), "--dropout", "0", "--attention-dropout", "0"]
+    torch.manual_seed(1)
+    return settings.to(tasks.FairseqTask.build_model(SimpleNamespace(), model_options(command)))
+
+
+def random_recording(settings: Settings, samples: int) -> Tensor:
+    """Noise (1, samples)."""
+    return settings.to(torch.randn(1, samples, generator=torch.Generator().manual_seed(0)))
+
+
 def _built(command: list[str]) -> nn.Module:
     """The model that ``fairseq-train`` builds for ``command``, from a fixed seed."""
     symbols = Dictionary()

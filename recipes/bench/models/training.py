@@ -89,7 +89,7 @@ def attention_by_reference(model: nn.Module) -> Iterator[None]:
         return attention.reference(*inputs, **further)
 
     with ExitStack() as patches:
-        for layer in model.decoder.layers:
-            attention = layer.self_attn.inner
-            patches.enter_context(mock.patch.object(attention, "forward", partial(literal, attention)))
+        for module in model.modules():
+            if hasattr(module, "inner") and isinstance(module.inner, InnerAttention):  # between a host's projections
+                patches.enter_context(mock.patch.object(module.inner, "forward", partial(literal, module.inner)))
         yield

@@ -4,7 +4,12 @@ from fairseq.models import MODEL_REGISTRY
 
 import fairseq_plugin  # noqa: F401  registers the models
 
-OURS = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
+_ALL = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
+#: Models of audio, and from speech to text, which have tests of their own.
+AUDIO = [name for name in _ALL if name.endswith(("_wav2vec2", "_hubert"))]
+SPEECH = [name for name in _ALL if name.startswith("s2t_")]
+#: All others.
+OURS = [name for name in _ALL if name not in (*AUDIO, *SPEECH)]
 CAUSAL = [name for name in OURS if name.endswith("_lm")]
 MASKED = [name for name in OURS if name.endswith("_mlm")]
 #: Values of options by the ends of their names, with which toy sequences cross several chunks, rows and windows.

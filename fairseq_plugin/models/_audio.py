@@ -1,0 +1,141 @@
+"""The bases of ``NAME_wav2vec2`` and ``NAME_hubert``: fairseq's models of raw audio with another attention.
+
+The feature extractor, positions, masking, quantisation, targets and losses are fairseq's, and so are the tasks and
+criteria that train the models, and ``wav2vec_ctc``, ``wav2vec_seq2seq``, ``hubert_ctc`` and others, which fine-tune
+them.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models.hubert.hubert import HubertConfig, HubertModel
+from fairseq.models.wav2vec.wav2vec2 import Wav2Vec2Config, Wav2Vec2Model
+from torch import nn
+
+from common.attention import ATTENTIONS
+
+from ..loading.checkpoint_config import check_texts
+from ..loading.checkpoints import CheckedLoading
+from ..loading.known_options import option_field
+from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, replaced
+from ..modules.graphs import NoTorchScript
+from ..modules.multihead_attention import LayerDesign, check_heads
+from ._options import PaddingOptions, build_design, errors_with_options, option
+from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
+from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
+
+
+@dataclass
+class AudioOptions(PaddingOptions, TrainedOptions, DecayOptions):
+    """The options that all of our models of audio add to fairseq's."""
+
+    lineartime_max_frames: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]
+        None,
+        "frames of the longest recording, 50 a second at 16 kHz, for an attention that has parameters or a constant "
+        "for each; others take any length",
+    )
+
+
+@dataclass
+class LinearTimeWav2vec2Config(AudioOptions, Wav2Vec2Config):
+    """Options of ``wav2vec2`` and ours."""
+
+
+@dataclass
+class LinearTimeHubertConfig(AudioOptions, HubertConfig):
+    """Options of ``hubert`` and ours."""
+
+
+def check_command_line(args: Any) -> None:
+    """Apply options of a parsed command line that other options depend on; see ``_trained_parameters``."""
+    choose_trained_parameters(args)
+    choose_optimizer(args)
+
+
+class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
+    """Mixin before fairseq's ``wav2vec2`` or ``hubert``: the encoder's attention is ours; subclasses name it.
+
+    Raises:
+        ValueError: an option has a value that the attention does not allow, or ``--lineartime-max-frames`` is missing.
+    """
+
+    attention_name: str
+    #: The prefix of the options of its attention, and the dataclass of these options.
+    option_prefix: str
+    options_class: type = FairseqDataclass
+
+    def __init__(self, cfg: Any, *of_task: Any) -> None:
+        without_layers = copy(cfg)  # fairseq builds its own encoder here, which is replaced below
+        without_layers.encoder_layers = 0
+        super().__init__(without_layers, *of_task)
+        self.cfg = cfg
+        with errors_with_options(type(self), self.option_prefix, "encoder"):
+            check_heads(cfg.encoder_attention_heads, {"embed_dim": cfg.encoder_embed_dim})
+            mask_padding = option(cfg, AudioOptions, "lineartime_mask_padding")
+            self.encoder = AudioEncoder(cfg, self.attention_builder(cfg), mask_padding)
+
+    @classmethod
+    def built(cls, cfg: Any, *of_task: Any) -> nn.Module:
+        """The model of the options ``cfg``, with its parameters marked for the optimizer."""
+        check_texts(cls, cfg)
+        model = cls(cfg, *of_task)
+        model.mark_decay(cfg)
+        train_only_chosen(model, cfg)
+        return model
+
+    @classmethod
+    def attention_builder(cls, cfg: Any) -> Replace:
+        """A function that builds the attention of the next layer at each call."""
+        return partial(replaced, audio_design(cfg, cls.attention_name, cls.options_class))
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """fairseq's hook: leave out what ``remove_pretraining_modules`` removed, as torch itself does for None."""
+        super().upgrade_state_dict(state_dict)
+        removed = {name for name, module in self._modules.items() if module is None}
+        for name in [name for name in state_dict if name.partition(".")[0] in removed]:
+            del state_dict[name]
+
+    def remove_pretraining_modules(self, *last_layer: Any, **options: Any) -> None:
+        """fairseq's hook before fine-tuning, in which all parameters learn, whatever learned before."""
+        super().remove_pretraining_modules(*last_layer, **options)
+        self.requires_grad_(True)
+
+
+class LinearTimeWav2vec2Model(LinearTimeAudioModel, Wav2Vec2Model):
+    """fairseq's wav2vec 2.0 with another attention."""
+
+    stock_model = Wav2Vec2Model
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any = None) -> nn.Module:
+        """fairseq's hook."""
+        return cls.built(cfg)
+
+
+class LinearTimeHubertModel(LinearTimeAudioModel, HubertModel):
+    """fairseq's HuBERT with another attention."""
+
+    stock_model = HubertModel
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> nn.Module:
+        """fairseq's hook; the task has the sample rate and the dictionaries of the targets."""
+        return cls.built(cfg, task.cfg, task.dictionaries)
+
+
+def audio_design(args: Any, attention: str, config: type) -> LayerDesign:
+    """The design of a layer over audio with ``attention``, whose options are fields of ``config``.
+
+    Raises:
+        ValueError: the attention needs the number of frames, and it is not given.
+    """
+    frames = option(args, AudioOptions, "lineartime_max_frames")
+    if frames is None and "max_tokens" in ATTENTIONS[attention].needs:
+        raise ValueError(
+            f"{FRAMES_OPTION} is not given; allowed with {attention} attention, which has parameters or a constant for "
+            "each frame: the frames of the longest recording, 50 a second at 16 kHz"
+        )
+    return build_design(args, attention, config, frames)

@@ -1,0 +1,98 @@
+"""The encoder of wav2vec 2.0 and HuBERT with another attention in its layers."""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from fairseq.distributed import fully_sharded_data_parallel
+from fairseq.models.wav2vec.wav2vec2 import TransformerEncoder
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.utils import safe_getattr
+from torch import Tensor, nn
+
+from common.attention import InnerAttention
+from common.ops.shared.checks import ArgumentError
+
+from .graphs import NoTorchScript, check_not_exported
+from .multihead_attention import InnerMultiheadAttention, LayerDesign
+from .padded_convolutions import ConformerPadding
+from .positions import check_count, find_max_tokens
+
+#: The option that sets the longest recording.
+FRAMES_OPTION = "--lineartime-max-frames"
+#: Builds our attention in place of the one that fairseq has built for a layer; called once per layer, in order.
+Replace = Callable[[MultiheadAttention], InnerMultiheadAttention]
+
+
+def replaced(design: LayerDesign, stock: nn.Module) -> InnerMultiheadAttention:
+    """The attention of ``design``, not causal, with the width, the heads and the dropout of fairseq's ``stock``.
+
+    Raises:
+        ValueError: ``stock`` is one of the conformer's own attentions, which have relative positions or other weights.
+    """
+    if not isinstance(stock, MultiheadAttention):
+        raise ArgumentError(
+            f"`attn_type` builds {type(stock).__name__}; allowed with {design.attention} attention: not given, so that "
+            "positions are absolute"
+        )
+    return InnerMultiheadAttention(
+        stock.embed_dim, stock.num_heads, design, causal=False, dropout=stock.dropout_module.p
+    )
+
+
+class AudioEncoder(NoTorchScript, TransformerEncoder):
+    """wav2vec 2.0's ``TransformerEncoder`` with the attentions that ``replace`` builds.
+
+    Everything else is fairseq's: positions by a convolution over time, layers (Transformer, conformer, or with
+    adapters), layer drop, and the names and shapes of all parameters. Parameters inside of an attention keep their own
+    initial values. With ``mask_padding``, padding is 0 in front of the convolutions of a conformer.
+
+    Raises:
+        ValueError: layers are sharded, a conformer has relative positions, or a recording has more frames than a part
+            of the model has parameters for.
+    """
+
+    def __init__(self, cfg: Any, replace: Replace, mask_padding: bool = False) -> None:
+        _check_positions(cfg)
+        # Plain attributes, read by build_encoder_layer inside __init__.
+        self.replace, self.mask_padding = replace, mask_padding
+        super().__init__(cfg)
+        del self.replace  # it cannot be pickled
+        self.max_tokens = find_max_tokens(self)
+
+    def build_encoder_layer(self, args: Any, **options: Any) -> nn.Module:
+        """fairseq's hook: one layer, wrapped for activation checkpointing after its attention is replaced."""
+        unwrapped = copy(args)
+        unwrapped.checkpoint_activations = False
+        layer = super().build_encoder_layer(unwrapped, **options)
+        if isinstance(layer, fully_sharded_data_parallel.FullyShardedDataParallel):
+            raise ArgumentError("`ddp_backend` is fully_sharded; allowed: pytorch_ddp, legacy_ddp, no_c10d, slowmo")
+        layer.self_attn = self.replace(layer.self_attn)
+        if self.mask_padding and hasattr(layer, "conv_module"):
+            ConformerPadding(layer)
+        return checkpoint_wrapper(layer) if args.checkpoint_activations else layer
+
+    def apply(self, function: Callable[[nn.Module], Any]) -> nn.Module:
+        """torch's; while fairseq initialises the layers, modules inside of an attention are left out."""
+        if not hasattr(self, "replace"):
+            return super().apply(function)
+        inner = {id(x) for module in self.modules() if isinstance(module, InnerAttention) for x in module.modules()}
+        return super().apply(lambda module: module if id(module) in inner else function(module))
+
+    def extract_features(
+        self, x: Tensor, padding_mask: Tensor | None = None, *options: Any, **further: Any
+    ) -> tuple[Tensor, list]:
+        """As fairseq's: x (B, T, C), padding_mask (B, T), True = padding -> (B, T, C) and the results of the layers."""
+        check_not_exported(self)
+        if self.max_tokens is not None:
+            frames = x.new_full((len(x),), x.shape[1]) if padding_mask is None else (~padding_mask).sum(1)
+            check_count(frames, self.max_tokens, FRAMES_OPTION)
+        return super().extract_features(x, padding_mask, *options, **further)
+
+
+def _check_positions(cfg: Any) -> None:
+    """Raise ValueError for a conformer with relative positions, which have no meaning for a sum over all frames."""
+    kind = safe_getattr(cfg, "pos_enc_type", "abs")
+    if safe_getattr(cfg, "layer_type") == "conformer" and kind != "abs":
+        raise ArgumentError(f"`pos_enc_type` is {kind}; allowed: abs, absolute positions")

@@ -1,0 +1,78 @@
+"""From stock pretraining on audio to fine-tuning in linear time, by fairseq's commands, on recordings of noise."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from tests.compare import weights
+from tests.fairseq_plugin.helpers.audio import PRETRAINED
+from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named
+
+RATE = 16_000
+#: Lengths of recordings in samples.
+LENGTHS = (1700, 1500, 1600, 1400)
+TRAINING = (
+    "--optimizer adam --lr 0.003 --max-update 3 --log-format json --log-interval 1 --cpu --seed 1 --max-tokens 8000 "
+    "--no-epoch-checkpoints --required-batch-size-multiple 1"
+).split()
+
+
+def write_manifests(folder: Path) -> None:
+    """Recordings, fairseq's lists of them, and transcripts of letters with their dictionary."""
+    rng = np.random.default_rng(1)
+    for i, length in enumerate(LENGTHS):
+        soundfile.write(folder / f"{i}.wav", 0.1 * rng.standard_normal(length), RATE)
+    rows = "".join(f"{i}.wav\t{length}\n" for i, length in enumerate(LENGTHS))
+    for split in ("train", "valid"):
+        (folder / f"{split}.tsv").write_text(f"{folder}\n{rows}")
+        (folder / f"{split}.ltr").write_text("A B |\nB A |\nA |\nB |\n")
+    (folder / "dict.ltr.txt").write_text("| 4\nA 3\nB 3\n")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
+    """A stock model, its conversion, attention transfer, and fine-tuning of the result with CTC, in one process."""
+    folder = tmp_path_factory.mktemp("audio")
+    write_manifests(folder)
+    stock, start = str(folder / "stock" / "checkpoint_last.pt"), str(folder / "start.pt")
+    transferred = str(folder / "transferred" / "checkpoint_last.pt")
+
+    def train(name: str, *arguments: str) -> tuple[str, list[str], str]:
+        command = [str(folder), "--user-dir", USER_DIR, *arguments, *TRAINING, "--save-dir", str(folder / name)]
+        return "fairseq_cli.train", command, ""
+
+    begun = ("--finetune-from-model", start, "--teacher", stock, "--criterion", "attention_transfer")
+    fine_tuning = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--w2v-path", transferred)
+    commands = {
+        "stock": train("stock", "--arch", "wav2vec2", *PRETRAINED, "--criterion", "wav2vec", "--infonce"),
+        "convert": ("fairseq_plugin.convert", [stock, start, "--arch", "hedgehog_wav2vec2"], ""),
+        "transfer": train("transferred", "--arch", "hedgehog_wav2vec2", *PRETRAINED, *begun),
+        "ctc": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter"),
+    }
+    return run_named(folder, commands)
+
+
+def _weights(runs: NamedRuns, name: str) -> dict[str, torch.Tensor]:
+    path = runs.folder / (f"{name}.pt" if name == "start" else f"{name}/checkpoint_last.pt")
+    return weights(torch.load(path, weights_only=False)["model"])
+
+
+def test_the_stock_weights_are_the_start(runs: NamedRuns) -> None:
+    """All of them are taken; the feature maps are new, and alone learn in the transfer."""
+    stock, start, transferred = (_weights(runs, name) for name in ("stock", "start", "transferred"))
+    assert all(torch.equal(start[name], x) for name, x in stock.items())
+    new = start.keys() - stock.keys()
+    assert new and all(".inner." in name for name in new)
+    assert {name for name in start if not torch.equal(start[name], transferred[name])} == new
+
+
+def test_fine_tuning_starts_from_the_transferred_model(runs: NamedRuns) -> None:
+    """fairseq's ``wav2vec_ctc`` builds the model that the checkpoint names, and all of it learns."""
+    transferred, tuned = _weights(runs, "transferred"), _weights(runs, "ctc")
+    maps = [name for name in transferred if ".inner." in name]
+    assert maps and all(f"w2v_encoder.w2v_model.{name}" in tuned for name in maps)
+    assert any(not torch.equal(tuned[f"w2v_encoder.w2v_model.{name}"], transferred[name]) for name in maps)
+    assert "HedgehogWav2vec2Model" in runs.outputs["ctc"]
