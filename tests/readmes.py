@@ -7,6 +7,7 @@ A block marked ``shell`` or ``python`` runs, unless a line like this is above it
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ run_fairseq() { ${BEFORE_FAIRSEQ:-command} "$@"; }
 fairseq-preprocess() { run_fairseq fairseq-preprocess "$@"; }
 fairseq-train() {
   local layers=--decoder-layers
-  case "$*" in *_mlm*|*_classifier*) layers=--encoder-layers;; esac
-  ${BEFORE_TRAIN:-command} fairseq-train "$@" --max-update 2 --max-tokens 1024 $layers 1 \
+  case "$*" in *_mlm*|*_classifier*|*_time_series*) layers=--encoder-layers;; esac
+  ${BEFORE_TRAIN:-command} fairseq-train "$@" --max-update 2 --max-tokens 1024 --max-valid-steps 1 $layers 1 \
     --no-epoch-checkpoints --data-buffer-size 0
 }
 fairseq-eval-lm() { run_fairseq fairseq-eval-lm "$@"; }
@@ -80,6 +81,14 @@ def blocks(path: Path) -> list[Block]:
     if opened is not None or reason is not None:
         raise ValueError(f"{name}: ends inside of a block of code, or with a marker")
     return blocks_found
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The commands of a shell block as words, with its variables filled in."""
+    joined = block.code.replace("\\\n", " ")
+    variables = dict(re.findall(r"^(?:for )?(\w+)(?:=| in )(\S+)", joined, flags=re.MULTILINE))
+    filled = re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], match[0]), joined)
+    return [words for line in filled.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def prose(path: Path) -> str:

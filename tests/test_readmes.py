@@ -16,7 +16,8 @@ from fairseq import options
 
 import fairseq_plugin  # noqa: F401  (registers what the commands name)
 from tests.forked_commands import served
-from tests.readmes import RUN, SHOWN, Block, anchors, blocks, links, prose, readmes, run_blocks
+from tests.readmes import RUN, SHOWN, anchors, blocks, commands, links, prose, readmes, run_blocks
+from tests.recipes.guides import layouts
 from tests.torch_versions import NEWER_THAN_2_6
 
 ROOT = Path(__file__).parents[1]
@@ -72,18 +73,12 @@ def test_what_a_readme_shows_runs(readme, folder, environment):
     The training of the first README gets a new interpreter, as for a reader; importing fairseq takes most of its time.
     """
     wanted = [block for block in TO_RUN if block.readme == readme]
+    if readme in layouts.PAGES:
+        layouts.write(folder)
     with served() as before:
         train = "command" if readme == "README.md" else before
         done = run_blocks(wanted, folder, environment | {"BEFORE_FAIRSEQ": before, "BEFORE_TRAIN": train})
     assert done.returncode == 0, done.stdout[-6000:]
-
-
-def commands(block: Block) -> list[list[str]]:
-    """The commands of a shell block as words, with its variables filled in."""
-    joined = block.code.replace("\\\n", " ")
-    variables = dict(re.findall(r"^(?:for )?(\w+)(?:=| in )(\S+)", joined, flags=re.MULTILINE))
-    filled = re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], match[0]), joined)
-    return [words for line in filled.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def known_fairseq_command(words: list[str]) -> None:

@@ -17,6 +17,7 @@ from recipes.papers.building import count_parameters
 from recipes.papers.entries import command_of, entries_of
 from recipes.papers.tables import PAPERS, read_paper
 from recipes.papers.trainings import Block, NotTrained, blocks_of, here, script, trainings_of, wrapped
+from tests.recipes import timm_options
 
 ROOT = Path(__file__).parents[3]
 TABLES = [(paper, number) for paper in PAPERS for number in read_paper(paper).tables]
@@ -24,13 +25,6 @@ PARSERS = {
     "fairseq-train": options.get_training_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
     "fairseq-validate": options.get_validation_parser,
-}
-#: Options of timm's train.py and validate.py of v1.0.28, which are not in its wheel.
-TIMM = {
-    *("--device-modules", "--config", "--data-dir", "--model", "--model-kwargs", "--output", "--experiment"),
-    *("--split", "--checkpoint", "--pretrained", "--crop-pct", "--interpolation", "--epochs", "--initial-checkpoint"),
-    *("--kd-model-name", "--kd-distill-type", "--kd-token-distill-type", "--task-loss-weight"),
-    *("--batch-size", "--opt", "--lr", "--weight-decay", "--sched", "--decay-epochs", "--warmup-epochs", "--smoothing"),
 }
 #: Rows of models for which there is no command.
 WITHOUT_COMMAND = {"ViT-BASE (2021)", "ViT-LARGE (2021)", "SOFT (2021)", "PixelCNN", "PixelSNAIL"}
@@ -87,7 +81,7 @@ def known(words: list[str]) -> None:
         known_module(words)
     elif "work/timm-scripts" in " ".join(words):
         script = next(i for i, word in enumerate(words) if word.startswith("work/timm-scripts/"))
-        assert {word for word in words[script:] if word.startswith("--")} <= TIMM
+        assert {word for word in words[script:] if word.startswith("--")} <= timm_options.OPTIONS
         if "--config" in words:
             assert "model" in yaml.safe_load((ROOT / words[words.index("--config") + 1]).read_text())
     else:

@@ -1,0 +1,37 @@
+"""The pages on own data: every task has a command, and the files that they show exist in the layouts.
+
+tests/test_readmes.py runs the commands on these files.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+from fairseq.tasks import TASK_REGISTRY
+
+import fairseq_plugin
+from tests.processes import CHECKOUT
+from tests.readmes import blocks
+from tests.recipes.guides import layouts
+
+ALL = {page: blocks(CHECKOUT / page) for page in layouts.PAGES}
+#: Tasks of fairseq itself that models of the plugin train with.
+OF_FAIRSEQ = {"language_modeling", "masked_lm", "sentence_prediction", "translation"}
+#: Files that tests/test_readmes.py writes for every page.
+FOR_EVERY_PAGE = {"train.txt", "valid.txt", "train.de", "train.en", "valid.de"}
+
+
+def test_every_task_has_a_command() -> None:
+    own = {name for name, task in TASK_REGISTRY.items() if task.__module__.startswith(fairseq_plugin.__name__)}
+    assert len(own) >= 8
+    code = "\n".join(block.code for page in ALL.values() for block in page if block.language == "shell")
+    assert own | OF_FAIRSEQ <= set(re.findall(r"--task (\w+)", code))
+
+
+@pytest.mark.parametrize("page", layouts.PAGES)
+def test_the_files_that_a_page_shows_are_there_for_its_commands(page: str, tmp_path: Path) -> None:
+    layouts.write(tmp_path)
+    shown = [line.split()[0] for block in ALL[page] if block.language == "text" for line in block.code.splitlines()]
+    files = {name for name in shown if re.fullmatch(r"[\w./-]+\.\w+", name)}
+    assert len(files) > 5
+    assert {name for name in files - FOR_EVERY_PAGE if not (tmp_path / name).is_file()} == set()
