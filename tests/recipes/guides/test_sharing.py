@@ -27,8 +27,14 @@ def test_a_release_of_fairseq_is_small_loads_and_names_no_folder(
     save_dir = tmp_path / "models" / "first"
     options = "--max-update 2 --no-epoch-checkpoints --disable-validation".split()
     train = training_command(f"{tmp_path}/data-bin", str(save_dir), "flowformer_lm", *options)
-    commands = (("fairseq_cli.preprocess", words.split(), ""), ("fairseq_cli.train", train, ""))
-    run_in_turn(*commands, cwd=str(tmp_path))
+    to_folder = f"{save_dir}/checkpoint_last.pt my-lm --dict {tmp_path}/data-bin/dict.txt --half"
+    commands = {
+        "fairseq_cli.preprocess": words.split(),
+        "fairseq_cli.train": train,
+        "fairseq_plugin.to_safetensors": to_folder.split(),
+        "fairseq_plugin.from_safetensors": ["my-lm", "my-checkpoint"],
+    }
+    run_in_turn(*((module, arguments, "") for module, arguments in commands.items()), cwd=str(tmp_path))
 
     page = blocks(CHECKOUT / "recipes" / "guides" / "sharing.md")
     (code,) = (block.code for block in page if "torch.save(shared" in block.code and block.language == "python")
@@ -41,11 +47,12 @@ def test_a_release_of_fairseq_is_small_loads_and_names_no_folder(
     assert str(CHECKOUT).encode() not in content and str(tmp_path).encode() not in content
     assert str(tmp_path).encode() in trained.read_bytes()
 
-    model = FlowformerLanguageModel.from_pretrained("release", "model.pt").models[0]
     weights = torch.load(trained)["model"]
     assert len(weights) > 10
-    for name, x in model.state_dict().items():
-        assert torch.equal(x, weights[name].half().float() if weights[name].is_floating_point() else weights[name])
+    for folder in (("release", "model.pt"), ("my-lm",), ("my-checkpoint", "model.pt")):
+        model = FlowformerLanguageModel.from_pretrained(*folder).models[0]
+        for name, x in model.state_dict().items():
+            assert torch.equal(x, weights[name].half().float() if weights[name].is_floating_point() else weights[name])
 
 
 def test_what_timms_own_create_model_gives(tmp_path: Path) -> None:
