@@ -74,6 +74,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         "timm",
         "test",
         "demo",
+        "evaluation",
         "bench",
         "time-series",
         "rl",
