@@ -78,6 +78,7 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         "bench",
         "time-series",
         "rl",
+        "speech",
         "images",
     }
     assert set(metadata.get_all("Provides-Extra")) == extras
