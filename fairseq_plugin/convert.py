@@ -2,6 +2,8 @@
 
 ``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder,
 ``wav2vec2`` and ``hubert`` a model of audio, ``s2t_transformer`` and ``s2t_conformer`` one from speech to text.
+The folder of Hugging Face's GPT-2 starts a language model, and that of BERT or RoBERTa a masked model; beside TARGET,
+fairseq's dictionary is then written.
 
 Also converts the authors' released language model, whose architecture name is ``transformer_lm``, so that every tool of
 fairseq loads it. The weights are copied, and other parameters of the new attention are added with their initial values.
@@ -11,8 +13,10 @@ The converted model computes something else until it is trained.
 import argparse
 import ast
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +46,9 @@ from .loading.checkpoints import (
     stored_architecture,
 )
 from .loading.configuration_errors import configuration_errors
+from .loading.huggingface import ForeignModel, read_foreign_model
 from .loading.known_options import check_names, model_options
+from .loading.new_checkpoint import new_checkpoint, new_configuration
 from .models._configuration import read_stock
 from .modules.converted import converted_attentions
 
@@ -65,10 +71,7 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
         ValueError: the file cannot be read or holds another architecture; ``arch`` has other weights; an option does
         not exist, or the weights do not fit with it.
     """
-    target = ARCH_MODEL_REGISTRY.get(arch)
-    if target is None or not issubclass(target, CheckedLoading) or target.stock_model is None:
-        fitting = sorted(name for name, model in MODEL_REGISTRY.items() if getattr(model, "stock_model", None))
-        raise ArgumentError(f"`arch` is {arch!r}; allowed: {', '.join(fitting)}, and their sizes")
+    target = _target(arch)
     state = read_checkpoint(source)
     stored = stored_architecture(state, str(source))
     if ARCH_MODEL_REGISTRY.get(stored) is not target.stock_model:
@@ -95,6 +98,39 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
     return {"args": None, **converted}, transfer._replace(left_out=[*transfer.left_out, *left_out])
 
 
+def convert_foreign(
+    foreign: ForeignModel, source: str, arch: str, overrides: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], LoadReport]:
+    """Convert the model ``foreign``, read from the folder ``source``, to ``arch``, as ``convert`` does with a file.
+
+    A head that the folder lacks is new: it has its initial values.
+
+    Raises:
+        ValueError: see ``convert``.
+    """
+    target = _target(arch)
+    if stock_name(target) != foreign.stock:
+        raise ArgumentError(
+            f"the folder {source!r} holds a model like fairseq's {foreign.stock!r}; allowed with `arch` {arch}: one "
+            f"like {stock_name(target)!r}"
+        )
+    options = _checked_options(overrides or {}, target)
+    with configuration_errors(source, overrides):
+        config = new_configuration(foreign.command(registered_names(target)[0]), options)
+        transfer, added = _check_fit(config.model, foreign.weights, config.task, foreign.may_be_new)
+    checkpoint = new_checkpoint(config, {**foreign.weights, **added})
+    return checkpoint, transfer._replace(left_out=[*transfer.left_out, *foreign.left_out])
+
+
+def _target(arch: str) -> type:
+    """The model of the architecture ``arch``; ValueError unless it takes the weights of a stock Transformer."""
+    target = ARCH_MODEL_REGISTRY.get(arch)
+    if target is None or not issubclass(target, CheckedLoading) or target.stock_model is None:
+        fitting = sorted(name for name, model in MODEL_REGISTRY.items() if getattr(model, "stock_model", None))
+        raise ArgumentError(f"`arch` is {arch!r}; allowed: {', '.join(fitting)}, and their sizes")
+    return target
+
+
 def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
     if not isinstance(overrides, dict):
         raise ArgumentError(f"`model_overrides` is {overrides!r}; allowed: a dictionary as Python writes it")
@@ -104,13 +140,14 @@ def _checked_options(overrides: dict[str, Any], target: type) -> dict[str, Any]:
 
 
 def _check_fit(
-    config: Any, weights: dict[str, torch.Tensor], task_config: Any
+    config: Any, weights: dict[str, torch.Tensor], task_config: Any, may_be_new: str = ""
 ) -> tuple[LoadReport, dict[str, torch.Tensor]]:
     """Build the model for ``weights``; returns which of them it loads, and the tensors to add to them.
 
     ``config`` and ``task_config`` are the stored options of model and task.
 
-    The added tensors are the new attention's own parameters, from a fixed seed, and the records of options.
+    The added tensors are the new attention's own parameters, from a fixed seed, and the records of options; also what
+    ``weights`` lack of the tensors with the prefix ``may_be_new``, if there is one.
 
     Raises:
         ValueError: ``weights`` do not fit.
@@ -133,6 +170,9 @@ def _check_fit(
             f"`model_overrides` or the checkpoint has {keep[0]}; allowed with an attention that has parameters of its "
             "own: not given, since layers are numbered anew"
         )
+    if may_be_new:
+        names = [name for name in model_state if name.startswith(may_be_new) and name not in weights]
+        added |= {name: model_state[name] for name in names}
     transfer = load_report(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
     return transfer, {**added, **{name: record for name, record in model_state.items() if is_record(name)}}
 
@@ -156,12 +196,17 @@ def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Convert a file; on an error, exits with one line and writes nothing."""
+    """Convert a file or a folder; on an error, exits with one line and writes nothing."""
     parser = CommandParser(prog="python -m fairseq_plugin.convert", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "source", type=Path, help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert or s2t_..."
+        "source",
+        type=Path,
+        help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert or s2t_..., or the folder of "
+        "Hugging Face's GPT-2, BERT or RoBERTa",
     )
-    parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
+    parser.add_argument(
+        "target", type=Path, help="new file to write, for any tool of fairseq; of a folder, dict.txt is written beside"
+    )
     parser.add_argument(
         "--arch", default="flowformer_lm", help="as hedgehog_lm, flowformer_mlm or hybrid (%(default)s)"
     )
@@ -170,16 +215,58 @@ def main(arguments: Sequence[str]) -> None:
     try:
         if not options.target.parent.is_dir():
             raise ValueError(f"target is {str(options.target)!r}; allowed: a file in a folder that exists")
-        with new_path(options.target, "target") as part:
-            converted, transfer = convert(options.source, options.arch, _literal(options.model_overrides))
-            save(converted, part)
+        overrides = _literal(options.model_overrides)
+        write = _write_foreign if options.source.is_dir() else _write
+        lines = write(options.source, options.target, options.arch, overrides)
     except ArgumentError as error:
         raise SystemExit(f"{parser.prog}: {error.with_names(_TYPED)}") from error
     except (OSError, ValueError) as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
-    print(f"{options.target}: {options.arch}; {transfer.summary()}")
+    print(*lines, sep="\n")
+
+
+def _write(source: Path, target: Path, arch: str, overrides: Any) -> list[str]:
+    """Convert the checkpoint ``source`` to the file ``target``; returns lines about it."""
+    with new_path(target, "target") as part:
+        converted, transfer = convert(source, arch, overrides)
+        save(converted, part)
+    return _lines(target, arch, converted, transfer)
+
+
+def _write_foreign(source: Path, target: Path, arch: str, overrides: Any) -> list[str]:
+    """Convert the folder ``source`` to the file ``target`` and the files beside it; returns lines about them."""
+    with ExitStack() as stack:
+        part = stack.enter_context(new_path(target, "target"))
+        foreign = read_foreign_model(source)
+        files = {target.with_name(name): content for name, content in foreign.files().items()}
+        new = [path for path in files if not _is_there(path, files[path])]
+        converted, transfer = convert_foreign(foreign, str(source), arch, overrides)
+        save(converted, part)
+        for path in new:
+            new_file = stack.enter_context(new_path(path, f"{path.name} beside target"))
+            new_file.write_text(files[path], encoding="utf-8", newline="\n")
+    return [
+        *_lines(target, arch, converted, transfer),
+        f"beside it: {', '.join(path.name for path in files)}; its options for fairseq-train: "
+        f"{shlex.join(foreign.options)}",
+    ]
+
+
+def _is_there(path: Path, content: str) -> bool:
+    """Whether the file ``path`` exists; ValueError if its content is another one."""
+    if path.is_file() and path.read_bytes() != content.encode():
+        raise ValueError(
+            f"{path} is there already, of another vocabulary; allowed: a target in another folder, for the dictionary "
+            "of the model"
+        )
+    return path.is_file()
+
+
+def _lines(target: Path, arch: str, converted: dict[str, Any], transfer: LoadReport) -> list[str]:
+    lines = [f"{target}: {arch}; {transfer.summary()}"]
     if _is_another_model(converted["model"]):
-        print(f"its attention is another function of these weights; {HOW_TO_TRANSFER}")
+        lines.append(f"its attention is another function of these weights; {HOW_TO_TRANSFER}")
+    return lines
 
 
 def _is_another_model(weights: dict[str, torch.Tensor]) -> bool:

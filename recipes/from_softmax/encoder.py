@@ -146,7 +146,7 @@ class Conversions:
 
 
 def _form(options: EncoderConversion, name: str, bert: Bert) -> Form:
-    return form(name, bert.sizes.num_hidden_layers, options.windows_of_forms)
+    return form(name, bert.model.num_layers, options.windows_of_forms)
 
 
 def _count(model: nn.Module) -> int:
@@ -163,14 +163,14 @@ def prepare(options: EncoderConversion) -> Data:
         raise ValueError(f"--file is {options.file}, which is no file; allowed: a text file in UTF-8")
     bert = read_bert(options.folder)
     texts = read_texts(options.file, options.pairs)
-    if options.longest > bert.sizes.max_position_embeddings:
+    if options.longest > bert.model.max_positions:
         raise ValueError(
-            f"--longest is {options.longest}; allowed: at most {bert.sizes.max_position_embeddings}, the positions of "
+            f"--longest is {options.longest}; allowed: at most {bert.model.max_positions}, the positions of "
             f"the encoder in {options.folder}"
         )
     for name in options.models:
         _form(options, name, bert)
-    sizes = {"layers": bert.sizes.num_hidden_layers, "width": bert.sizes.hidden_size}
+    sizes = {"layers": bert.model.num_layers, "width": bert.model.embed_dim}
     return Data(options.out, {"texts": len(texts.train), "pairs_of_texts": len(texts.pairs), **sizes})
 
 

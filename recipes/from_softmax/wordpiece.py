@@ -1,15 +1,15 @@
 """BERT's tokens: words, and pieces of words from a vocabulary, the longest first (Devlin et al., 2019; WordPiece)."""
 
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairseq.data import Dictionary
+
 from common.files import json_files
+from fairseq_plugin.loading.huggingface.vocabularies import BERT_SYMBOLS, read_pieces
 
-from ..shared.text_files import read_lines
-
-CLS, SEP, PAD, UNKNOWN, MASK = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
+UNKNOWN = BERT_SYMBOLS[3]
 #: The mark of a piece that goes on in a word.
 _INSIDE = "##"
 #: Words of more characters are unknown.
@@ -61,41 +61,18 @@ def read_wordpiece(folder: Path) -> WordPiece:
     Raises:
         ValueError: there is neither, one is damaged or of another kind, or a symbol that BERT needs is missing.
     """
-    if (folder / "tokenizer.json").exists():
-        tokenizer = _from_tokenizer(folder / "tokenizer.json")
-    elif (folder / "vocab.txt").exists():
-        tokenizer = _from_vocabulary(folder)
+    pieces, path = read_pieces(folder), folder / "tokenizer.json"
+    if path.exists():
+        options = _as_object(_as_object(json_files.read(path, _ALLOWED)).get("normalizer"))
+        if options.get("type") != "BertNormalizer":
+            raise ValueError(f"{path} has the normalizer {options.get('type')!r}; allowed: BertNormalizer, as BERT's")
+        lowercase = options.get("lowercase", True)
     else:
-        raise ValueError(f"{folder} has no tokenizer.json and no vocab.txt; allowed: {_ALLOWED}")
-    missing = [symbol for symbol in (CLS, SEP, PAD, UNKNOWN, MASK) if symbol not in tokenizer.vocabulary]
-    if missing:
-        raise ValueError(f"the vocabulary in {folder} has no {missing[0]}; allowed: {_ALLOWED}")
-    return tokenizer
-
-
-def _from_tokenizer(path: Path) -> WordPiece:
-    content = json_files.read(path, _ALLOWED)
-    content = content if isinstance(content, dict) else {}
-    model, normalizer = (_as_object(content.get(name)) for name in ("model", "normalizer"))
-    kinds = {"model": model.get("type"), "normalizer": normalizer.get("type")}
-    for name, kind in {"model": "WordPiece", "normalizer": "BertNormalizer"}.items():
-        if kinds[name] != kind:
-            raise ValueError(f"{path} has the {name} {kinds[name]!r}; allowed: {kind}, as BERT's")
-    vocabulary = json_files.typed(model.get("vocab"), dict[str, int], f"{path}: vocab")
-    return _tokenizer(vocabulary, normalizer.get("lowercase", True), normalizer.get("strip_accents"))
-
-
-def _from_vocabulary(folder: Path) -> WordPiece:
-    pieces = [line.rstrip("\n") for line in read_lines(folder / "vocab.txt")]
-    config = folder / "tokenizer_config.json"
-    options = _as_object(json_files.read(config, _ALLOWED)) if config.exists() else {}
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    return _tokenizer(vocabulary, options.get("do_lower_case", True), options.get("strip_accents"))
-
-
-def _tokenizer(vocabulary: dict[str, int], lowercase: Any, strip_accents: Any) -> WordPiece:
-    """Accents are stripped by default where letters become small ones."""
-    return WordPiece(vocabulary, bool(lowercase), bool(lowercase if strip_accents is None else strip_accents))
+        config = folder / "tokenizer_config.json"
+        options = _as_object(json_files.read(config, _ALLOWED)) if config.exists() else {}
+        lowercase = options.get("do_lower_case", True)
+    strip_accents = options.get("strip_accents")  # by default as where letters become small ones
+    return WordPiece(pieces, bool(lowercase), bool(lowercase if strip_accents is None else strip_accents))
 
 
 def _as_object(value: Any) -> dict[str, Any]:
@@ -114,8 +91,8 @@ def _spaced(character: str) -> str:
     return f" {character} " if symbol or chinese or category.startswith("P") else character
 
 
-def numbered(tokenizer: WordPiece) -> Iterator[tuple[str, int]]:
-    """Pieces and their rows, in the order of the rows, without [CLS], [SEP], [PAD], [UNK] and [MASK]."""
-    special = (CLS, SEP, PAD, UNKNOWN, MASK)
-    ordered = sorted(tokenizer.vocabulary.items(), key=lambda item: item[1])
-    return ((piece, row) for piece, row in ordered if piece not in special)
+def numbers_in(dictionary: Dictionary, tokenizer: WordPiece) -> dict[str, int]:
+    """Pieces and their numbers in ``dictionary``, whose own symbols stand for BERT's."""
+    own = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), dictionary.index("<mask>"))
+    usual = {piece: dictionary.index(piece) for piece in tokenizer.vocabulary if piece not in BERT_SYMBOLS}
+    return {**usual, **dict(zip(BERT_SYMBOLS, own))}

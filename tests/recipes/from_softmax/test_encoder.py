@@ -171,7 +171,7 @@ def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"model_type": "roberta"}, "model_type 'roberta'; allowed"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu'; allowed"),
+        ({"hidden_act": "silu"}, "hidden_act 'silu'; allowed"),
         ({"hidden_size": "wide"}, "hidden_size is .*allowed"),
         ({"vocab_size": 5}, "rows up to 31; allowed.* 5"),
     ],

@@ -1,0 +1,1 @@
+"""Small tasks for lm-evaluation-harness that need no network."""
