@@ -81,7 +81,6 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         "speech",
         "images",
         "logging",
-        "speech",
     }
     assert set(metadata.get_all("Provides-Extra")) == extras
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]

@@ -16,8 +16,8 @@ from ..ops.shared.checks import shortened
 
 #: The key of the digest in an object.
 CHECKSUM = "sha256"
-#: Maximum number of digits of an integer: enough for 64 bits.
-_DIGITS = 20
+#: Maximum number of digits of an integer: enough for the 1e30 that Hugging Face's tokenizers write for no limit.
+_DIGITS = 31
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 _WORDS |= {list: "a list", dict: "an object", Path: "a text"}
 
