@@ -23,7 +23,7 @@ COMMAND = "recipes.package"
 PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 EXTRAS = "fairseq,timm"
 _TOOLS = ("build", "twine")
-#: Prints where the packages are and timm's names of our models, and builds those whose weights are in the package.
+#: Prints where the packages are and timm's names of our models, and loads the models whose weights are in the package.
 _IMPORT = """
 import common, fairseq_plugin, timm, timm_plugin
 for package in (common, fairseq_plugin, timm_plugin):
@@ -31,6 +31,7 @@ for package in (common, fairseq_plugin, timm_plugin):
 print(*timm.list_models("flowformer*"))
 for name in timm.list_pretrained("flowformer*"):
     timm.create_model(name, pretrained=True)
+fairseq_plugin.LinearTimeLanguageModel.from_pretrained("gated_delta_lm.shakespeare")
 """
 
 
