@@ -7,16 +7,17 @@
 #   make lint   style, format and spelling of the whole tree, in seconds
 #   make tables  write the tables in Markdown files that are generated: of mechanisms, the papers' numbers and comparisons
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
+#   make docs   the documentation site in build/docs: every Markdown page, and the public API; a broken link is an error
+#   make package  the wheel and the source archive in work/package, checked and tried in new environments
 # PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
 # python3.10 that is Python 3.10, 3.11 or 3.12 is used.
 
 VENV := .venv
 READY := $(VENV)/.installed
-PEERS := $(VENV)/.installed-bench
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 EXTRAS := fairseq,timm,test,demo
 
-.PHONY: demo test quick test-oldest quick-oldest lint tables bench
+.PHONY: demo test quick test-oldest quick-oldest lint tables bench docs package
 
 demo: $(READY)
 	$(VENV)/bin/python -m recipes.demo
@@ -46,11 +47,18 @@ tables: $(READY)
 	$(VENV)/bin/python -m recipes.papers --write-readmes
 	$(VENV)/bin/python -m recipes.results
 
-bench: $(PEERS)
+bench: $(READY)-bench
 	$(VENV)/bin/python -m recipes.bench
 
-$(PEERS): $(READY)
-	$(VENV)/bin/python -m pip install --editable '.[bench]'
+docs: $(READY)-docs
+	$(VENV)/bin/python -m sphinx -E -W --keep-going -c recipes/docs . build/docs
+
+package: $(READY)-package
+	$(VENV)/bin/python -m recipes.package
+
+# The packages of one more extra.
+$(READY)-%: $(READY)
+	$(VENV)/bin/python -m pip install --editable '.[$*]'
 	@touch $@
 
 # Everything is checked before anything is made. fairseq is built from source, which needs a C++ compiler.

@@ -69,7 +69,7 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
 
     Raises:
         ValueError: the file cannot be read or holds another architecture; ``arch`` has other weights; an option does
-        not exist, or the weights do not fit with it.
+            not exist, or the weights do not fit with it.
     """
     target = _target(arch)
     state = read_checkpoint(source)

@@ -92,6 +92,7 @@ recipes.offline_rl.compare --env Pendulum-v1 --out {text}
 recipes.offline_rl.evaluate {format}
 recipes.offline_rl.evaluate text.txt --output {text}
 recipes.offline_rl.prepare --dataset hopper-medium-v2 --file {format} --out new
+recipes.package --out {text}
 recipes.packaged_models.characters --file {file} --out new
 recipes.packaged_models.digits --out {text}
 recipes.padding --out {text}

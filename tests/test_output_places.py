@@ -73,6 +73,7 @@ COMMANDS = {
     "recipes.offline_rl.compare": Case(FOLDER, "--out", "--env Pendulum-v1"),
     "recipes.offline_rl.evaluate": Case(FILE, "--output", SOURCE),
     "recipes.offline_rl.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
+    "recipes.package.__main__": Case(FOLDER, "--out"),
     "recipes.packaged_models.characters": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.packaged_models.digits": Case(FOLDER, "--out"),
     "recipes.padding.__main__": Case(FOLDER, "--out"),

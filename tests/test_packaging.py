@@ -47,15 +47,15 @@ def metadata(wheel) -> email.message.Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else(wheel):
-    """Every module, the marker that the package is typed, and trained weights; no tests, no recipes."""
+def test_the_wheel_holds_every_file_of_the_three_packages_and_nothing_else(wheel):
+    """Modules, data, READMEs and the markers that the packages are typed; no tests, no recipes."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
-    assert {"common/ops/flow/interface.py", "fairseq_plugin/models/daft.py", "timm_plugin/layers/block.py"} <= expected
-    weights = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).glob("weights/*/*")}
-    assert len([name for name in weights if name.endswith("/model.safetensors")]) == 2
-    assert names == expected | weights | {f"{package}/py.typed" for package in PACKAGES}
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
+    expected = {str(path.relative_to(ROOT)) for path in paths if path.is_file() and path.parent.name != "__pycache__"}
+    assert {"common/ops/flow/interface.py", "fairseq_plugin/py.typed", "timm_plugin/README.md"} <= expected
+    assert len([name for name in names if name.endswith("/model.safetensors")]) == 2
+    assert names == expected
     assert wheel.name.startswith("lineartime-") and wheel.name.endswith("-py3-none-any.whl")
 
 
@@ -81,6 +81,8 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         "speech",
         "images",
         "logging",
+        "docs",
+        "package",
     }
     assert set(metadata.get_all("Provides-Extra")) == extras
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
@@ -93,10 +95,25 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
         ("time-series", "sktime"),
         ("rl", "gymnasium"),
         ("images", "mlxtend"),
+        ("docs", "sphinx"),
+        ("package", "twine"),
     ):
         lines = [line for line in metadata.get_all("Requires-Dist") if f'extra == "{extra}"' in line]
         assert any(line.startswith(host) for line in lines), f"{extra} does not ask for {host}"
     assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
+
+
+def test_the_metadata_describes_the_project_without_a_link_that_only_works_in_the_repository(metadata):
+    """What a package index shows: the license, the README, and links to other sites alone."""
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    versions = [f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12)]
+    assert {"Operating System :: POSIX :: Linux", *versions} <= set(metadata.get_all("Classifier"))
+    description = metadata.get_payload(decode=True).decode()
+    first_paragraph = (ROOT / "README.md").read_text().split("\n\n")[1]
+    assert description.startswith("# lineartime\n\n" + first_paragraph.split("[")[0])
+    targets = re.findall(r"\]\(([^)\s]+)\)", description)
+    assert all(target.startswith("https://") for target in targets), targets
 
 
 def test_the_unpacked_wheel_works_alone(wheel, tmp_path):

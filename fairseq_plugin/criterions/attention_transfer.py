@@ -55,8 +55,8 @@ class AttentionTransferCriterion(FairseqCriterion):
 
     Raises:
         ValueError: there is no teacher, or it has other sizes, another vocabulary or task; the student has no converted
-        attention, or other parameters learn, too; an attention has no weights to compare; data parallelism would not
-        reduce gradients of attentions that are called outside of the model's forward pass.
+            attention, or other parameters learn, too; an attention has no weights to compare; data parallelism would
+            not reduce gradients of attentions that are called outside of the model's forward pass.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class DistillationCriterion(FairseqCriterion):
 
     Raises:
         ValueError: there is no teacher, or it has another vocabulary or task; the temperature is not above 0, or the
-        weight not in 0 to 1; a softmax is adaptive, which gives no logits for the whole vocabulary.
+            weight not in 0 to 1; a softmax is adaptive, which gives no logits for the whole vocabulary.
     """
 
     def __init__(

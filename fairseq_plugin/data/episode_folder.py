@@ -111,7 +111,7 @@ def write_folder(
 
     Raises:
         ValueError: a split has no episodes; an episode is invalid (see ``check_episode``), has other sizes than the
-        others, or an action outside of its range; or the range is invalid.
+            others, or an action outside of its range; or the range is invalid.
     """
     check_splits(splits)
     sizes, checked = None, {}
@@ -147,7 +147,7 @@ def check_episode(episode: Episode, where: str, sizes: tuple[int, int] | None = 
 
     Raises:
         ValueError: discrete actions, wrong shapes or sizes, no step, NaN or an infinite value; the message names
-        ``where``.
+            ``where``.
     """
     if np.asarray(episode.actions).dtype.kind in "iub":
         raise ValueError(f"{where} has discrete actions (integers); allowed: real numbers, (steps, numbers)")

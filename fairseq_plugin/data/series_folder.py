@@ -91,7 +91,7 @@ def write_folder(folder: Path, splits: Mapping[str, tuple[Sequence[Any], Sequenc
 
     Raises:
         ValueError: a series is invalid (see ``check_series``) or has another number of channels, the numbers of series
-        and labels differ, or a label does not occur in the training series.
+            and labels differ, or a label does not occur in the training series.
     """
     check_splits(splits)
     checked = {TRAIN: _checked_split(TRAIN, *splits[TRAIN], channels=None)}
@@ -124,7 +124,7 @@ def check_series(series: Any, where: str, channels: int | None = None) -> np.nda
 
     Raises:
         ValueError: it is no such array, is empty, does not have ``channels`` channels, or holds NaN or an infinite
-        value; the message names ``where``.
+            value; the message names ``where``.
     """
     return finite_array(where, series, np.float64, (None, channels), " (fill_missing interpolates over NaN)")
 

@@ -115,7 +115,7 @@ def read_arrays(folder: Path, split: str, names: Sequence[str], allowed: str) ->
 
     Raises:
         ValueError: the split is missing, or its file is damaged, too large for the memory or lacks an array. The
-        message says what is ``allowed``.
+            message says what is ``allowed``.
     """
     path = folder / f"{split}.npz"
     if not path.exists():

@@ -120,8 +120,8 @@ class PromptGenerator(SequenceGenerator):
 
     Raises:
         ValueError: see ``PromptEnsemble``; ``after`` has other models, another dictionary or another temperature;
-        ``save_to`` exists. When called: a prompt is longer than the longest generation, or has padding before its
-        end of sentence; with ``save_to``, there is a second prompt, or one with padding or an end of sentence.
+            ``save_to`` exists. When called: a prompt is longer than the longest generation, or has padding before its
+            end of sentence; with ``save_to``, there is a second prompt, or one with padding or an end of sentence.
     """
 
     def __init__(

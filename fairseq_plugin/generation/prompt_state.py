@@ -73,7 +73,7 @@ class PromptState:
 
         Raises:
             ValueError: the file is missing, incomplete, damaged or of another format, or belongs to other models,
-            options, weights or another dictionary. ``argument`` is the name of ``path`` in messages.
+                options, weights or another dictionary. ``argument`` is the name of ``path`` in messages.
         """
         what = f"{argument} is {path}"
         try:

@@ -73,9 +73,9 @@ def check_configuration(state: Mapping[str, Any], path: str) -> None:
 
     Raises:
         ValueError: a text is neither words nor a literal, and its option is not in ``FREE_TEXTS``; an interpolation
-        refers to anything but another option; the name of a tokenizer or of another part is a path; there are far more
-        layers than the weights are for; or the configuration is malformed. The message names the file, the option and
-        its value.
+            refers to anything but another option; the name of a tokenizer or of another part is a path; there are far
+            more layers than the weights are for; or the configuration is malformed. The message names the file, the
+            option and its value.
     """
     weights = state.get("model")
     most_layers = max(_MOST_LAYERS, len(weights) if isinstance(weights, Mapping) else 0)

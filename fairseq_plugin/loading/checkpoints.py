@@ -106,8 +106,8 @@ class CheckedLoading:
 
         Raises:
             ValueError: a folder or file cannot be read; a file would run code, has a configuration that is not only
-            data (see ``checkpoint_config``), or holds another architecture or other weights; an option does not
-            exist.
+                data (see ``checkpoint_config``), or holds another architecture or other weights; an option does not
+                exist.
         """
         packaged = cls.hub_models()
         folder = find_folder("model_name_or_path", packaged.get(model_name_or_path, model_name_or_path), packaged)

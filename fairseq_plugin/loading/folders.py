@@ -19,7 +19,7 @@ def find_folder(argument: str, path: str, names: Collection[str] = ()) -> str:
 
     Raises:
         ValueError: ``path`` is neither a folder nor an archive, or the archive has members outside its folder, or
-        members other than files, folders and links inside it.
+            members other than files, folders and links inside it.
     """
     if os.path.isdir(path):
         return path

@@ -31,7 +31,7 @@ def stored_options(state: Mapping[str, Any], path: str, leave_out: tuple[str, ..
 
     Raises:
         ValueError: an interpolation that does not refer to another option, such as one of an environment variable; too
-        many values; or a malformed configuration.
+            many values; or a malformed configuration.
     """
     arguments, config = state.get("args"), state.get("cfg")
     if arguments is not None:

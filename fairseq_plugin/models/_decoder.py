@@ -142,7 +142,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
 
         Raises:
             ValueError: the decoder has attention to an encoder; ``incremental_state`` comes from single steps alone,
-            which do not count tokens; or there are more tokens than a part of the model has parameters for.
+                which do not count tokens; or there are more tokens than a part of the model has parameters for.
         """
         layers = self.layers.children()  # with layer drop, iterating over the list itself skips layers at random
         if any(layer.encoder_attn is not None for layer in layers if hasattr(layer, "encoder_attn")):

@@ -191,7 +191,7 @@ def check_command_line(args) -> None:
 
     Raises:
         ValueError: the task is not language modeling, two options contradict each other, or the optimizer lacks the
-        requested weight decay.
+            requested weight decay.
     """
     if not all(hasattr(args, name) for name in _TASK_OPTIONS):
         raise ValueError(f"--task is {args.task}; allowed with --arch {args.arch}: language_modeling")

@@ -45,7 +45,7 @@ class DecisionHubInterface(HubInterface):
 
         Raises:
             ValueError: a target is not finite, or overflows float32 when divided by --return-scale; a context is
-            invalid, or longer than the model allows.
+                invalid, or longer than the model allows.
         """
         targets = np.asarray(target, dtype=np.float64)
         if targets.ndim > 1 or not targets.size or not np.isfinite(targets).all():
@@ -66,8 +66,8 @@ class DecisionHubInterface(HubInterface):
 
         Raises:
             ValueError: ``reset`` was not called; states or rewards have a wrong shape or are not finite, also in the
-            precision of the model; rewards are missing after the first step or given at it; there are more steps
-            than the model has embeddings for. The episode is not changed then.
+                precision of the model; rewards are missing after the first step or given at it; there are more steps
+                than the model has embeddings for. The episode is not changed then.
         """
         states, rewards = self._checked_step(states, rewards)
         targets, step = self._targets - rewards, f"at step {self._step}"

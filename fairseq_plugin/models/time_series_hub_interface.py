@@ -36,7 +36,7 @@ class TimeSeriesHubInterface(HubInterface):
 
         Raises:
             ValueError: a series is empty or too long, has a different number of channels, NaN, or a value that is
-            infinite or overflows in the precision of the model.
+                infinite or overflows in the precision of the model.
         """
         return self.labels[self.scores(series, cut=cut, batch_size=batch_size).argmax(1).numpy()]
 

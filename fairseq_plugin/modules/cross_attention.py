@@ -35,7 +35,7 @@ class InnerCrossAttention(MultiheadAttention):
 
     Raises:
         ValueError: the number of heads does not divide the width, an option is only for softmax attention, or the
-        encoder has another width and the mechanism also projects its output to queries.
+            encoder has another width and the mechanism also projects its output to queries.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, source_dim: int, design: CrossDesign, **host_options) -> None:

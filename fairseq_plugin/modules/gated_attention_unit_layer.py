@@ -23,7 +23,7 @@ class _GatedAttentionUnitLayer(NoTorchScript, nn.Module):
 
     Raises:
         ValueError: an option of fairseq's Transformer layers that does not exist for this block, which combines
-        attention and feed-forward, or an option that ``GatedAttentionUnit`` refuses.
+            attention and feed-forward, or an option that ``GatedAttentionUnit`` refuses.
     """
 
     __jit_unused_properties__ = ("max_tokens",)

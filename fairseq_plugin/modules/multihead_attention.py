@@ -131,7 +131,7 @@ class InnerMultiheadAttention(MultiheadAttention):
 
         Raises:
             ValueError: an ``attn_mask`` is given, a state is given although attention is not causal, ``key`` is not
-            ``query``, or weights are requested.
+                ``query``, or weights are requested.
         """
         check_no_mask(attn_mask)
         tokens = query if key is None else key

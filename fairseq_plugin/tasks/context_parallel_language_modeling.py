@@ -49,7 +49,7 @@ class ContextParallelLanguageModelingTask(LanguageModelingTask):
 
     Raises:
         ValueError: P does not divide the number of processes; the model has an attention that cannot compute a part of
-        a sequence, or ``--lineartime-reset-at-eos``; ``--sentence-avg``; targets other than the next token.
+            a sequence, or ``--lineartime-reset-at-eos``; ``--sentence-avg``; targets other than the next token.
     """
 
     #: A batch holds parts of texts, which a teacher cannot read on their own.

@@ -77,7 +77,7 @@ class OfflineRLTask(FairseqTask):
 
         Raises:
             ValueError: the split is missing or damaged, or its episodes have other sizes than in the training of the
-            model, or more steps than it has embeddings for.
+                model, or more steps than it has embeddings for.
         """
         folder, described, limit = Path(self.cfg.data), self.description, self.max_episode_length
         episodes = read_split(folder, split)

@@ -72,7 +72,7 @@ class PixelModelingTask(LanguageModelingTask):
 
         Raises:
             ValueError: an option with which a sample is not one image, a folder without the shape of its images, a
-            dictionary other than that of the 256 values, or ``--tokens-per-sample`` other than an image's length.
+                dictionary other than that of the 256 values, or ``--tokens-per-sample`` other than an image's length.
         """
         for name, allowed in _REQUIRED.items():
             value = getattr(args, name, allowed)

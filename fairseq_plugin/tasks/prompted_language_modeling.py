@@ -61,7 +61,7 @@ class PromptedLanguageModelingTask(LanguageModelingTask):
 
         Raises:
             ValueError: an option needs a step for each token of a prompt, a model cannot read many tokens at once, the
-            file of ``--load-state`` does not fit, or that of ``--save-state`` exists.
+                file of ``--load-state`` does not fit, or that of ``--save-state`` exists.
         """
         if safe_getattr(args, "score_reference", False):
             return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, prefix_allowed_tokens_fn)

@@ -56,7 +56,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     Raises:
         ValueError: an option with which blocks are not one text; see also ``check_streams`` for models, and
-        ``StreamRows`` and ``StreamBatchIterator`` for rows.
+            ``StreamRows`` and ``StreamBatchIterator`` for rows.
     """
 
     #: A batch holds parts of texts, which a teacher cannot read on their own.

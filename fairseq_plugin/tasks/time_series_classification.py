@@ -84,7 +84,7 @@ class TimeSeriesClassificationTask(FairseqTask):
 
         Raises:
             ValueError: the split is missing or damaged, or its series have other channels or labels than in the
-            training of the model.
+                training of the model.
         """
         folder, described = Path(self.cfg.data), self.description
         series, labels = read_split(folder, split)
