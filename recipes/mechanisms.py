@@ -22,7 +22,7 @@ from .shared.generated_parts import has_part, rewrite_files, rewritten
 from .shared.scripts import script
 
 ROOT = Path(__file__).parents[1]
-_FOLDERS = ("", "common", "fairseq_plugin", "timm_plugin")
+_FOLDERS = ("common", "fairseq_plugin", "timm_plugin")
 #: Channels of a head and numbers of tokens for the sizes of states in a table.
 _CHANNELS, _LENGTHS = 64, (64, 4096)
 

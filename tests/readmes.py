@@ -21,7 +21,8 @@ SHOWN = ("text", "mermaid", "yaml", "toml", "bibtex")
 _MARKER = re.compile(r"^ *<!-- not run in tests: (?P<reason>.+) -->$")
 _FENCE = re.compile(r"^ *```(?P<language>\w*)$")
 
-#: Prepended to every shell block: replaces commands that take too long or reach beyond the folder.
+#: Prepended to every shell block: replaces commands that take too long or reach beyond the folder. In place of timm's
+#: train.py, which would be downloaded, a loop runs that has options of the same names and meanings.
 PRELUDE = """
 set -euo pipefail
 run_fairseq() { ${BEFORE_FAIRSEQ:-command} "$@"; }
@@ -35,7 +36,16 @@ fairseq-train() {
 fairseq-eval-lm() { run_fairseq fairseq-eval-lm "$@"; }
 fairseq-generate() { run_fairseq fairseq-generate "$@" --max-len-b 4; }
 fairseq-interactive() { run_fairseq fairseq-interactive "$@" --max-len-b 4; }
-python() { if [ "$1" = -m ]; then run_fairseq python "$@"; else command python "$@"; fi; }
+python() {
+  case "$*" in
+    "-m recipes.imagenet.get_timm_scripts"*) ;;
+    "-m timm_plugin work/timm-scripts/train.py "*)
+      set -- -m recipes.demo.train_digits "${@:4}" --device-modules timm_plugin --epochs 1 --warmup-epochs 0
+      run_fairseq python "$@";;
+    "-m "*) run_fairseq python "$@";;
+    *) command python "$@";;
+  esac
+}
 make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 """
 

@@ -59,6 +59,7 @@ recipes.demo --out {text}
 recipes.demo --out new --timm-scripts {folder}
 recipes.demo.lengths {folder}
 recipes.demo.train_digits --data-dir {folder} --model test_vit --num-classes 10 --output new --experiment x
+recipes.demo.write_digits --out {text}
 recipes.enwik8.prepare --file {file} --out new
 recipes.flash.compare --file {file} --out new
 recipes.flash.prepare c4 --file {missing} --out new

@@ -49,6 +49,7 @@ COMMANDS = {
     "recipes.demo.train_digits": Case(
         FOLDER, "--output", "--data-dir nowhere --model x --num-classes 10 --experiment ."
     ),
+    "recipes.demo.write_digits": Case(FOLDER, "--out"),
     "recipes.enwik8.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.flash.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
     "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),

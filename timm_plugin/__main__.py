@@ -6,7 +6,8 @@ CPUs too, where train.py by itself fails for every model, timm's own included.
 
 If the script creates a timm model with ``attn_layer=flow`` or another of our mechanisms, layers that need the model's
 grid get it, and a model that does not use the mechanism is refused. Refusals of the plugin and a missing GPU end with
-one line and status 2. Only the script's own parser reads the command line.
+one line and status 2; the latter before the script begins, where ``--device`` shows it. Everything else on the command
+line is read by the script's own parser alone.
 """
 
 import functools
@@ -32,6 +33,8 @@ USAGE = "usage: python -m timm_plugin SCRIPT [ARGUMENTS...]"
 _PACKAGES = ("common", "timm_plugin")
 #: Messages of timm and torch where there is no GPU.
 _NO_CUDA = re.compile(r"CUDA is not available|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs", re.IGNORECASE)
+#: How timm's scripts declare their option in the source; a script of the user may compute on a CPU by default.
+_DEFAULT_IS_CUDA = re.compile(r"""add_argument\(\s*['"]--device['"],\s*default=['"]cuda""")
 
 
 def main(arguments: list[str]) -> None:
@@ -48,6 +51,7 @@ def main(arguments: list[str]) -> None:
     if not os.path.isfile(script):
         print(f"{USAGE}\ntimm_plugin: no such file: {script!r}", file=sys.stderr)
         raise SystemExit(2)
+    _check_device(script, arguments[1:])
     sys.argv = arguments
     _set_import_path(script)
     _allow_processes_on_cpus()
@@ -59,6 +63,33 @@ def main(arguments: list[str]) -> None:
             raise
         print(f"timm_plugin: {message}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _check_device(script: str, options: list[str]) -> None:
+    """Refuse a script of timm that would compute with CUDA where there is none, before it does any work.
+
+    By itself validate.py finds out after it has loaded a model, and benchmark.py after it has tried smaller batches.
+
+    Raises:
+        SystemExit: 2, after one line on stderr.
+    """
+    if torch.cuda.is_available() or not _DEFAULT_IS_CUDA.search(Path(script).read_text("utf-8", errors="replace")):
+        return
+    if (device := _device(options)).startswith("cuda"):
+        print(f"timm_plugin: there is no CUDA here, add --device cpu (--device is {device})", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _device(options: list[str]) -> str:
+    """The value of ``--device``, or of an abbreviation that argparse accepts; "" if only the script can know it."""
+    device = "cuda, the default"
+    for word, following in zip(options, [*options[1:], ""]):
+        name, _, value = word.partition("=")
+        if name in ("-h", "--help", "-c", "--config"):  # nothing is computed, or a file of settings names the device
+            return ""
+        if len(name) > 2 and "--device".startswith(name):
+            device = value or following
+    return device
 
 
 def _in_words(error: Exception) -> str | None:

@@ -217,6 +217,65 @@ def test_a_users_mistake_in_a_running_script_is_one_line(creating, after, said, 
     assert re.search(said, line), line
 
 
+#: A script that declares its device as timm's do, and writes a file when it begins.
+COMPUTES = """
+import argparse, pathlib, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", "--config")
+parser.add_argument('--device', default='cuda', type=str)
+if sys.argv[0].endswith("train.py"):
+    parser.add_argument("--device-modules", nargs="+")
+parser.add_argument("--data-dir")
+pathlib.Path(sys.argv[0] + ".began").write_text(str(parser.parse_args().device))
+"""
+
+
+@pytest.fixture
+def computing(creating, monkeypatch):
+    """Runs ``COMPUTES`` with the given words, where there is no CUDA; returns the device that it would compute with."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(words: str, name: str = "validate.py") -> str:
+        script = creating.parent / name
+        script.write_text(COMPUTES)
+        main([str(script), *words.split()])
+        return Path(f"{script}.began").read_text()
+
+    return run
+
+
+@pytest.mark.parametrize("words", ["", "--data-dir x", "--device cuda", "--device=cuda:1", "--dev cuda"])
+def test_a_missing_gpu_is_one_line_before_the_script_begins(computing, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exited:
+        computing(words)
+    assert exited.value.code == 2 and not list(tmp_path.glob("*.began"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "CUDA" in line and "--device cpu" in line
+
+
+def test_device_modules_are_no_device(computing):
+    with pytest.raises(SystemExit):
+        computing("--device-modules cpu", "train.py")
+    assert computing("--device-modules timm_plugin --device cpu", "train.py") == "cpu"
+
+
+@pytest.mark.parametrize("words", ["--device cpu", "--device=cpu", "--dev cpu", "-c settings.yaml --device mps"])
+def test_another_device_is_the_scripts_own(computing, words):
+    assert computing(words) in ("cpu", "mps")
+
+
+def test_a_file_of_settings_and_help_are_left_to_the_script(computing, capsys):
+    assert computing("-c settings.yaml") == "cuda"
+    with pytest.raises(SystemExit) as exited:
+        computing("--help")
+    assert exited.value.code == 0 and "--device" in capsys.readouterr().out
+
+
+def test_where_cuda_is_there_nothing_is_refused(computing, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert computing("") == "cuda"
+
+
 def test_errors_of_a_script_stay_what_they_are(creating):
     for error in (ValueError, RuntimeError, AssertionError):
         creating.write_text(f"raise {error.__name__}('of the script')\n")
@@ -277,4 +336,4 @@ SCRIPTS = re.compile(r"\b(train|validate|inference|benchmark|bulk_runner)\.py\b.
 def test_readmes_say_what_timms_scripts_need_without_a_gpu(path):
     for block in blocks(path):
         if block.language == "shell" and SCRIPTS.search(block.code):
-            assert "--device cpu" in block.code, block.place
+            assert "--device cpu" in block.code or "needs a GPU" in block.code, block.place

@@ -88,6 +88,15 @@ def known(words: list[str]) -> None:
         assert words[:3] == ["python", "-m", "timm_plugin.convert"] or words[:2] == ["python", "-c"]
 
 
+def test_commands_of_timms_scripts_say_that_they_need_a_gpu():
+    """They compute on one unless ``--device`` names something else."""
+    blocks = [
+        block for paper, number in TABLES for entry in entries_of(paper)[number].values() for block in blocks_of(entry)
+    ]
+    titles = {block.title for block in blocks if any("timm-scripts/" in command for command in block.commands)}
+    assert len(titles) > 1 and all("GPU" in title for title in titles)
+
+
 def test_every_model_has_a_folder_of_its_own():
     """In a shared folder, fairseq would load the other training's checkpoint and consider it finished."""
     owners: dict[str, list[str]] = {}

@@ -88,5 +88,11 @@ def _digest() -> str:
 
 @functools.cache
 def _say_that_it_compiles() -> None:
-    """Log, once in a process."""
+    """Log, once in a process, and keep Numba from logging each step of its compiler at level DEBUG.
+
+    Models of fairseq that are imported in Python set that level for all loggers, and then Numba writes ten thousand
+    lines. A level that the user gave Numba's logger stays.
+    """
+    if (numbas := logging.getLogger("numba")).level == logging.NOTSET:
+        numbas.setLevel(logging.INFO)
     logger.info("kernels for CPUs are compiled, which can take half a minute; LINEARTIME_CPU_KERNELS=0 turns them off")

@@ -35,8 +35,11 @@ def clear(first, last, address, like):
 #: Doubles some numbers of each dtype, or clears them; prints what was loaded, and logs to stdout.
 PROGRAM = """
 import logging, os, resource, signal, sys
-logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(levelname)s %(message)s")
 mode, *calls = sys.argv[1:]
+level = logging.DEBUG if "debug" in mode else logging.INFO
+logging.basicConfig(stream=sys.stdout, level=level, format="%(levelname)s %(message)s")
+if mode == "numba's debug":
+    logging.getLogger("numba").setLevel(logging.DEBUG)
 if mode == "full disk":
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 elif mode.startswith("killed"):
@@ -120,6 +123,12 @@ def test_the_log_says_once_that_kernels_are_compiled_and_nothing_if_they_are_loa
     assert compiles(first) and first[-1] == "loaded 0"
     second = package.run(SINGLE, DOUBLE, CLEAR)
     assert not compiles(second) and second[-1] == "loaded 3"
+
+
+def test_the_log_has_steps_of_numbas_compiler_only_if_numbas_own_level_asks_for_them(package):
+    """Models of fairseq that are imported in Python log everything at level DEBUG."""
+    assert compiles(package.run(SINGLE, mode="debug"))
+    assert any(line.startswith("DEBUG") for line in package.run(DOUBLE, mode="numba's debug"))
 
 
 def test_a_changed_file_of_functions_gives_stored_code_other_names(package):
