@@ -52,13 +52,14 @@ def allow_checkpoint_classes() -> None:
 
     torch only loads tensors and plain containers. fairseq's checkpoints may also hold argparse namespaces (of a model,
     optimizer or criterion registered without a dataclass), omegaconf containers with the types of their values, and
-    arrays and numbers of numpy, which ``--eval-bleu`` leaves in the metrics. All are plain data; any other class in a
-    checkpoint is still refused.
+    dictionaries, which tasks of audio store, and arrays and numbers of numpy, which ``--eval-bleu`` leaves in the
+    metrics. All are plain data; any other class in a checkpoint is still refused.
     torch's list is global: every ``torch.load`` of the process accepts these classes from now on.
     """
     import numpy
     import omegaconf
     import torch
+    from fairseq.data import Dictionary
     from omegaconf import base, nodes
 
     node_classes = [cls for cls in vars(nodes).values() if isinstance(cls, type) and issubclass(cls, base.Node)]
@@ -70,6 +71,6 @@ def allow_checkpoint_classes() -> None:
     torch.serialization.add_safe_globals(
         [namespace, collections.defaultdict, dict, list, int, float, str, bool, typing.Any]
         + [omegaconf.DictConfig, omegaconf.ListConfig, base.Metadata, base.ContainerMetadata]
-        + node_classes
+        + [Dictionary, *node_classes]
         + numpy_names
     )

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .cache import LineartimeCache
 from .configuration import GATED_ATTENTION_UNIT, LayerAttention, LineartimeConfig
@@ -29,6 +30,8 @@ AUTO_CLASSES = {
     AutoModelForSeq2SeqLM: LineartimeForSeq2SeqLM,
 }
 
+#: transformers' Trainer shifts labels for the models that this table names, with ``label_smoothing_factor``.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(LineartimeConfig.model_type, LineartimeForCausalLM.__name__)
 AutoConfig.register(LineartimeConfig.model_type, LineartimeConfig, exist_ok=True)
 for _auto, _model in AUTO_CLASSES.items():
     _auto.register(LineartimeConfig, _model, exist_ok=True)

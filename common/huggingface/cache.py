@@ -151,7 +151,10 @@ class LineartimeCache(Cache):
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> "LineartimeCache":
-        """The cache in the file ``path``, on ``device``. A model that it does not fit refuses it. Runs no code.
+        """The cache in the file ``path``, on ``device``. Runs no code.
+
+        It must be of the same model: one with another number of layers or rows refuses it, and most with other
+        attentions, but not a model with other weights.
 
         Raises:
             ValueError: the file is missing, damaged, or no cache.

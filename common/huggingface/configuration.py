@@ -208,6 +208,8 @@ def _read_entry(name: str, index: int, entry: Any) -> LayerAttention:
     kinds = (*ATTENTIONS, GATED_ATTENTION_UNIT)
     if entry["kind"] not in kinds:
         raise ValueError(f"{place} is of kind {entry['kind']!r}; {allowed_names(str(entry['kind']), kinds)}")
+    if not isinstance(entry.get("options", {}), Mapping):
+        raise ValueError(f"{place} has the options {entry['options']!r}; allowed: a dictionary")
     return LayerAttention(**entry)
 
 
@@ -217,7 +219,7 @@ def _plain_entries(entries: Any) -> Any:
         return entries
     return [
         {**entry, "options": {name: _plain(x) for name, x in entry.get("options", {}).items()}}
-        if isinstance(entry, Mapping)
+        if isinstance(entry, Mapping) and isinstance(entry.get("options", {}), Mapping)
         else entry
         for entry in entries
     ]

@@ -82,6 +82,11 @@ class LineartimeLM(HFLM):
         """The harness's hook: the log-likelihood of each continuation, and whether it is what greedy decoding gives."""
         questions: dict[tuple[int, ...], list[Choice]] = {}
         for i, (texts, context, continuation) in enumerate(requests):
+            if len(continuation) > self.max_length:
+                raise ValueError(
+                    f"a continuation has {len(continuation)} tokens; allowed: {self.max_length}, the max_length of the "
+                    "model (--model_args max_length=...)"
+                )
             kept = (context + continuation)[-(self.max_length + 1) :]  # as hf: the end of what is too long
             before = tuple(kept[: len(kept) - len(continuation)])
             questions.setdefault(before, []).append(Choice(i, texts, before, tuple(continuation)))

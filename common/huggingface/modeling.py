@@ -4,7 +4,10 @@ Legend: B rows, n tokens, m tokens of a source, C width, V tokens of the vocabul
 tokens. Parameters have the names of the same model in fairseq, whose state dict fits as it is.
 """
 
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import torch
@@ -40,6 +43,10 @@ from .tokens import (
 
 #: The name of the cache in transformers' outputs, which has changed.
 _CACHE_FIELD = "cache" if "cache" in {x.name for x in fields(CausalLMOutputWithPast)} else "past_key_values"
+#: The file that transformers runs with ``trust_remote_code=True``.
+_REMOTE_CODE = "modeling_lineartime.py"
+#: What transformers' collators of packed documents may add to ``position_ids``, which say the same.
+_PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 #: Arguments that transformers passes to every model, and that mean nothing to these.
 _UNUSED = frozenset({"cache_position"})
 
@@ -94,6 +101,12 @@ class LineartimePreTrainedModel(PreTrainedModel):
         if labels is None:
             return None
         return self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch, **options)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *arguments: Any, **options: Any) -> None:
+        """As transformers', with the file that a folder of export_hf has for ``trust_remote_code=True``."""
+        super().save_pretrained(save_directory, *arguments, **options)
+        if getattr(self.config, "auto_map", None) and options.get("is_main_process", True):
+            copyfile(Path(__file__).with_name(_REMOTE_CODE), Path(save_directory, _REMOTE_CODE))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -151,12 +164,13 @@ class StateGenerationMixin(GenerationMixin):
     def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **options: Any) -> Any:
         """As transformers'; with ``cache``, the text goes on from an earlier call.
 
-        With a cache, ``inputs`` are its next tokens. They may also begin with the tokens of the cache, as transformers
-        expects it, if there are more of them and ``attention_mask`` covers them all. A cache with one row for each of
-        ``inputs`` is repeated for beams and for several sequences.
+        With a cache, ``inputs`` are always its next tokens, without those that it has read; ``attention_mask`` covers
+        them, or the tokens of the cache and them. A cache with one row for each of ``inputs`` is copied and repeated
+        for beams and for several sequences.
 
         Raises:
-            ValueError: assisted or contrastive generation, which take back tokens that were read.
+            ValueError: assisted or contrastive generation, which take back tokens that were read; a mask of another
+            width.
         """
         settings = (options, vars(generation_config or self.generation_config), vars(self.generation_config))
         for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha"):
@@ -170,11 +184,16 @@ class StateGenerationMixin(GenerationMixin):
             options[_CACHE_FIELD] = options.pop("cache")
         cache = options.get("cache", options.get("past_key_values"))
         if isinstance(cache, LineartimeCache) and cache.columns and not self.config.is_encoder_decoder:
-            tokens = options["input_ids"] if inputs is None else inputs
+            tokens = options.get("input_ids") if inputs is None else inputs
+            if not isinstance(tokens, Tensor):
+                raise ValueError(f"input_ids is {tokens}; allowed with a cache: a tensor (batch, tokens)")
             options["attention_mask"] = _mask_after(cache, tokens, options.get("attention_mask"), self.config)
             rows = max(_setting(name, settings) or 1 for name in ("num_beams", "num_return_sequences"))
             if rows > 1 and cache.batch_size == len(tokens):
-                cache.batch_repeat_interleave(rows)
+                repeated = cache.copy()
+                repeated.batch_repeat_interleave(rows)
+                options[_CACHE_FIELD] = repeated
+                options.pop("past_key_values" if _CACHE_FIELD == "cache" else "cache", None)
         return super().generate(inputs, generation_config, **options)
 
 
@@ -190,8 +209,13 @@ def _mask_after(
     n = input_ids.shape[1]
     if attention_mask is None:
         attention_mask = input_ids.ne(config.pad_token_id).long()
-    elif attention_mask.shape[1] != n or n > cache.columns:  # it covers both already
+    elif attention_mask.shape[1] == cache.columns + n:
         return attention_mask
+    elif attention_mask.shape[1] != n:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} columns; allowed: {n}, the next tokens, or "
+            f"{cache.columns + n}, those of the cache and them"
+        )
     return torch.cat([attention_mask.new_ones(len(attention_mask), cache.columns), attention_mask], dim=1)
 
 
@@ -263,6 +287,8 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
             ValueError: an input of a wrong shape or too long, positions that are not those of the tokens, a cache of
                 another model, or an argument that no model here reads.
         """
+        if position_ids is not None:
+            further = {name: value for name, value in further.items() if name not in _PACKED}
         _refuse(further)
         cache = _cache_of(cache, past_key_values, use_cache)
         tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
@@ -369,6 +395,19 @@ class _EncoderModel(LineartimePreTrainedModel):
 class LineartimeForMaskedLM(_EncoderModel):
     """A masked model: ``NAME_mlm`` of fairseq, whose head is RoBERTa's."""
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
+        """As transformers', for a head that has the weights of the token embeddings.
+
+        Raises:
+            ValueError: the head has weights of its own, which transformers would not resize.
+        """
+        if new_num_tokens is not None and not self.config.tie_word_embeddings:
+            raise ValueError(
+                f"new_num_tokens is {new_num_tokens}; allowed for a masked model with tie_word_embeddings=False: None, "
+                "since its head would keep its size"
+            )
+        return super().resize_token_embeddings(new_num_tokens, *arguments, **options)
+
     has_lm_head = True
     _tied_weights_keys = {"encoder.lm_head.weight": "encoder.sentence_encoder.embed_tokens.weight"}
 
@@ -424,6 +463,8 @@ class ClassifierHead(nn.Module):
 
 class LineartimeForSequenceClassification(_EncoderModel):
     """A classifier of sequences: ``NAME_classifier`` of fairseq, with one head."""
+
+    accepts_loss_kwargs = False  # transformers' Trainer would pass the number of labels of several batches
 
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
@@ -482,6 +523,19 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
             self.encoder.max_tokens = min(limit for limit in limits if limit is not None)
         self.decoder = Decoder(config, crossed=True)
         self.post_init()
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
+        """As transformers', for one table of both sides.
+
+        Raises:
+            ValueError: encoder and decoder have tables of their own, of which transformers would resize one alone.
+        """
+        if new_num_tokens is not None and not self.config.tie_encoder_embeddings:
+            raise ValueError(
+                f"new_num_tokens is {new_num_tokens}; allowed for an encoder-decoder with two tables: None, since "
+                "only one of its tables would be resized"
+            )
+        return super().resize_token_embeddings(new_num_tokens, *arguments, **options)
 
     def get_input_embeddings(self) -> nn.Module:
         """transformers' hook: the token embeddings of the encoder."""

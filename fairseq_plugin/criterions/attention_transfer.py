@@ -1,5 +1,6 @@
 """``--criterion attention_transfer``: converted attentions learn to reproduce a teacher's softmax attentions."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ class AttentionTransferCriterion(FairseqCriterion):
             raise ValueError(f"--transfer-window-dropout is {transfer_window_dropout}; allowed: 0 to 1")
         self.loss, self.window_dropout = str(getattr(transfer_loss, "value", transfer_loss)), transfer_window_dropout
         self._checked = False
+        self._padding_idx = getattr(self, "padding_idx", -100)  # fairseq sets it for tasks with a target dictionary
 
     def train(self, mode: bool = True) -> "AttentionTransferCriterion":
         """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
@@ -97,7 +99,7 @@ class AttentionTransferCriterion(FairseqCriterion):
         if not self._checked:
             with check_of_pair():
                 self._check(student, teacher)
-        losses = transfer(student, teacher, sample["net_input"], self.padding_idx, self.loss, self._part(model))
+        losses = transfer(student, teacher, sample["net_input"], self._padding_idx, self.loss, self._part(model))
         count = len(losses)
         totals = torch.stack([attention_loss.total for attention_loss in losses.values()]) / count
         if self.window_dropout > 0.0 and model.training:  # gives each parameter a gradient, in all processes
@@ -178,4 +180,4 @@ def _by_group(attentions: dict[str, nn.Module], losses: dict[str, AttentionLoss]
 
 def _layer(name: str) -> str:
     """The number of the layer of the module called ``name``."""
-    return name.partition(".layers.")[2].partition(".")[0]
+    return re.search(r"layers\.(\d+)\.", name)[1]

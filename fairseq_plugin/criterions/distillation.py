@@ -10,6 +10,8 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.audio_pretraining import AudioPretrainingTask
+from fairseq.tasks.hubert_pretraining import HubertPretrainingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import II
 from torch import Tensor, nn
@@ -57,6 +59,11 @@ class DistillationCriterion(FairseqCriterion):
         ddp_backend: str,
     ) -> None:
         super().__init__(task)
+        if isinstance(task, AudioPretrainingTask | HubertPretrainingTask):
+            raise ValueError(
+                "--criterion is distillation; allowed for models of audio: attention_transfer, since they have no "
+                "logits of words"
+            )
         self.teacher = Teacher(teacher, task, ddp_backend)
         if not 0.0 < distillation_temperature < math.inf:
             raise ValueError(f"--distillation-temperature is {distillation_temperature}; allowed: above 0 and finite")

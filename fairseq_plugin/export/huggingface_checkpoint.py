@@ -149,6 +149,13 @@ def _check_dictionaries(folder: Path, kind: str, task: Any, state: Mapping[str, 
             languages = list(infer_language_pair(str(folder)))
         names = ["dict.LANGUAGE.txt"] if None in languages else [f"dict.{language}.txt" for language in languages]
     missing = [name for name in names if not (folder / name).is_file()]
+    for name in names:
+        if (folder / name).is_file():
+            try:
+                Dictionary.load(str(folder / name))
+            except Exception as error:  # fairseq raises a bare one for a wrong encoding
+                reason = str(error).splitlines()[0]
+                raise ValueError(f"--data has {name}, which cannot be read: {reason}; allowed: a dictionary") from error
     if missing:
         raise ValueError(
             f"--data is {str(folder)!r}, which has no {missing[0]}; allowed: the folder of fairseq-preprocess for the "

@@ -107,11 +107,18 @@ def _generation(source: Source, config: LineartimeConfig) -> dict[str, Any]:
         return ids
     ids["suppress_tokens"] = [config.pad_token_id]
     if source.kind == "causal":
-        return ids
+        return {**ids, "suppress_tokens": sorted({config.pad_token_id, *_copies_of_eos(source)})}
     longest = min(_LONGEST_TARGET, source.model.max_decoder_positions() - 1) + 1
     ids |= {"decoder_start_token_id": config.decoder_start_token_id, "forced_eos_token_id": config.eos_token_id}
     beams = {"num_beams": _BEAMS, "early_stopping": True, "length_penalty": 1.0}
     return {**ids, **beams, "max_new_tokens": longest, "min_new_tokens": 1}
+
+
+def _copies_of_eos(source: Source) -> list[int]:
+    """The other special symbols with the same scores as the eos, as in a converted GPT-2; a tie would go to them."""
+    weights, eos = getattr(source.model.decoder.output_projection, "weight", None), source.dictionary.eos()
+    special = range(min(source.dictionary.nspecial, 0 if weights is None else len(weights)))
+    return [i for i in special if i != eos and torch.equal(weights[i], weights[eos])]
 
 
 def _save_tokenizers(
@@ -177,7 +184,10 @@ def import_folder(folder: Path) -> dict[str, Any]:
             f"`folder` is {str(folder)!r}, written by lineartime {version}; allowed: at most {__version__}, this one"
         )
     options = config.get(FIELD)
-    if not isinstance(options, dict) or not all(isinstance(options.get(x), dict) for x in ("model", "task")):
+    groups = ("model", "task", "trained")
+    if not isinstance(options, dict) or not all(isinstance(options.get(x, {}), dict) for x in groups):
+        options = None
+    if options is None or not isinstance(options.get("architecture"), str) or not {"model", "task"} <= options.keys():
         raise ArgumentError(
             f"`folder` is {str(folder)!r}, whose config.json has no field {FIELD!r} with the options of fairseq; "
             "allowed: a folder of python -m fairseq_plugin.export_hf, also one that transformers has saved since"
@@ -213,7 +223,7 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of a folder, which may be in several files."""
     names = [WEIGHTS]
-    if (folder / INDEX).is_file():
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():  # transformers leaves an old index behind
         shards = _read_json(folder, INDEX).get("weight_map")
         names = sorted({Path(str(name)).name for name in (shards.values() if isinstance(shards, dict) else ())})
     return {name: x for file in names for name, x in read_checkpoint(folder / file).items()}

@@ -108,6 +108,8 @@ def check_kind(kind: str, dictionary: Dictionary) -> None:
         kinds = "gpt2, for numbers of GPT-2's subwords; bytes, for numbers of bytes"
     elif any(x.startswith(_SPACE) for x in symbols):
         kinds = "characters, if each is one character; sentencepiece"
+    elif any(x.endswith("@@") for x in symbols):
+        kinds = "split, for the subwords of subword-nmt or fastBPE"
     else:
         return
     raise ArgumentError(

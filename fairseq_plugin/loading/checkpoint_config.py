@@ -50,6 +50,8 @@ FREE_TEXTS = frozenset(
 _CONVOLUTIONS = {"conv_feature_layers"}
 #: The most convolutions of such a text; those of wav2vec 2.0 are 7.
 _MOST_CONVOLUTIONS = 100
+#: The largest number of channels, width or stride of a convolution.
+_LARGEST_SIZE = 65_536
 #: Files in the folder of a checkpoint with which fairseq's hub replaces an option.
 _HUB_FILES = {
     "code": "bpe_codes",
@@ -157,26 +159,36 @@ def _is_allowed(name: str, value: Any) -> bool:
     if name not in _CONVOLUTIONS or not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
         return _is_data(value)
     try:
-        return _count_convolutions(ast.parse(value.strip(), mode="eval").body) <= _MOST_CONVOLUTIONS
+        _count_convolutions(ast.parse(value.strip(), mode="eval").body)
+        return True
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
 
 
 def _count_convolutions(node: ast.expr) -> int:
-    """The length of a sum of lists of tuples of integers, each perhaps times an integer; ValueError for all else."""
+    """The length of a sum of lists of tuples of integers, each perhaps times an integer.
+
+    Raises:
+        ValueError: it is anything else, or evaluating any part of it gives more than ``_MOST_CONVOLUTIONS``.
+    """
     if isinstance(node, ast.List):
-        if not all(isinstance(item, ast.Tuple) and all(map(_is_integer, item.elts)) for item in node.elts):
+        if not all(isinstance(item, ast.Tuple) and all(map(_is_size, item.elts)) for item in node.elts):
             raise ValueError("an item is no tuple of integers")
-        return len(node.elts)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _count_convolutions(node.left) + _count_convolutions(node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and _is_integer(node.right):
-        return _count_convolutions(node.left) * node.right.value
-    raise ValueError("neither a list, nor a sum or a multiple of lists")
+        count = len(node.elts)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        count = _count_convolutions(node.left) + _count_convolutions(node.right)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and _is_size(node.right):
+        count = _count_convolutions(node.left) * node.right.value
+    else:
+        raise ValueError("neither a list, nor a sum or a multiple of lists")
+    if not 1 <= count <= _MOST_CONVOLUTIONS:
+        raise ValueError(f"there are {count} convolutions")
+    return count
 
 
-def _is_integer(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0
+def _is_size(node: ast.expr) -> bool:
+    """Whether ``node`` is a number of channels, of samples or of repetitions."""
+    return isinstance(node, ast.Constant) and type(node.value) is int and 1 <= node.value <= _LARGEST_SIZE
 
 
 def _no_data(name: str, value: Any) -> str:

@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models.hubert.hubert import HubertConfig, HubertModel
 from fairseq.models.wav2vec.wav2vec2 import Wav2Vec2Config, Wav2Vec2Model
-from torch import nn
+from fairseq.utils import safe_getattr
+from torch import Tensor, nn
 
 from common.attention import ATTENTIONS
+from common.ops.shared.checks import check_positive_int
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
-from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, replaced
+from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, lengths_to_mask, replaced
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign, check_heads
 from ._options import PaddingOptions, build_design, errors_with_options, option
@@ -98,6 +101,19 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
         for name in [name for name in state_dict if name.partition(".")[0] in removed]:
             del state_dict[name]
 
+    def forward(self, source: Tensor, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """As fairseq's: source (B, samples); ValueError for recordings that are shorter than a frame."""
+        if int(self.frames_of(torch.tensor(source.shape[-1]))) < 1:
+            raise ValueError(f"source has {source.shape[-1]} samples; allowed: enough for a frame of the extractor")
+        return super().forward(source, *arguments, **options)
+
+    def frames_of(self, samples: Tensor) -> Tensor:
+        """The number of frames that the feature extractor makes of ``samples``, without padding."""
+        for layer in self.feature_extractor.conv_layers:
+            (kernel,), (stride,) = layer[0].kernel_size, layer[0].stride
+            samples = torch.div(samples - kernel, stride, rounding_mode="floor") + 1
+        return samples
+
     def remove_pretraining_modules(self, *last_layer: Any, **options: Any) -> None:
         """fairseq's hook before fine-tuning, in which all parameters learn, whatever learned before."""
         super().remove_pretraining_modules(*last_layer, **options)
@@ -125,6 +141,16 @@ class LinearTimeHubertModel(LinearTimeAudioModel, HubertModel):
         """fairseq's hook; the task has the sample rate and the dictionaries of the targets."""
         return cls.built(cfg, task.cfg, task.dictionaries)
 
+    def forward_padding_mask(self, features: Tensor, padding_mask: Tensor) -> Tensor:
+        """fairseq's hook: the mask of frames (B, T) of a mask of samples; padding is on the right.
+
+        fairseq counts a frame as real that reads some padding. With ``--lineartime-mask-padding`` it is padding, as in
+        wav2vec 2.0.
+        """
+        if not option(self.cfg, AudioOptions, "lineartime_mask_padding"):
+            return super().forward_padding_mask(features, padding_mask)
+        return lengths_to_mask(self.frames_of((~padding_mask).sum(1)), features.shape[1])
+
 
 def audio_design(args: Any, attention: str, config: type) -> LayerDesign:
     """The design of a layer over audio with ``attention``, whose options are fields of ``config``.
@@ -133,6 +159,10 @@ def audio_design(args: Any, attention: str, config: type) -> LayerDesign:
         ValueError: the attention needs the number of frames, and it is not given.
     """
     frames = option(args, AudioOptions, "lineartime_max_frames")
+    if frames is not None:
+        check_positive_int(FRAMES_OPTION, frames)
+        multiple = safe_getattr(args, "required_seq_len_multiple", 1)  # to which the encoder pads its input
+        frames = -(-frames // multiple) * multiple
     if frames is None and "max_tokens" in ATTENTIONS[attention].needs:
         raise ValueError(
             f"{FRAMES_OPTION} is not given; allowed with {attention} attention, which has parameters or a constant for "

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model
@@ -24,6 +25,7 @@ def derived(what: str) -> Iterator[tuple[str, str]]:
             yield prefix, attention
 
 
+@cache
 def takes_stock_weights(attention: str) -> bool:
     """Whether a layer with ``attention`` has the projections of fairseq's own layer, possibly with others."""
     supports, shape = ATTENTIONS[attention].supports, {"num_heads": 1, "head_dim": 8, "max_tokens": 8}

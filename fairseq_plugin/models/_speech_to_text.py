@@ -84,7 +84,14 @@ class LinearTimeSpeechToText(BuildsLayers, NoTorchScript, MarksDecay, CheckedLoa
             return encoder
         if not os.path.exists(path):
             raise ValueError(f"--load-pretrained-encoder-from is {path!r}; allowed: a checkpoint that exists")
-        return load_pretrained_component_from_model(component=encoder, checkpoint=path)
+        try:
+            return load_pretrained_component_from_model(component=encoder, checkpoint=path)
+        except Exception as error:  # whatever torch and fairseq raise for a file of another kind
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"--load-pretrained-encoder-from is {path!r}, whose encoder cannot be loaded: {reason}; allowed: a "
+                "checkpoint with the same encoder, or one that python -m fairseq_plugin.convert made for it"
+            ) from error
 
     @classmethod
     def new_encoder(cls, args, mask_padding: bool) -> nn.Module:

@@ -1,9 +1,11 @@
 """The encoder of wav2vec 2.0 and HuBERT with another attention in its layers."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
+import torch
 from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.models.wav2vec.wav2vec2 import TransformerEncoder
 from fairseq.modules import MultiheadAttention
@@ -16,7 +18,7 @@ from common.ops.shared.checks import ArgumentError
 
 from .graphs import NoTorchScript, check_not_exported
 from .multihead_attention import InnerMultiheadAttention, LayerDesign
-from .padded_convolutions import ConformerPadding
+from .padded_convolutions import ConformerPadding, ConvolutionPadding
 from .positions import check_count, find_max_tokens
 
 #: The option that sets the longest recording.
@@ -46,7 +48,7 @@ class AudioEncoder(NoTorchScript, TransformerEncoder):
 
     Everything else is fairseq's: positions by a convolution over time, layers (Transformer, conformer, or with
     adapters), layer drop, and the names and shapes of all parameters. Parameters inside of an attention keep their own
-    initial values. With ``mask_padding``, padding is 0 in front of the convolutions of a conformer.
+    initial values. With ``mask_padding``, padding is 0 in front of the convolutions of positions and of a conformer.
 
     Raises:
         ValueError: layers are sharded, a conformer has relative positions, or a recording has more frames than a part
@@ -54,12 +56,16 @@ class AudioEncoder(NoTorchScript, TransformerEncoder):
     """
 
     def __init__(self, cfg: Any, replace: Replace, mask_padding: bool = False) -> None:
-        _check_positions(cfg)
+        if safe_getattr(cfg, "layer_type") == "conformer":
+            check_absolute_positions(cfg)
         # Plain attributes, read by build_encoder_layer inside __init__.
         self.replace, self.mask_padding = replace, mask_padding
         super().__init__(cfg)
         del self.replace  # it cannot be pickled
         self.max_tokens = find_max_tokens(self)
+        if self.max_tokens is not None:  # the layers have a few more, for padding to a multiple
+            self.max_tokens = min(self.max_tokens, safe_getattr(cfg, "lineartime_max_frames") or self.max_tokens)
+        self.padding = ConvolutionPadding(self.pos_conv) if mask_padding else None
 
     def build_encoder_layer(self, args: Any, **options: Any) -> nn.Module:
         """fairseq's hook: one layer, wrapped for activation checkpointing after its attention is replaced."""
@@ -88,11 +94,18 @@ class AudioEncoder(NoTorchScript, TransformerEncoder):
         if self.max_tokens is not None:
             frames = x.new_full((len(x),), x.shape[1]) if padding_mask is None else (~padding_mask).sum(1)
             check_count(frames, self.max_tokens, FRAMES_OPTION)
-        return super().extract_features(x, padding_mask, *options, **further)
+        masks = self.padding is not None and padding_mask is not None
+        with self.padding.of(padding_mask) if masks else nullcontext():
+            return super().extract_features(x, padding_mask, *options, **further)
 
 
-def _check_positions(cfg: Any) -> None:
+def lengths_to_mask(lengths: Tensor, longest: int) -> Tensor:
+    """The padding mask (B, ``longest``), True = padding, of ``lengths`` (B,)."""
+    return torch.arange(longest, device=lengths.device) >= lengths[:, None]
+
+
+def check_absolute_positions(cfg: Any) -> None:
     """Raise ValueError for a conformer with relative positions, which have no meaning for a sum over all frames."""
     kind = safe_getattr(cfg, "pos_enc_type", "abs")
-    if safe_getattr(cfg, "layer_type") == "conformer" and kind != "abs":
+    if kind != "abs":
         raise ArgumentError(f"`pos_enc_type` is {kind}; allowed: abs, absolute positions")

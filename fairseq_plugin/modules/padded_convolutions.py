@@ -13,20 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class SubsamplingPadding:
-    """Masks the inputs of the convolutions of a fairseq ``subsample`` module, inside ``of``."""
+class ConvolutionPadding:
+    """Masks the inputs of the convolutions in a module, of subsampling or of positions, inside ``of``."""
 
-    def __init__(self, subsample: nn.Module) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.real: Tensor | None = None
-        for module in subsample.modules():
-            if isinstance(module, nn.Conv1d | nn.Conv2d):
-                module.register_forward_pre_hook(self)
+        for convolution in module.modules():
+            if isinstance(convolution, nn.Conv1d | nn.Conv2d):
+                convolution.register_forward_pre_hook(self)
 
     @contextmanager
-    def of(self, lengths: Tensor, longest: int) -> Iterator[None]:
-        """Inside, the recordings of a batch have ``lengths`` (B,) of ``longest`` frames."""
-        frames = F.pad(lengths.new_ones(longest - 1), (1, 0)).cumsum(0) if longest else lengths.new_zeros(0)
-        self.real = frames < lengths[:, None]
+    def of(self, padding_mask: Tensor) -> Iterator[None]:
+        """Inside, ``padding_mask`` (B, T), True = padding, is that of the input of ``module``."""
+        self.real = ~padding_mask
         try:
             yield
         finally:
@@ -39,7 +38,7 @@ class SubsamplingPadding:
         (x,) = inputs
         real = self.real
         while real.shape[1] > x.shape[2]:
-            real = real[:, ::2]  # all strides are 2
+            real = real[:, ::2]  # all strides of subsampling are 2
         return (_masked(x, real),)
 
 
@@ -66,4 +65,4 @@ class ConformerPadding:
 def _masked(x: Tensor, real: Tensor) -> Tensor:
     """x (B, C, t, ...) with 0 where ``real`` (B, at most t) is False or ends."""
     real = F.pad(real, (0, x.shape[2] - real.shape[1]))
-    return x * real.view(len(x), 1, -1, *[1] * (x.dim() - 3)).to(x.dtype)
+    return x.masked_fill(~real.view(len(x), 1, -1, *[1] * (x.dim() - 3)), 0.0)

@@ -10,9 +10,9 @@ from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerEncoder
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from .audio_encoder import Replace
+from .audio_encoder import Replace, check_absolute_positions, lengths_to_mask
 from .graphs import NoTorchScript, check_not_exported
-from .padded_convolutions import ConformerPadding, SubsamplingPadding
+from .padded_convolutions import ConformerPadding, ConvolutionPadding
 from .positions import check_count, find_max_tokens
 
 BuildLayer = Callable[[TransformerConfig], nn.Module]
@@ -21,14 +21,14 @@ BuildLayer = Callable[[TransformerConfig], nn.Module]
 class _ReadsSpeech(NoTorchScript):
     """Mixin before an encoder of fairseq: checks the length of recordings, and masks padding if asked to."""
 
-    padding: SubsamplingPadding | None = None
+    padding: ConvolutionPadding | None = None
     #: Frames of the longest recording, if a part of the model has parameters or a constant for each.
     max_frames: int | None = None
 
     def complete(self, args: Any, mask_padding: bool) -> None:
         """Set what ``forward`` reads, once all layers are built."""
         if mask_padding:
-            self.padding = SubsamplingPadding(self.subsample)
+            self.padding = ConvolutionPadding(self.subsample)
         if find_max_tokens(self) is not None:
             self.max_frames = args.max_source_positions
 
@@ -36,8 +36,10 @@ class _ReadsSpeech(NoTorchScript):
         """As fairseq's: src_tokens (B, T, features), src_lengths (B,) -> encoder_out (T', B, C), its mask and more."""
         check_not_exported(self)
         check_count(src_lengths, self.max_frames, "--max-source-positions")
-        masked = nullcontext() if self.padding is None else self.padding.of(src_lengths, src_tokens.shape[1])
-        with masked:
+        if src_tokens.shape[1] == 0:
+            raise ValueError("src_tokens has 0 frames; allowed: at least 1")
+        mask = lengths_to_mask(src_lengths, src_tokens.shape[1])
+        with nullcontext() if self.padding is None else self.padding.of(mask):
             return super().forward(src_tokens, src_lengths, return_all_hiddens)
 
 
@@ -69,6 +71,7 @@ class SpeechConformerEncoder(_ReadsSpeech, S2TConformerEncoder):
     """
 
     def __init__(self, args: Any, replace: Replace, mask_padding: bool = False) -> None:
+        check_absolute_positions(args)
         super().__init__(args)
         for layer in self.conformer_layers:
             layer.self_attn = replace(layer.self_attn)

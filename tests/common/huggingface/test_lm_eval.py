@@ -99,6 +99,13 @@ def test_continuations_of_any_lengths(folder: str, batch_size: int) -> None:
     assert [x[1] for x in ours] == [x[1] for x in theirs]
 
 
+def test_a_continuation_beyond_the_longest_length_is_refused(folder: str) -> None:
+    """Its beginning would be taken for its context."""
+    model = LineartimeLM(folder, device="cpu", max_length=8)
+    with pytest.raises(ValueError, match="a continuation has 9 tokens; allowed: 8"):
+        model.loglikelihood([request("A", "123456789")], disable_tqdm=True)
+
+
 def test_greedy_continuations_are_recognised(folder: str) -> None:
     """The most probable next character, where it is one, and another one."""
     model, tokenizer = LineartimeLM(folder, device="cpu", batch_size=9), byte_tokenizer()

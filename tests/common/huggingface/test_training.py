@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer, TrainingArguments
 
-from common.huggingface import LineartimeForCausalLM
+from common.huggingface import LineartimeConfig, LineartimeForCausalLM, LineartimeForSequenceClassification
+from common.huggingface import LineartimeForMaskedLM as MaskedLM
+from common.huggingface import LineartimeForSeq2SeqLM as Seq2SeqLM
 from tests.compare import assert_close
 
 from .tiny_folders import language_model
@@ -206,3 +208,51 @@ def test_packed_documents_do_not_see_each_other(kinds: tuple[str, str]) -> None:
     assert_close("logits", out.logits[0], torch.cat([x.logits[0] for x in alone]))
     losses = torch.stack([x.loss * (len(document) - 1) for x, document in zip(alone, documents)])
     assert_close("loss", out.loss, losses.sum() / (16 - 3))
+
+
+def _tiny(kind: type, **fields: Any) -> nn.Module:
+    """A model of ``kind`` with one layer of width 16."""
+    sizes = {"vocab_size": 260, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    return kind(LineartimeConfig(attention=[{"kind": "flow"}], **sizes, **fields))
+
+
+def test_a_classifier_is_trained_and_evaluated(tmp_path: Path) -> None:
+    """``Trainer`` passes it nothing that it does not read."""
+    rows = [{"input_ids": [4 + i] * 6, "attention_mask": [1] * 6, "labels": i % 3} for i in range(4)]
+    model = _tiny(LineartimeForSequenceClassification, num_labels=3)
+    trainer = Trainer(model, arguments(tmp_path, max_steps=2), train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0.0
+
+
+def test_label_smoothing_is_of_the_next_token(model: LineartimeForCausalLM, tmp_path: Path) -> None:
+    """transformers shifts the labels of the models that it knows as causal ones."""
+    trainer = Trainer(model, arguments(tmp_path, label_smoothing_factor=1e-6), train_dataset=Rows())
+    batch = next(iter(DataLoader(Rows(), batch_size=BATCH)))
+    assert_close("loss", trainer.compute_loss(model, dict(batch)), model(**batch).loss, 1e-3)
+
+
+def test_a_saved_folder_keeps_the_code_that_its_configuration_names(
+    model: LineartimeForCausalLM, tmp_path: Path
+) -> None:
+    """``trust_remote_code=True`` needs it, also after a training."""
+    model.config.auto_map = {"AutoModelForCausalLM": "modeling_lineartime.LineartimeForCausalLM"}
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "modeling_lineartime.py").is_file()
+
+
+def test_a_table_alone_is_not_resized() -> None:
+    """The other tables and the head would keep their size."""
+    sides = {f"encoder_{name}": value for name, value in {"vocab_size": 260, "hidden_size": 16}.items()}
+    sides |= {
+        "encoder_num_attention_heads": 2,
+        "encoder_intermediate_size": 16,
+        "encoder_attention": [{"kind": "flow"}],
+    }
+    sides |= {"encoder_normalize_before": True, "encoder_final_norm": True, "encoder_positions": "sinusoidal"}
+    sides |= {"encoder_max_position_embeddings": 64, "cross_attention": [{"kind": "softmax"}]}
+    models = (_tiny(MaskedLM), _tiny(Seq2SeqLM, decoder_start_token_id=2, **sides))
+    for model in models:
+        with pytest.raises(ValueError, match="new_num_tokens is 300; allowed"):
+            model.resize_token_embeddings(300)
+    _tiny(MaskedLM, tie_word_embeddings=True).resize_token_embeddings(300)

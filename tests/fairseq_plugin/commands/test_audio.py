@@ -8,10 +8,11 @@ import soundfile
 import torch
 
 from tests.compare import weights
-from tests.fairseq_plugin.helpers.audio import PRETRAINED
+from tests.fairseq_plugin.helpers.audio import HUBERT, PRETRAINED
 from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named
 
 RATE = 16_000
+CRITERION = ("--criterion", "wav2vec", "--infonce", "--loss-weights", "[0.1, 10]")
 #: Lengths of recordings in samples.
 LENGTHS = (1700, 1500, 1600, 1400)
 TRAINING = (
@@ -29,6 +30,8 @@ def write_manifests(folder: Path) -> None:
     for split in ("train", "valid"):
         (folder / f"{split}.tsv").write_text(f"{folder}\n{rows}")
         (folder / f"{split}.ltr").write_text("A B |\nB A |\nA |\nB |\n")
+        (folder / f"{split}.km").write_text("".join(f"{' '.join(['0', '1'] * 120)}\n" for _ in LENGTHS))
+    (folder / "dict.km.txt").write_text("0 1\n1 1\n")
     (folder / "dict.ltr.txt").write_text("| 4\nA 3\nB 3\n")
 
 
@@ -41,16 +44,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     transferred = str(folder / "transferred" / "checkpoint_last.pt")
 
     def train(name: str, *arguments: str) -> tuple[str, list[str], str]:
-        command = [str(folder), "--user-dir", USER_DIR, *arguments, *TRAINING, "--save-dir", str(folder / name)]
+        command = [str(folder), "--user-dir", USER_DIR, *TRAINING, *arguments, "--save-dir", str(folder / name)]
         return "fairseq_cli.train", command, ""
 
     begun = ("--finetune-from-model", start, "--teacher", stock, "--criterion", "attention_transfer")
+    units, to = str(folder / "units.pt"), ("--arch", "t2r_hubert")
+    hubert = ("--task", "hubert_pretraining", "--labels", "['km']", "--label-rate", "2000", *HUBERT)
+    from_units = ("--finetune-from-model", units, "--teacher", str(folder / "hubert" / "checkpoint_last.pt"))
+    from_units = (*from_units, "--criterion", "attention_transfer")
     fine_tuning = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--w2v-path", transferred)
     commands = {
-        "stock": train("stock", "--arch", "wav2vec2", *PRETRAINED, "--criterion", "wav2vec", "--infonce"),
+        "stock": train("stock", "--arch", "wav2vec2", *PRETRAINED, *CRITERION),
         "convert": ("fairseq_plugin.convert", [stock, start, "--arch", "hedgehog_wav2vec2"], ""),
         "transfer": train("transferred", "--arch", "hedgehog_wav2vec2", *PRETRAINED, *begun),
         "ctc": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter"),
+        "resumed": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter", "--max-update", "4"),
+        "hubert": train("hubert", "--arch", "hubert", *hubert),
+        "convert hubert": ("fairseq_plugin.convert", [str(folder / "hubert" / "checkpoint_last.pt"), units, *to], ""),
+        "transfer hubert": train("units", "--arch", "t2r_hubert", *hubert, *from_units),
     }
     return run_named(folder, commands)
 
@@ -76,3 +87,16 @@ def test_fine_tuning_starts_from_the_transferred_model(runs: NamedRuns) -> None:
     assert maps and all(f"w2v_encoder.w2v_model.{name}" in tuned for name in maps)
     assert any(not torch.equal(tuned[f"w2v_encoder.w2v_model.{name}"], transferred[name]) for name in maps)
     assert "HedgehogWav2vec2Model" in runs.outputs["ctc"]
+
+
+def test_checkpoints_with_dictionaries_are_read_again(runs: NamedRuns) -> None:
+    """Tasks of audio store their dictionaries: a training goes on, and a HuBERT is converted and transferred."""
+    assert "num_updates: 3" in runs.outputs["resumed"] or "@ 3 updates" in runs.outputs["resumed"]
+    assert torch.load(runs.folder / "ctc" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
+    stock, start, transferred = (
+        weights(torch.load(runs.folder / path)["model"])
+        for path in ("hubert/checkpoint_last.pt", "units.pt", "units/checkpoint_last.pt")
+    )
+    assert all(torch.equal(start[name], x) for name, x in stock.items())
+    changed = {name for name in start if not torch.equal(start[name], transferred[name])}
+    assert changed and all(".inner." in name for name in changed)

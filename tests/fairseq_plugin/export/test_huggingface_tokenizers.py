@@ -191,7 +191,7 @@ def test_missing_and_wrong_files_are_named(tmp_path) -> None:
                     build_tokenizer(kind, dictionary(), LM, {**(files if kind == "gpt2" else {}), name: wrong})
 
 
-@pytest.mark.parametrize("symbols", [["12", "5"], ["▁", "a", "b"], ["▁the", "s"]])
+@pytest.mark.parametrize("symbols", [["12", "5"], ["▁", "a", "b"], ["▁the", "s"], ["new@@", "est"]])
 def test_a_dictionary_that_holds_no_words_is_refused(symbols: list[str]) -> None:
     """Unless the user says that text is split already."""
     known = Dictionary()

@@ -45,6 +45,8 @@ FEATURES, MOST_FRAMES = 10, 60
 #: Arguments of fairseq-train for a small wav2vec 2.0, without a criterion.
 PRETRAINED = ("--task", _TASKS["wav2vec2"][0], *_TASKS["wav2vec2"][2:], *_SMALL)
 PRETRAINED += ("--conv-feature-layers", CONVOLUTIONS)
+#: The same for a small HuBERT, without its task.
+HUBERT = ("--criterion", "hubert", "--skip-nomask", *_SMALL, "--conv-feature-layers", CONVOLUTIONS)
 
 
 @cache

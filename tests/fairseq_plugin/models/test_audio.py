@@ -65,11 +65,19 @@ def test_every_parameter_learns(arch: str) -> None:
         assert torch.isfinite(parameter.grad).all(), name
 
 
-@pytest.mark.parametrize("layers", ["post-norm", "conformer"])
-@pytest.mark.parametrize("arch", WAV2VEC2)
+@pytest.mark.parametrize(
+    ("arch", "layers"),
+    [
+        *((arch, layers) for arch in WAV2VEC2 for layers in ("post-norm", "conformer")),
+        ("flow_wav2vec2", "deep positions"),
+        ("flow_hubert", "post-norm"),
+        ("flow_hubert", "conformer"),
+    ],
+)
 def test_padding_changes_no_real_frame(arch: str, layers: str) -> None:
-    """With normalised layers in the feature extractor; a conformer with ``--lineartime-mask-padding``."""
-    options = ("--lineartime-mask-padding",) if layers == "conformer" else ()
+    """With normalised layers in the feature extractor; where fairseq leaks, with ``--lineartime-mask-padding``."""
+    leaks = layers != "post-norm" or "hubert" in arch
+    options = ("--lineartime-mask-padding",) if leaks else ()
     model = randomised(build_audio(arch, *LAYERS[layers], *options).double()).eval()
     source = recording(2, SAMPLES).double()
     mask = torch.zeros(2, SAMPLES + 61, dtype=torch.bool)
@@ -159,6 +167,12 @@ def test_a_configuration_is_read_or_refused(kind: str) -> None:
         ("flow_wav2vec2", ("--encoder-attention-heads", "3"), ("--encoder-attention-heads", "3", "divisor")),
         ("flow_wav2vec2", ("--conv-feature-layers", "exit()"), ("conv_feature_layers", "exit()", "no code")),
         ("flow_wav2vec2", ("--conv-feature-layers", "[(1, 1, 1)] * 101"), ("conv_feature_layers", "* 101", "no code")),
+        (
+            "flow_wav2vec2",
+            ("--conv-feature-layers", "[(1, 1, 1)] * 99999999 * 0 + [(1, 1, 1)]"),
+            ("conv_feature_layers", "99999999", "no code"),
+        ),
+        ("cosformer_wav2vec2", ("--lineartime-max-frames", "0"), ("--lineartime-max-frames", "0", "at least 1")),
     ],
 )
 def test_bad_options_are_refused(arch: str, arguments: tuple[str, ...], message: tuple[str, str, str]) -> None:
@@ -177,5 +191,7 @@ def test_an_attention_that_needs_the_number_of_frames(kind: str) -> None:
         features(model, recording(1, 2 * samples), mask)
     mask[:, samples:] = True
     features(model, recording(1, 2 * samples), mask)
+    with refused("source", "3 samples", "a frame"):
+        features(model, recording(1, 3))
     with refused("--lineartime-max-frames", "not given", "50 a second"):
         build_audio(f"cosformer_{kind}", short=False)

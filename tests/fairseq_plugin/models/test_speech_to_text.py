@@ -110,6 +110,7 @@ def test_named_sizes_are_those_of_the_stock_model(size: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "arguments", "message"),
     [
+        ("s2t_conformer_flow", ("--pos-enc-type", "rope"), ("--pos-enc-type", "rope", "abs")),
         ("s2t_conformer_flow", ("--attn-type", "espnet"), ("--attn-type", "ESPNETMultiHeadedAttention", "not given")),
         (
             "s2t_flow",
