@@ -145,7 +145,8 @@ WITHOUT = """
 import importlib, pkgutil, sys
 import common
 for module in pkgutil.walk_packages(common.__path__, "common."):
-    if not module.name.endswith((".kernels", "_kernels", ".tiles")):  # what runs on the device
+    host = module.name.startswith("common.huggingface")  # which imports transformers
+    if not host and not module.name.endswith((".kernels", "_kernels", ".tiles")):  # what runs on the device
         importlib.import_module(module.name)
 import torch
 from common.ops import flow_attention, mixed_chunk_attention
