@@ -4,7 +4,6 @@ The folder holds configuration, weights, tokenizer and a model card; transformer
 """
 
 import importlib.util
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,8 +51,6 @@ def main(arguments: Sequence[str]) -> None:
         check_installed()
         from .export.huggingface_folder import export_folder  # transformers takes seconds
 
-        for name in ("fairseq", "fairseq_plugin"):  # the whole configuration would hide the line that matters
-            logging.getLogger(name).setLevel(logging.WARNING)
 
         if not options.target.absolute().parent.is_dir():
             raise ValueError(f"target is {str(options.target)!r}; allowed: a folder in a folder that exists")
