@@ -111,7 +111,7 @@ class AttentionTransferCriterion(FairseqCriterion):
             # Batches of audio do not count what they hold.
             "nsentences": sample["nsentences"] if "nsentences" in sample else len(sample["id"]),
             "ntokens": sample.get("ntokens", sample_size),
-            **_by_group(converted_attentions(student), losses),
+            **by_group(converted_attentions(student), losses),
         }
         return totals.sum() if reduce else totals, sample_size, logging_output
 
@@ -160,7 +160,7 @@ class AttentionTransferCriterion(FairseqCriterion):
         return True
 
 
-def _by_group(attentions: dict[str, nn.Module], losses: dict[str, AttentionLoss]) -> dict[str, Any]:
+def by_group(attentions: dict[str, nn.Module], losses: dict[str, AttentionLoss]) -> dict[str, Any]:
     """Sums over groups of neighbouring layers: ``decoder_0-2_sum``, and the number of queries of each."""
     kinds: dict[str, list[str]] = {}
     for name, attention in attentions.items():

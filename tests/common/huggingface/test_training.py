@@ -201,10 +201,14 @@ def test_packed_documents_do_not_see_each_other(kinds: tuple[str, str]) -> None:
     generator = torch.Generator().manual_seed(3)
     documents = [torch.randint(4, 260, (length,), generator=generator) for length in (5, 9, 2)]
     packed = DataCollatorWithFlattening()([{"input_ids": x.tolist()} for x in documents])
+    further = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    with torch.no_grad():
+        same = model(**further([{"input_ids": x.tolist()} for x in documents])).logits
     assert packed["input_ids"].shape == (1, 16) and packed["position_ids"].eq(0).sum() == 3
     with torch.no_grad():
         out = model(**packed)
         alone = [model(x[None], labels=x[None]) for x in documents]
+    assert torch.equal(same, out.logits)
     assert_close("logits", out.logits[0], torch.cat([x.logits[0] for x in alone]))
     losses = torch.stack([x.loss * (len(document) - 1) for x, document in zip(alone, documents)])
     assert_close("loss", out.loss, losses.sum() / (16 - 3))
@@ -214,6 +218,11 @@ def _tiny(kind: type, **fields: Any) -> nn.Module:
     """A model of ``kind`` with one layer of width 16."""
     sizes = {"vocab_size": 260, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     return kind(LineartimeConfig(attention=[{"kind": "flow"}], **sizes, **fields))
+
+
+def test_options_that_are_no_dictionary_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"attention\[0\] has the options 3; allowed: a dictionary"):
+        LineartimeForCausalLM(LineartimeConfig(attention=[{"kind": "flow", "options": 3}]))
 
 
 def test_a_classifier_is_trained_and_evaluated(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.logging import metrics
+from fairseq.tasks.audio_pretraining import AudioPretrainingConfig, AudioPretrainingTask
 from torch import Tensor
 
 from fairseq_plugin.criterions.distillation import DistillationCriterion
@@ -41,6 +42,12 @@ def _literal(pair: Pair, sample: dict) -> tuple[Tensor, Tensor, int]:
         p, q = ((x[b, i] / T).softmax(0) for x in (wanted.detach(), student))
         divergences.append((p * (p / q).log()).sum())
     return sum(losses), sum(divergences), len(losses)
+
+
+def test_models_of_audio_are_refused() -> None:
+    """They have no logits of words."""
+    with pytest.raises(ValueError, match="distillation; allowed for models of audio: attention_transfer"):
+        DistillationCriterion(AudioPretrainingTask(AudioPretrainingConfig()), "teacher.pt", T, W, False, "")
 
 
 def test_loss_and_gradients_are_the_literal_ones(case) -> None:

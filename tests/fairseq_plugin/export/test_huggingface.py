@@ -295,6 +295,38 @@ def test_missing_dictionaries_and_full_folders_are_refused(exported, tmp_path: P
     assert tree(target) == before == tree(made.folder)
 
 
+def test_a_dictionary_that_cannot_be_read_is_named(exported, tmp_path: Path) -> None:
+    """Not the checkpoint, which is as it should be."""
+    (tmp_path / "dict.txt").write_bytes(b"\xff\xfe 3\n")
+    with pytest.raises(SystemExit, match="--data has dict.txt, which cannot be read") as caught:
+        export_hf.main([str(exported("flow").checkpoint), str(tmp_path / "hf"), "--data", str(tmp_path)])
+    assert "\n" not in str(caught.value) and [x.name for x in tmp_path.iterdir()] == ["dict.txt"]
+
+
+def test_symbols_with_the_row_of_the_eos_are_never_generated(exported, tmp_path: Path) -> None:
+    """As in a converted GPT-2; a tie would go to the first of them, and the text would not end."""
+
+    def tie(state: dict[str, Any]) -> None:
+        for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
+            state["model"][name][:4] = state["model"][name][2]
+
+    made = exported("flow")
+    export_hf.main([str(changed(made.checkpoint, tie)), str(tmp_path / "hf"), "--data", str(made.data)])
+    assert GenerationConfig.from_pretrained(tmp_path / "hf").suppress_tokens == [0, 1, 3]
+
+
+def test_weights_that_were_in_several_files_before_are_read_from_one(exported, tmp_path: Path) -> None:
+    """transformers leaves the index of the files behind, which no longer exist."""
+    model = exported("flow").load("AutoModelForCausalLM")
+    model.save_pretrained(tmp_path / "hf", max_shard_size="4KB")
+    model.save_pretrained(tmp_path / "hf")
+    assert (tmp_path / "hf" / "model.safetensors.index.json").is_file()
+    import_hf.main([str(tmp_path / "hf"), str(tmp_path / "back.pt")])
+    back = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
+    name = "decoder.layers.0.fc1.weight"
+    assert torch.equal(back[name], model.state_dict()[name])
+
+
 def config_with(**fields: Any) -> Callable[[Path], None]:
     """A change of fields in config.json; None removes one."""
 
@@ -318,6 +350,8 @@ WRONG_FOLDERS = {
     "999": config_with(lineartime_version="999.0"),
     "bert": config_with(model_type="bert"),
     "fairseq": config_with(fairseq=None),
+    "no field 'fairseq'": config_with(fairseq={"architecture": ["linear_lm"], "model": {}, "task": {}}),
+    "options of fairseq": config_with(fairseq={"architecture": "linear_lm", "model": {}, "task": {}, "trained": [1]}),
     "transformer_lm": config_with(fairseq={"architecture": "transformer_lm", "model": {}, "task": {}}),
     "getcwd": config_with(fairseq={"architecture": "linear_lm", "model": RUNS, "task": {"_name": "language_modeling"}}),
     "fc1.weight": without_a_tensor,

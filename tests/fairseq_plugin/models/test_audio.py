@@ -21,13 +21,19 @@ from tests.fairseq_plugin.helpers.text import dictionary
 
 #: A model of each attention; HuBERT has the same encoder.
 WAV2VEC2 = [name for name in AUDIO if name.endswith("wav2vec2")]
-SAMPLES = 206  # 25 frames
+SAMPLES = 206  # 24 frames
 LAYERS = {
     "post-norm": (),
     "pre-norm": ("--layer-norm-first",),
     "conformer": ("--layer-type", "conformer"),
     "adapters": ("--layer-type", "trf_adp", "--adp-num", "3", "--adp-trf-idx", "0:1"),
     "deep positions": ("--pos-conv-depth", "2"),
+    "normalised positions": ("--conv-pos-batch-norm",),
+}
+#: Those that each of fairseq's models has.
+OF_KIND = {
+    "wav2vec2": ("post-norm", "pre-norm", "conformer", "deep positions"),
+    "hubert": ("post-norm", "pre-norm", "conformer", "normalised positions"),
 }
 
 
@@ -37,12 +43,9 @@ def features(model: nn.Module, source: Tensor, padding_mask: Tensor | None = Non
     return out["x"] if out["padding_mask"] is None else out["x"].masked_fill(out["padding_mask"][..., None], 0.0)
 
 
-@pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
-@pytest.mark.parametrize("layers", [name for name in LAYERS if name != "adapters"])
+@pytest.mark.parametrize(("kind", "layers"), [(kind, layers) for kind, names in OF_KIND.items() for layers in names])
 def test_softmax_is_the_stock_model(kind: str, layers: str) -> None:
     """Same parameter names and, with the same weights, the same features, also of a padded batch."""
-    if kind == "hubert" and layers == "deep positions":
-        pytest.skip("fairseq's HuBERT has no such option")
     stock = randomised(build_audio(kind, *LAYERS[layers])).eval()
     ours = build_audio(f"softmax_{kind}", *LAYERS[layers]).eval()
     assert weights(ours.state_dict()).keys() == stock.state_dict().keys()
@@ -72,6 +75,7 @@ def test_every_parameter_learns(arch: str) -> None:
         ("flow_wav2vec2", "deep positions"),
         ("flow_hubert", "post-norm"),
         ("flow_hubert", "conformer"),
+        ("flow_hubert", "normalised positions"),
     ],
 )
 def test_padding_changes_no_real_frame(arch: str, layers: str) -> None:
@@ -87,7 +91,7 @@ def test_padding_changes_no_real_frame(arch: str, layers: str) -> None:
     assert_close("features with padding", beside, alone)
 
 
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("layers", [*OF_KIND["wav2vec2"], "adapters"])
 def test_activation_checkpointing_changes_nothing(layers: str) -> None:
     """Outputs and gradients are equal, also where the mask of a conformer is read again in the backward pass."""
     source, mask = recording(2, SAMPLES), torch.zeros(2, SAMPLES, dtype=torch.bool)
@@ -129,6 +133,12 @@ def test_only_the_encoder_of_the_mechanism_is_drawn() -> None:
     model = build_audio("flow_wav2vec2")
     encoders = [module for module in model.modules() if isinstance(module, TransformerEncoder)]
     assert len(encoders) == 1 and len(encoders[0].layers) == 2
+
+
+def test_an_odd_number_of_frames_may_be_the_longest() -> None:
+    """The encoder pads its input to an even number, for which DAFT-full needs a row too."""
+    model = build_audio("daft_full_wav2vec2", "--lineartime-max-frames", "25").eval()
+    assert features(model, recording(1, SAMPLES + 8)).shape[1] == 25
 
 
 def test_fine_tuning_lets_everything_learn() -> None:

@@ -1,5 +1,6 @@
 """Models from speech to text: the stock model with softmax, padding, cross-attention, beam search, CTC, refusals."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,9 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from common.attention import InnerAttention
+from fairseq_plugin.criterions.attention_transfer import by_group
+from fairseq_plugin.distill.attention_transfer import AttentionLoss
+from fairseq_plugin.modules.converted import converted_attentions
 from recipes.shared.fairseq_models import model_options
 from tests.common.refusals import refused
 from tests.compare import assert_close, weights
@@ -123,6 +127,22 @@ def test_named_sizes_are_those_of_the_stock_model(size: str) -> None:
 def test_bad_options_are_refused(arch: str, arguments: tuple[str, ...], message: tuple[str, str, str]) -> None:
     with refused(*message):
         build_speech(arch, *arguments)
+
+
+def test_a_pretrained_encoder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    with refused("--load-pretrained-encoder-from", "text.pt", "convert"):
+        build_speech("s2t_flow", "--load-pretrained-encoder-from", str(tmp_path / "text.pt"))
+
+
+def test_attention_transfer_logs_all_groups_of_layers() -> None:
+    """The names of layers are others than in models of text."""
+    attentions = converted_attentions(build_speech("s2t_conformer_hedgehog", "--encoder-layers", "8"))
+    loss = AttentionLoss(torch.tensor(1.0), torch.tensor(1))
+    logged = by_group(attentions, dict.fromkeys(attentions, loss))
+    assert {name for name in logged if name.startswith("encoder") and name.endswith("_sum")} == {
+        f"encoder_{i}-{i + 1}_sum" for i in (0, 2, 4, 6)
+    }
 
 
 def test_more_frames_than_there_are_positions_for() -> None:

@@ -143,8 +143,12 @@ def test_a_language_model_head_is_taken(folder: Path, tmp_path: Path) -> None:
 
 
 def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
-    """The same from either of the tokenizer's files."""
-    tokenizer = read_wordpiece(folder)
+    """The same from either of the tokenizer's files; settings without a longest text write 1e30 as an integer."""
+    settings = {"do_lower_case": True, "model_max_length": int(1e30)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "vocab.txt").write_text((folder / "vocab.txt").read_text(encoding="utf-8"), encoding="utf-8")
+    tokenizer = read_wordpiece(tmp_path)
+    assert tokenizer.vocabulary == read_wordpiece(folder).vocabulary
     cases = {
         "The unaffable cats,dogs.": "the un ##aff ##able cat ##s , dog ##s .",
         "Café\tunhappy $a": "cafe [UNK] $ a",
