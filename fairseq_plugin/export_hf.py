@@ -51,7 +51,6 @@ def main(arguments: Sequence[str]) -> None:
         check_installed()
         from .export.huggingface_folder import export_folder  # transformers takes seconds
 
-
         if not options.target.absolute().parent.is_dir():
             raise ValueError(f"target is {str(options.target)!r}; allowed: a folder in a folder that exists")
         source, config = export_folder(options.checkpoint, options.target, options.data, options.bpe, files)

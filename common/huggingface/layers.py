@@ -18,6 +18,7 @@ from ..modules import GatedAttentionUnit, ScaledSin, ToeplitzBias, build_norm
 from ..modules.sinusoids import sinusoids
 from ..modules.stored_options import Remembered
 from ..ops.shared.checks import allowed_names
+from ..ops.shared.padding import both_masks
 from ..ops.shared.state import State
 from .cache import LineartimeCache
 from .configuration import GATED_ATTENTION_UNIT, LayerAttention, LineartimeConfig, Side
@@ -139,7 +140,7 @@ class CrossAttention(nn.Module):
         q = _split_heads(self.q_proj(x), self.heads)
         if state is None:
             k, v, inputs = self._project(source.features)
-            masks = _both_masks(q, k, tokens.padding_mask, source.padding_mask)
+            masks = both_masks(q, k, tokens.padding_mask, source.padding_mask)
             out = self._inner(q, k, v, *masks, dropout_p=self.dropout_p if self.training else 0.0, **inputs)
         elif self.sums:
             if not state:
@@ -151,7 +152,7 @@ class CrossAttention(nn.Module):
                 k, v, _ = self._project(source.features)
                 mask = source.padding_mask
                 state = {"k": k, "v": v, **({} if mask is None else {"padding_mask": mask})}
-            masks = _both_masks(q, state["k"], tokens.padding_mask, state.get("padding_mask"))
+            masks = both_masks(q, state["k"], tokens.padding_mask, state.get("padding_mask"))
             out = self._inner(q, state["k"], state["v"], *masks)
         return self.out_proj(out.transpose(1, 2).flatten(2)), state
 
@@ -445,16 +446,3 @@ def _linear(inputs: int, outputs: int, bias: bool = True, gain: float = 2**-0.5)
 def _split_heads(x: Tensor, heads: int) -> Tensor:
     """x (B, n, C) -> (B, H, n, C / H)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _both_masks(
-    q: Tensor, k: Tensor, target_mask: Tensor | None, source_mask: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The masks of k (B, H, m, d) and q (B, H, n, d), both or none: a missing one is a mask without padding."""
-    if source_mask is None and target_mask is None:
-        return None, None
-    if source_mask is None:
-        source_mask = target_mask.new_zeros(k.shape[0], k.shape[2])
-    if target_mask is None:
-        target_mask = source_mask.new_zeros(q.shape[0], q.shape[2])
-    return source_mask, target_mask

@@ -102,10 +102,25 @@ class LineartimePreTrainedModel(PreTrainedModel):
             return None
         return self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=num_items_in_batch, **options)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *arguments: Any, **options: Any) -> None:
+    def has_one_table(self) -> bool:
+        """Whether transformers' ``resize_token_embeddings`` reaches every tensor with a row for each token."""
+        return True
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
+        """As transformers'; ValueError for a model in which other tables would keep their size."""
+        if new_num_tokens is not None and not self.has_one_table():
+            raise ValueError(
+                f"new_num_tokens is {new_num_tokens}; allowed for {type(self).__name__} with several tables of tokens: "
+                "None, since only one of them would be resized"
+            )
+        return super().resize_token_embeddings(new_num_tokens, *arguments, **options)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, is_main_process: bool = True, *arguments: Any, **options: Any
+    ) -> None:
         """As transformers', with the file that a folder of export_hf has for ``trust_remote_code=True``."""
-        super().save_pretrained(save_directory, *arguments, **options)
-        if getattr(self.config, "auto_map", None) and options.get("is_main_process", True):
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)
+        if getattr(self.config, "auto_map", None) and is_main_process:
             copyfile(Path(__file__).with_name(_REMOTE_CODE), Path(save_directory, _REMOTE_CODE))
 
     @torch.no_grad()
@@ -219,7 +234,19 @@ def _mask_after(
     return torch.cat([attention_mask.new_ones(len(attention_mask), cache.columns), attention_mask], dim=1)
 
 
-class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
+class _DecoderModel(LineartimePreTrainedModel, StateGenerationMixin):
+    """The base of models that generate, whose ``decoder`` has a projection to scores."""
+
+    def get_output_embeddings(self) -> nn.Module:
+        """transformers' hook: the projection of features to scores."""
+        return self.decoder.output_projection
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """transformers' hook: replace the projection."""
+        self.decoder.output_projection = new_embeddings
+
+
+class LineartimeForCausalLM(_DecoderModel):
     """A language model: ``NAME_lm`` of fairseq.
 
     ``generate`` reads a prompt in one pass, and its cache has a constant size if the attentions have one. Batches may
@@ -240,14 +267,6 @@ class LineartimeForCausalLM(LineartimePreTrainedModel, StateGenerationMixin):
     def set_input_embeddings(self, value: nn.Module) -> None:
         """transformers' hook: replace the token embeddings."""
         self.decoder.embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        """transformers' hook: the projection of features to scores."""
-        return self.decoder.output_projection
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """transformers' hook: replace the projection."""
-        self.decoder.output_projection = new_embeddings
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """transformers' hook: the arguments of a step, without positions, which the model counts itself."""
@@ -395,18 +414,9 @@ class _EncoderModel(LineartimePreTrainedModel):
 class LineartimeForMaskedLM(_EncoderModel):
     """A masked model: ``NAME_mlm`` of fairseq, whose head is RoBERTa's."""
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
-        """As transformers', for a head that has the weights of the token embeddings.
-
-        Raises:
-            ValueError: the head has weights of its own, which transformers would not resize.
-        """
-        if new_num_tokens is not None and not self.config.tie_word_embeddings:
-            raise ValueError(
-                f"new_num_tokens is {new_num_tokens}; allowed for a masked model with tie_word_embeddings=False: None, "
-                "since its head would keep its size"
-            )
-        return super().resize_token_embeddings(new_num_tokens, *arguments, **options)
+    def has_one_table(self) -> bool:
+        """See ``LineartimePreTrainedModel``: the head may have weights of its own."""
+        return self.config.tie_word_embeddings
 
     has_lm_head = True
     _tied_weights_keys = {"encoder.lm_head.weight": "encoder.sentence_encoder.embed_tokens.weight"}
@@ -508,7 +518,7 @@ class LineartimeForSequenceClassification(_EncoderModel):
         return pooled.to(features.dtype)
 
 
-class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
+class LineartimeForSeq2SeqLM(_DecoderModel):
     """An encoder-decoder: ``NAME`` of fairseq, such as ``flowformer``; targets begin with eos, as there."""
 
     def __init__(self, config: LineartimeConfig) -> None:
@@ -524,18 +534,9 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
         self.decoder = Decoder(config, crossed=True)
         self.post_init()
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *arguments: Any, **options: Any) -> nn.Module:
-        """As transformers', for one table of both sides.
-
-        Raises:
-            ValueError: encoder and decoder have tables of their own, of which transformers would resize one alone.
-        """
-        if new_num_tokens is not None and not self.config.tie_encoder_embeddings:
-            raise ValueError(
-                f"new_num_tokens is {new_num_tokens}; allowed for an encoder-decoder with two tables: None, since "
-                "only one of its tables would be resized"
-            )
-        return super().resize_token_embeddings(new_num_tokens, *arguments, **options)
+    def has_one_table(self) -> bool:
+        """See ``LineartimePreTrainedModel``: each side may have a table of its own."""
+        return self.config.tie_encoder_embeddings
 
     def get_input_embeddings(self) -> nn.Module:
         """transformers' hook: the token embeddings of the encoder."""
@@ -544,14 +545,6 @@ class LineartimeForSeq2SeqLM(LineartimePreTrainedModel, StateGenerationMixin):
     def set_input_embeddings(self, value: nn.Module) -> None:
         """transformers' hook: replace the token embeddings of the encoder."""
         self.encoder.embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        """transformers' hook: the projection of features to scores."""
-        return self.decoder.output_projection
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """transformers' hook: replace the projection."""
-        self.decoder.output_projection = new_embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """transformers' hook: labels (B, n) as the decoder reads them, after a first token that begins a target."""

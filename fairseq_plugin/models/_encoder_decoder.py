@@ -81,6 +81,26 @@ class BuildsLayers:
     options_class: type = FairseqDataclass
 
     @classmethod
+    def check_task(cls, args, task) -> None:
+        """Raise ValueError for a task without sources; subclasses define it."""
+
+    @classmethod
+    def build_model(cls, args, task) -> nn.Module:
+        """Build the model as fairseq does, with our encoder and decoder.
+
+        Raises:
+            ValueError: an option has a value that a layer does not allow or has no effect, or the task has no sources.
+        """
+        cls.check_task(args, task)
+        args = plain_options(args) if OmegaConf.is_config(args) else args
+        check_texts(cls, args)
+        _check_cross_options(args)
+        model = super().build_model(args, task)
+        model.mark_decay(args)
+        train_only_chosen(model, args)
+        return model
+
+    @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
         """A function that builds a layer of the encoder, or of the decoder if ``causal``; called once per layer."""
         return cls.with_design(args, causal, partial(cls.layer_design, args))
@@ -116,24 +136,13 @@ class LinearTimeTransformer(BuildsLayers, NoTorchScript, MarksDecay, CheckedLoad
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
-    def build_model(cls, args, task):
-        """Build the model as ``transformer`` does, with our encoder and decoder.
-
-        Raises:
-            ValueError: an option has a value that a layer does not allow or has no effect, or the task has no sources.
-        """
+    def check_task(cls, args, task) -> None:
+        """See ``BuildsLayers``."""
         if isinstance(task, LanguageModelingTask):
             raise ValueError(
                 f"--task is language_modeling; allowed with --arch {safe_getattr(args, 'arch')}: translation and "
                 f"others with a source and a target ({cls.option_prefix}_lm is the language model)"
             )
-        args = plain_options(args) if OmegaConf.is_config(args) else args
-        check_texts(cls, args)
-        check_cross_options(args)
-        model = super().build_model(args, task)
-        model.mark_decay(args)
-        train_only_chosen(model, args)
-        return model
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> nn.Module:
@@ -183,7 +192,7 @@ def _cross_design(args) -> CrossDesign | None:
     return CrossDesign(name, options, max(args.max_source_positions, args.max_target_positions))
 
 
-def check_cross_options(args) -> None:
+def _check_cross_options(args) -> None:
     """Raise ValueError for options of cross-attention that contradict each other or have no effect."""
     chosen, flag = _cross_attention(args), flag_of("lineartime_cross_attention")
     if safe_getattr(args, "no_cross_attention", False) and chosen != "softmax":

@@ -10,18 +10,15 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.speech_to_text.s2t_conformer import S2TConformerModel
 from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
 from fairseq.utils import safe_getattr
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..modules.audio_encoder import Replace, replaced
 from ..modules.graphs import NoTorchScript
 from ..modules.speech_encoders import SpeechConformerEncoder, SpeechEncoder
 from ._decoder import LinearTimeDecoder
-from ._encoder_decoder import FURTHER_OPTIONS, BuildsLayers, check_cross_options, needs_longest_source
-from ._options import PaddingOptions, errors_with_options, option, plain_options
-from ._trained_parameters import train_only_chosen
+from ._encoder_decoder import FURTHER_OPTIONS, BuildsLayers, needs_longest_source
+from ._options import PaddingOptions, errors_with_options, option
 from ._weight_decay import MarksDecay
 
 
@@ -56,21 +53,10 @@ class LinearTimeSpeechToText(BuildsLayers, NoTorchScript, MarksDecay, CheckedLoa
             gen_parser_from_dataclass(parser, options(), delete_default=True)
 
     @classmethod
-    def build_model(cls, args, task) -> nn.Module:
-        """Build the model as fairseq does, with our encoder and decoder.
-
-        Raises:
-            ValueError: an option has a value that a layer does not allow or has no effect.
-        """
+    def check_task(cls, args, task) -> None:
+        """See ``BuildsLayers``."""
         if safe_getattr(args, "input_feat_per_channel") is None:  # the task sets it
             raise ValueError(f"--task is {safe_getattr(args, 'task')}; allowed with {cls.__name__}: speech_to_text")
-        args = plain_options(args) if OmegaConf.is_config(args) else args
-        check_texts(cls, args)
-        check_cross_options(args)
-        model = super().build_model(args, task)
-        model.mark_decay(args)
-        train_only_chosen(model, args)
-        return model
 
     @classmethod
     def build_encoder(cls, args) -> nn.Module:

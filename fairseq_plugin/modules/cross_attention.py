@@ -9,6 +9,7 @@ from torch import Tensor
 
 from common.attention import build_attention
 from common.ops.shared.checks import ArgumentError
+from common.ops.shared.padding import both_masks
 from common.ops.shared.state import State
 
 from .multihead_attention import IncrementalState, check_heads, check_no_mask, split_heads
@@ -99,22 +100,11 @@ class InnerCrossAttention(MultiheadAttention):
             k, v, extra_inputs = self._project(key)
             dropping = self.training or self.dropout_module.apply_during_inference
             dropout_p = self.dropout_module.p if dropping else 0.0
-            masks = self._both_masks(q, k, key_padding_mask)
+            masks = both_masks(q, k, self.target_padding_mask, key_padding_mask)
             out = self.inner(q, k, v, *masks, dropout_p=dropout_p, **extra_inputs)
         else:
             out = self._continue(q, key, key_padding_mask, incremental_state)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None  # B x H x T x D -> T x B x C
-
-    def _both_masks(self, q: Tensor, k: Tensor, source_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The masks of k (B, H, S, d) and q (B, H, T, d), both or none: a missing one is a mask without padding."""
-        target_mask = self.target_padding_mask
-        if source_mask is None and target_mask is None:
-            return None, None
-        if source_mask is None:
-            source_mask = target_mask.new_zeros(k.shape[0], k.shape[2])
-        if target_mask is None:
-            target_mask = source_mask.new_zeros(q.shape[0], q.shape[2])
-        return source_mask, target_mask
 
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Keys and values of ``source`` (S, B, C), and the additional inputs of the mechanism."""

@@ -56,6 +56,22 @@ def either_mask(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
     return mask | other
 
 
+def both_masks(
+    q: Tensor, k: Tensor, query_padding_mask: Tensor | None, key_padding_mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The masks of k (B, H, m, d) and of q (B, H, n, d), in this order; both are None, or neither.
+
+    A missing one is a mask (B, m) or (B, n) without padding. True = padding.
+    """
+    if key_padding_mask is None and query_padding_mask is None:
+        return None, None
+    if key_padding_mask is None:
+        key_padding_mask = query_padding_mask.new_zeros(k.shape[0], k.shape[2])
+    if query_padding_mask is None:
+        query_padding_mask = key_padding_mask.new_zeros(q.shape[0], q.shape[2])
+    return key_padding_mask, query_padding_mask
+
+
 def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``x`` (B, H, n, d) with zeros at padding (B, n; True = padding), also where it is NaN or inf."""
     return x if padding_mask is None else x.masked_fill(padding_mask[:, None, :, None], 0.0)
