@@ -42,10 +42,13 @@ def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:
 def feature_map_gradient(grad: Tensor, features: Tensor, phi: str, out: Tensor) -> None:
     """Write the gradient of x into ``out``, from that of ``features`` = phi(x); 0 at padding, where these are 0.
 
-    All have the same shape; O(size of x).
+    All have the same shape; O(size of x). ``grad`` may exceed float16's range at padding, so that nothing is rounded
+    to ``out``'s dtype before the product with the slope: on a GPU, sigmoid_backward rounds its inputs.
     """
-    if phi == "sigmoid":
+    if phi == "sigmoid" and out.dtype == grad.dtype:
         torch.ops.aten.sigmoid_backward.grad_input(grad, features, grad_input=out)
+    elif phi == "sigmoid":
+        out.copy_(torch.ops.aten.sigmoid_backward(grad, features))
     elif phi == "elu+1":
         torch.mul(grad, features.clamp(max=1.0), out=out)
     else:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .gpu.launch import is_capturing
+
 
 def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> Tensor:
     """The number of real tokens so far (B,), with those of x (B, H, n, c); ValueError if it exceeds ``max_tokens``.
@@ -33,8 +35,11 @@ def check_real_positions(positions: Tensor, padding_mask: Tensor | None, max_tok
 
 
 def _check_counts(tokens: Tensor, max_tokens: int) -> None:
-    """Raise ValueError if one of the counts ``tokens`` is more than ``max_tokens``."""
+    """Raise ValueError if one of the counts ``tokens`` is more than ``max_tokens``.
+
+    While a CUDA graph is captured, values cannot be read, and nothing is checked.
+    """
     if torch.compiler.is_compiling():  # a graph must not depend on the values of a tensor
         torch._assert_async((tokens <= max_tokens).all(), f"the input has more tokens than max_tokens={max_tokens}")
-    elif not tokens.is_meta and (tokens > max_tokens).any():  # the meta device has no values
+    elif not tokens.is_meta and not is_capturing(tokens.device) and (tokens > max_tokens).any():  # meta has no values
         raise ValueError(f"the input has {int(tokens.max())} tokens; allowed: at most max_tokens={max_tokens}")

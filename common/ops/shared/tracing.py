@@ -27,14 +27,15 @@ def runs_eagerly(*tensors: Tensor) -> bool:
 
 def may_be_exported() -> bool:
     """Whether torch.export traces; in torch 2.6, which cannot distinguish them, True for torch.compile as well."""
-    if hasattr(torch.compiler, "is_exporting"):
-        return torch.compiler.is_exporting()
+    if hasattr(torch.compiler, "_is_exporting_flag"):
+        return is_exported()
     return torch.compiler.is_compiling()
 
 
 def is_exported() -> bool:
     """Whether torch.export certainly traces; False in torch 2.6, which cannot distinguish it from torch.compile."""
-    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
+    # The flag itself: torch.compile of torch 2.11 and earlier takes torch.compiler.is_exporting() for True.
+    return hasattr(torch.compiler, "_is_exporting_flag") and torch.compiler._is_exporting_flag
 
 
 def may_checkpoint() -> bool:

@@ -11,7 +11,7 @@ from ...shared.gpu import dispatch
 from ...shared.gpu.first_use import FirstUse, sample_like, sample_padding
 from ...shared.gpu.launch import on_device_of, tile_rows
 from ...shared.state import State
-from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, empty_state, state_shapes
+from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, chunk_positions, state_shapes
 from ..causal_weights import Positions
 from ..options import FlowOptions
 from . import chunks
@@ -31,11 +31,11 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     float32, float16 or bfloat16, d up to 128, any n and e. Gradients of gradients come from plain PyTorch.
     Cost as in plain PyTorch, with (n / C) d e numbers of temporaries.
     """
-    q, v = inputs.q, inputs.v
-    state = empty_state(q, v) if inputs.state is None else inputs.state
-    positions = chunk_positions(q, inputs.padding, q.shape[2], state)  # of the tokens as a single chunk
-    call = _Call(inputs.padding, state["count"], inputs.options, inputs.chunk_size, positions)
-    sums = [state[name] for name in STATE_SUMS]
+    state = inputs.state
+    positions = chunk_positions(inputs.q, inputs.padding, inputs.q.shape[2], state)  # of the tokens as a single chunk
+    count = None if state is None else state["count"]
+    call = _Call(inputs.padding, count, inputs.options, inputs.chunk_size, positions)
+    sums = [None] * len(STATE_SUMS) if state is None else [state[name] for name in STATE_SUMS]
     out, count, *sums = _CausalFlowAttention.apply(inputs.q, inputs.k, inputs.v, call, *sums)
     return out, {"count": count, **dict(zip(STATE_SUMS, sums))}
 
@@ -63,22 +63,22 @@ class _Call(NamedTuple):
     """The arguments that have no gradient."""
 
     padding: Tensor | None  # (B, n), True = padding
-    count: Tensor  # real tokens before these (B,), int64
+    count: Tensor | None  # real tokens before these (B,), int64
     options: FlowOptions
     chunk_size: int  # of plain PyTorch; kernels have their own
     positions: Positions  # of the tokens as a single chunk
 
-    def inputs(self, q: Tensor, k: Tensor, v: Tensor, sums: Sequence[Tensor]) -> CausalInputs:
-        """All arguments; ``sums`` are those of the state before the tokens."""
-        state = {"count": self.count, **dict(zip(STATE_SUMS, sums))}
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, sums: Sequence[Tensor | None]) -> CausalInputs:
+        """All arguments; ``sums`` are those of the state before the tokens, all None if there is none."""
+        state = None if sums[0] is None else {"count": self.count, **dict(zip(STATE_SUMS, sums))}
         return CausalInputs(q, k, v, self.padding, self.options, self.chunk_size, state)
 
 
 class _CausalFlowAttention(torch.autograd.Function):
-    """q, k, v and the sums of a state -> the output, the count and the sums of the next."""
+    """q, k, v and the sums of a state, or None for each -> the output, the count and the sums of the next."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call, *sums: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call, *sums: Tensor | None) -> tuple[Tensor, ...]:
         with on_device_of(q):
             out, kept, state = chunks.forward(call.inputs(q, k, v, sums), call.positions)
         ctx.call = call
@@ -120,12 +120,12 @@ def _grad_state(grads: tuple[Tensor | None, ...], q: Tensor, v: Tensor) -> State
 
 
 def _graph_gradients(
-    tensors: tuple[Tensor, ...], call: _Call, grad_out: Tensor, grad_state: State | None
+    tensors: tuple[Tensor | None, ...], call: _Call, grad_out: Tensor, grad_state: State | None
 ) -> list[Tensor | None]:
     """The gradients of q, k, v and the sums, recomputed in plain PyTorch."""
     names = () if grad_state is None else STATE_SUMS
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *sums: Tensor | None) -> tuple[Tensor, ...]:
         out, state = attention_in_chunks(call.inputs(q, k, v, sums))
         return (out.to(v.dtype), *(state[name] for name in names))
 

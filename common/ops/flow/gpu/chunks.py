@@ -1,8 +1,8 @@
 """Causal Flow-Attention by Triton kernels in chunks, the host's side: Flowformer (ICML 2022), Algorithm 2.
 
-Kernels do the work on tensors with d or e channels, feature map included; flows, counts, weights and sums over chunks
-are small and stay in PyTorch. q and k are read four and five times forward and five times backward, nothing of size
-(n, d) is allocated but outputs and gradients, and for the backward pass only inputs, flows and sums are kept.
+Kernels do all the work but the sums over chunks and the counts of tokens, which are PyTorch's. q and k are read four
+and five times forward and five times backward, nothing of size (n, d) is allocated but outputs and gradients, and for
+the backward pass only inputs, flows, weights and sums are kept.
 
 The kernels' file imports Triton, which most machines do not have, so it is imported where kernels are launched.
 """
@@ -16,7 +16,11 @@ from torch import Tensor
 from ...shared.gpu.launch import at_least_16, ceil_div, rows, strides, tile_rows
 from ...shared.state import State
 from ..causal import STATE_SUMS, CausalInputs
-from ..causal_weights import Positions, flow_scale, flow_weights
+from ..causal_weights import Positions
+from ..options import excluded_logit
+
+#: Tokens that a program of the weights takes at once, at most; it walks through all tokens of a head.
+SCAN = 1024
 
 
 class _Flows(NamedTuple):
@@ -24,19 +28,17 @@ class _Flows(NamedTuple):
 
     incoming: Tensor
     outgoing: Tensor
-    conserved_incoming: Tensor
     conserved_outgoing: Tensor
     sums: Tensor
     conserved_sums: Tensor
 
 
 class _Weights(NamedTuple):
-    """Weights of sources and sinks (B, H, n), and the state's logarithms after the tokens (B, H)."""
+    """Kept for the backward pass: weights of sources and sinks (B, H, n)."""
 
     competition: Tensor
     scale: Tensor  # allocation over the incoming flow
-    log_competition: Tensor
-    log_allocation: Tensor
+    allocation: Tensor
 
 
 class _Chunks:
@@ -63,22 +65,35 @@ class _Chunks:
         self.flow = {"d": d, "phi": inputs.options.phi, "PADDED": inputs.padding is not None}
         self.flow.update(C=self.size, D=at_least_16(d))
         self.value = {**self.flow, "e": e, "E": self.columns}
+        options = inputs.options
+        self.weights = {"COMPETITION": options.competition, "ALLOCATION": options.allocation}
+        self.weights.update(PADDED=inputs.padding is not None, T=min(SCAN, at_least_16(n)))
 
     def numbers(self, *leading: int) -> Tensor:
         """Room for numbers of each token, (*leading, B, H, n)."""
         return self.q.new_empty(*leading, *self.q.shape[:3], dtype=torch.float32)
 
-    def vector_sums(self, first_q: Tensor, first_k: Tensor) -> Tensor:
-        """Room for sums of q and of k, with the first of each (B, H, d) in the first slot: (2, B H, G + 1, d)."""
+    def vector_sums(self, first_q: Tensor | None, first_k: Tensor | None) -> Tensor:
+        """Room for sums of q and of k, with the first of each (B, H, d) or 0 in the first slot: (2, B H, G + 1, d)."""
         sums = self.q.new_empty(2, self.heads, self.groups + 1, self.q.shape[3], dtype=torch.float32)
-        sums[0, :, 0], sums[1, :, 0] = first_q.flatten(0, 1), first_k.flatten(0, 1)
+        if first_q is None:
+            sums[:, :, 0] = 0.0
+        else:
+            sums[0, :, 0], sums[1, :, 0] = first_q.flatten(0, 1), first_k.flatten(0, 1)
         return sums
 
-    def matrix_sums(self, first: Tensor) -> Tensor:
-        """Room for sums with ``first`` (B, H, d, e) in the first slot: (B H, G + 1, d, e)."""
-        sums = first.new_empty(self.heads, self.groups + 1, *first.shape[2:])
-        sums[:, 0] = first.flatten(0, 1)
+    def matrix_sums(self, first: Tensor | None) -> Tensor:
+        """Room for sums with ``first`` (B, H, d, e) or 0 in the first slot: (B H, G + 1, d, e)."""
+        shape = self.heads, self.groups + 1, self.q.shape[3], self.v.shape[3]
+        sums = self.q.new_empty(shape, dtype=torch.float32)
+        sums[:, 0] = 0.0 if first is None else first.flatten(0, 1)
         return sums
+
+    def logs(self, state: State, empty: float) -> Tensor:
+        """The logarithms of the competition and the allocation in ``state``, or ``empty`` for each: (2, B, H)."""
+        if state:
+            return torch.stack([state["log_competition"], state["log_allocation"]])
+        return self.q.new_full((2, *self.q.shape[:2]), empty, dtype=torch.float32)
 
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all chunks: (B H, G + 1, ...) -> (B, H, ...)."""
@@ -87,11 +102,10 @@ class _Chunks:
 
 def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[Tensor, ...], State]:
     """The output (B, H, n, e), the other tensors that ``backward`` needs, and the state after the tokens."""
-    chunks, state = _Chunks(inputs, positions), inputs.state
-    flows = _flows(chunks, state)
-    conserved = flows.conserved_incoming, flows.conserved_outgoing
-    weights = _weights(chunks, flows.incoming, *conserved, state["log_competition"], state["log_allocation"])
-    kv_sums = _kv_sums(chunks, weights.competition, state["sum_kv"])
+    chunks, state = _Chunks(inputs, positions), inputs.state or {}
+    flows, conserved_incoming = _flows(chunks, state)
+    weights, logs = _weights(chunks, flows, conserved_incoming, state)
+    kv_sums = _kv_sums(chunks, weights.competition, state.get("sum_kv"))
     out = _outputs(chunks, weights, kv_sums)
     # Copies, as the sums are saved
     sum_q, sum_k = (chunks.total(sums).clone() for sums in flows.sums)
@@ -102,11 +116,11 @@ def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[T
         "sum_q": sum_q,
         "sum_k_over_outgoing": sum_k_over_outgoing,
         "sum_q_over_incoming": sum_q_over_incoming,
-        "log_competition": weights.log_competition,
-        "log_allocation": weights.log_allocation,
+        "log_competition": logs[0],
+        "log_allocation": logs[1],
         "sum_kv": chunks.total(kv_sums).clone(),
     }
-    return out, flows, state_after
+    return out, (*flows, *weights), state_after
 
 
 def backward(
@@ -121,29 +135,21 @@ def backward(
 
     The gradient of a running sum is a sum from the end.
     """
-    chunks, flows, state, grad_out = _Chunks(inputs, positions), _Flows(*kept), inputs.state, rows(grad_out)
-    if grad_state is None:
-        grad_state = {name: torch.zeros_like(state[name]) for name in STATE_SUMS}
-    leaves = (flows.incoming, flows.conserved_incoming, flows.conserved_outgoing)
-    leaves = (*leaves, state["log_competition"], state["log_allocation"])
-    with torch.enable_grad():
-        leaves = tuple(x.detach().requires_grad_() for x in leaves)
-        graph = _weights(chunks, *leaves)
-    weights = _Weights(*(x.detach() for x in graph))
+    chunks, grad_state, grad_out = _Chunks(inputs, positions), grad_state or {}, rows(grad_out)
+    flows, weights = _Flows(*kept[: len(_Flows._fields)]), _Weights(*kept[len(_Flows._fields) :])
 
-    kv_sums = _kv_sums(chunks, weights.competition, state["sum_kv"])
-    reversed_kv_sums, grad_scale = _scales_backward(chunks, out, grad_out, weights.scale, grad_state["sum_kv"])
+    first_kv = None if inputs.state is None else inputs.state["sum_kv"]
+    kv_sums = _kv_sums(chunks, weights.competition, first_kv)
+    reversed_kv_sums, dots = _scales_backward(chunks, out, grad_out, weights.scale, grad_state.get("sum_kv"))
     grad_v, grad_competition = _values_backward(chunks, grad_out, weights, reversed_kv_sums)
+    grads, grad_logs = _weights_backward(chunks, flows, weights, grad_competition, dots, grad_state)
+    grad_direct, *grad_conserved = grads
 
-    grad_weights = (grad_competition, grad_scale, grad_state["log_competition"], grad_state["log_allocation"])
-    grad_direct, *grad_conserved, grad_log_competition, grad_log_allocation = _gradients(graph, leaves, grad_weights)
-    grad_conserved = [grad.contiguous() for grad in grad_conserved]
-
-    first = grad_state["sum_k_over_outgoing"], grad_state["sum_q_over_incoming"]
+    first = grad_state.get("sum_k_over_outgoing"), grad_state.get("sum_q_over_incoming")
     reversed_conserved_sums = _feature_sums(chunks, *first, weights=grad_conserved)
-    first = grad_state["sum_k"], grad_state["sum_q"]
+    first = grad_state.get("sum_k"), grad_state.get("sum_q")
     grad_flows, reversed_sums = _flows_backward(
-        chunks, flows, grad_direct.contiguous(), grad_conserved, reversed_conserved_sums, first
+        chunks, flows, grad_direct, grad_conserved, reversed_conserved_sums, first
     )
     grad_flows = (*grad_flows, *grad_conserved)
     sums = (flows.sums, flows.conserved_sums, reversed_sums, reversed_conserved_sums, kv_sums, reversed_kv_sums)
@@ -153,14 +159,16 @@ def backward(
         "sum_q": chunks.total(reversed_sums[1]),
         "sum_k_over_outgoing": chunks.total(reversed_conserved_sums[0]),
         "sum_q_over_incoming": chunks.total(reversed_conserved_sums[1]),
-        "log_competition": grad_log_competition,
-        "log_allocation": grad_log_allocation,
+        "log_competition": grad_logs[0],
+        "log_allocation": grad_logs[1],
         "sum_kv": chunks.total(reversed_kv_sums),
     }
     return (grad_q, grad_k, grad_v, *(grad_earlier[name] for name in STATE_SUMS))
 
 
-def _feature_sums(chunks: _Chunks, first_q: Tensor, first_k: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
+def _feature_sums(
+    chunks: _Chunks, first_q: Tensor | None, first_k: Tensor | None, weights: Sequence[Tensor] | None = None
+) -> Tensor:
     """Σ q and Σ k before each chunk, after the first, (2, B H, G + 1, d); features are meant.
 
     With weights w of sinks and of sources (B, H, n): Σ w (q + ε) and Σ w (k + ε) from the end.
@@ -175,41 +183,36 @@ def _feature_sums(chunks: _Chunks, first_q: Tensor, first_k: Tensor, weights: Se
     return sums.cumsum_(2)
 
 
-def _flows(chunks: _Chunks, state: State) -> _Flows:
-    """All flows, and the sums that they read."""
+def _flows(chunks: _Chunks, state: State) -> tuple[_Flows, Tensor]:
+    """I, O and Ô with the sums that they read; and Î (B, H, n), which the backward pass does not need."""
     from . import chunks_kernels as kernels
 
-    sums = _feature_sums(chunks, state["sum_q"], state["sum_k"])
-    conserved_sums = chunks.vector_sums(state["sum_q_over_incoming"], state["sum_k_over_outgoing"])
-    flows = _Flows(*chunks.numbers(4), sums, conserved_sums)
+    sums = _feature_sums(chunks, state.get("sum_q"), state.get("sum_k"))
+    conserved_sums = chunks.vector_sums(state.get("sum_q_over_incoming"), state.get("sum_k_over_outgoing"))
+    incoming, outgoing, conserved_incoming, conserved_outgoing = (chunks.numbers() for _ in range(4))
     numbers = (*chunks.counts, chunks.count_stride, chunks.eps, chunks.outer_eps, *chunks.qk_strides)
     for conserved in (False, True):
         inputs = (chunks.q, chunks.k, chunks.padding, chunks.count)
-        outputs = (*flows[:4], conserved_sums if conserved else sums, conserved_sums)
+        outputs = (incoming, outgoing, conserved_incoming, conserved_outgoing)
+        outputs = (*outputs, conserved_sums if conserved else sums, conserved_sums)
         kernels.flows[chunks.grid](*inputs, *outputs, *numbers, **chunks.flow, CONSERVED=conserved)
         if not conserved:
             conserved_sums.cumsum_(2)
-    return flows
+    return _Flows(incoming, outgoing, conserved_outgoing, sums, conserved_sums), conserved_incoming
 
 
-def _weights(
-    chunks: _Chunks,
-    incoming: Tensor,
-    conserved_incoming: Tensor,
-    conserved_outgoing: Tensor,
-    log_competition: Tensor,
-    log_allocation: Tensor,
-) -> _Weights:
-    """The weights of all tokens from flows (B, H, n) and the logarithms before the tokens."""
-    logs = {"log_competition": log_competition, "log_allocation": log_allocation}
-    # (B, H, n) -> (B, H, 1, n): a single chunk
-    conserved = conserved_incoming.unsqueeze(2), conserved_outgoing.unsqueeze(2)
-    competition, allocation, logs = flow_weights(*conserved, chunks.positions, chunks.options, logs)
-    scale = flow_scale(allocation.squeeze(2), incoming)
-    return _Weights(competition.squeeze(2).contiguous(), scale.contiguous(), **logs)
+def _weights(chunks: _Chunks, flows: _Flows, conserved_incoming: Tensor, state: State) -> tuple[_Weights, Tensor]:
+    """The weights of all tokens, and the logarithms after them (2, B, H)."""
+    from . import chunks_kernels as kernels
+
+    weights, logs = _Weights(*chunks.numbers(3)), chunks.logs(state, excluded_logit())
+    inputs = (flows.incoming, conserved_incoming, flows.conserved_outgoing, chunks.padding, chunks.count)
+    numbers = (chunks.counts[0], chunks.counts[1], chunks.count_stride, chunks.options.clamp)
+    kernels.weights[(chunks.heads,)](*inputs, *weights, logs, *numbers, **chunks.weights)
+    return weights, logs
 
 
-def _kv_sums(chunks: _Chunks, competition: Tensor, first: Tensor) -> Tensor:
+def _kv_sums(chunks: _Chunks, competition: Tensor, first: Tensor | None) -> Tensor:
     """Σ kᵀ (w v) before each chunk, (B H, G + 1, d, e)."""
     from . import chunks_kernels as kernels
 
@@ -232,38 +235,58 @@ def _outputs(chunks: _Chunks, weights: _Weights, kv_sums: Tensor) -> Tensor:
 
 
 def _scales_backward(
-    chunks: _Chunks, out: Tensor, grad_out: Tensor, scale: Tensor, first: Tensor
+    chunks: _Chunks, out: Tensor, grad_out: Tensor, scale: Tensor, first: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Σ qᵀ (s ∂out) after each chunk (B H, G + 1, d, e), from the end; and the gradient of the scale s (B, H, n)."""
+    """Σ qᵀ (s ∂out) after each chunk (B H, G + 1, d, e), from the end; and the gradient of log s for the scale s.
+
+    The output is a multiple of s, so that this gradient is the product of the output and its own gradient: a part
+    (B, H, n) from each block of e channels.
+    """
     from . import chunks_kernels as kernels
 
     sums, dots = chunks.matrix_sums(first), chunks.numbers(chunks.value_grid[1])
     inputs = (chunks.q, grad_out, chunks.padding, out, scale)
     numbers = (*chunks.counts, *strides(chunks.q), *strides(grad_out))
     kernels.value_sums[chunks.value_grid](*inputs, sums, dots, *numbers, **chunks.value, REVERSED=True)
-    # The output is a multiple of scale; where the scale is 0, so is its gradient.
-    return sums.cumsum_(1), (dots.sum(0) / scale).masked_fill(scale == 0.0, 0.0)
+    return sums.cumsum_(1), dots
 
 
 def _values_backward(
     chunks: _Chunks, grad_out: Tensor, weights: _Weights, reversed_kv_sums: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of v (B, H, n, e) and of competition (B, H, n)."""
+    """Gradients of v (B, H, n, e) and of competition: a part (B, H, n) from each block of e channels."""
     from . import chunks_kernels as kernels
 
     grad_v, grad_competition = chunks.v.new_empty(chunks.v.shape), chunks.numbers(chunks.value_grid[1])
     inputs = (chunks.q, chunks.k, chunks.v, grad_out, chunks.padding, *weights[:2], reversed_kv_sums)
     numbers = (*chunks.counts, *chunks.qk_strides, *strides(chunks.v), *strides(grad_out))
     kernels.values_backward[chunks.value_grid](*inputs, grad_v, grad_competition, *numbers, **chunks.value)
-    return grad_v, grad_competition.sum(0)
+    return grad_v, grad_competition
 
 
-def _gradients(
-    outputs: Sequence[Tensor], leaves: Sequence[Tensor], grad_outputs: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Gradients of ``leaves``, zero if outputs do not depend on them; some outputs may not depend on any leaf."""
-    outputs, grad_outputs = zip(*((x, grad) for x, grad in zip(outputs, grad_outputs) if x.requires_grad))
-    return torch.autograd.grad(outputs, leaves, grad_outputs, allow_unused=True, materialize_grads=True)
+def _weights_backward(
+    chunks: _Chunks,
+    flows: _Flows,
+    weights: _Weights,
+    grad_competition: Tensor,
+    grad_log_scale: Tensor,
+    grad_state: State,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of I, Î and Ô (3, B, H, n), and of the logarithms before the tokens (2, B, H).
+
+    The gradient of I is the part that does not pass through Ô.
+    """
+    from . import chunks_kernels as kernels
+
+    grads, logs = chunks.numbers(3), chunks.logs(grad_state, 0.0)
+    inputs = (flows.incoming, flows.conserved_outgoing, chunks.padding, chunks.count)
+    inputs = (*inputs, weights.competition, weights.allocation)
+    numbers = (chunks.counts[0], chunks.counts[1], chunks.count_stride, chunks.options.clamp)
+    parts = {**chunks.weights, "PARTS": chunks.value_grid[1]}
+    kernels.weights_backward[(chunks.heads,)](
+        *inputs, grad_competition, grad_log_scale, *grads, logs, *numbers, **parts
+    )
+    return grads, logs
 
 
 def _flows_backward(
@@ -272,7 +295,7 @@ def _flows_backward(
     grad_direct: Tensor,
     grad_conserved: Sequence[Tensor],
     reversed_conserved_sums: Tensor,
-    first: tuple[Tensor, Tensor],
+    first: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of I and O (2, B, H, n), and sums that are weighted with them, from the end (2, B H, G + 1, d).
 

@@ -9,6 +9,14 @@ sources with weights x into sink i is (I and Î; exchange q and k for O and Ô)
 
 and its gradient, with x̂ the sum of x over all later chunks, is dx_j = Σ_{i>=j} dF_i (P_ij + ε Σ_c k_jc) + k_j·(dF q̃)^.
 
+Weights need a sum over all earlier tokens of a head, of one number each: one program for each head walks through it in
+blocks of T tokens. With p_i = exp(x_i) / Σ_{j<=i} exp(x_j) the gradient of log p_i, g_i, gives
+
+    dx_i = g_i - p_i S_i,   S_i = g_i + (1 - p_{i+1}) S_{i+1}
+
+since exp(L_i - L_{i+1}) = 1 - p_{i+1} for the logarithms L of the sums. S after the last token is minus the gradient of
+the last L, and the gradient of L before the first is -(1 - p_1) S_1.
+
 Arguments: ``x`` pointers of (B, H, n, c) with strides of batch, head and token; ``padding`` (B, n), one byte each, 1 =
 padding; ``count`` (B, n); flows and weights (B, H, n), float32. Sums are (2, B H, G + 1, d), of q and of k, or
 (B H, G + 1, d, e): slot g of a forward sum holds all before chunk g, slot G - 1 - g of a reversed one all after it.
@@ -112,6 +120,151 @@ def flows(
         slot += d
         tl.store(next_sums + slot, tl.sum(q * (count / _replace_zero_by_one(flow_in))[:, None], 0), mask=inside)
         tl.store(next_sums + of_k + slot, tl.sum(k * (count / _replace_zero_by_one(flow_out))[:, None], 0), mask=inside)
+
+
+@triton.jit
+def _add_exponentials(largest, total, other_largest, other_total):
+    """The sum of ``total`` exp(``largest``) and the other, in the same form."""
+    both = tl.maximum(largest, other_largest)
+    return both, total * tl.exp(largest - both) + other_total * tl.exp(other_largest - both)
+
+
+@triton.jit
+def _last(x, T: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, T) == T - 1, x, 0.0), 0)
+
+
+@triton.jit
+def _shares_so_far(logits, real, largest, total, T: tl.constexpr):
+    """p of T logits, 0 where not ``real``, and the sum after it; the one before is ``total`` exp(``largest``)."""
+    start = tl.where(real, logits, -1e30), tl.where(real, 1.0, 0.0)
+    largest_so_far, total_so_far = tl.associative_scan(start, 0, _add_exponentials)
+    largest_so_far, total_so_far = _add_exponentials(largest, total, largest_so_far, total_so_far)
+    shares = tl.where(real, tl.exp(logits - largest_so_far) / total_so_far, 0.0)
+    return shares, _last(largest_so_far, T), _last(total_so_far, T)
+
+
+@triton.jit
+def _block(padding, count, rows, n, batch, count_stride, PADDED: tl.constexpr):
+    """Which of the rows exist, which are real tokens, and their counts c."""
+    exist = (rows >= 0) & (rows < n)
+    real = exist
+    if PADDED:
+        real = exist & (tl.load(padding + batch * n + rows, mask=exist, other=1) == 0)
+    return exist, real, tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
+
+
+@tuned(["T"], warps=(4,))
+@triton.jit
+def weights(
+    incoming, conserved_incoming, conserved_outgoing, padding, count, competition, scale, allocation, logs,
+    n, heads, count_stride, clamp,
+    COMPETITION: tl.constexpr, ALLOCATION: tl.constexpr, PADDED: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Competition, allocation and allocation / I of a head's tokens; ``logs`` (2, B, H) become those after them."""
+    head = tl.program_id(0).to(tl.int64)
+    batch = head // heads
+    log_allocation = logs + tl.num_programs(0) + head
+    largest, allocation_largest = tl.load(logs + head), tl.load(log_allocation)
+    total, allocation_total = tl.exp(largest - largest), tl.exp(allocation_largest - allocation_largest)  # 1
+    for start in range(0, n, T):
+        rows = start + tl.arange(0, T)
+        at = head * n + rows
+        exist, real, c = _block(padding, count, rows, n, batch, count_stride, PADDED)
+        logits = tl.load(conserved_outgoing + at, mask=exist, other=0.0) / c
+        logits = tl.where(logits > clamp, clamp, logits)
+        if COMPETITION == "softmax":
+            shares, largest, total = _shares_so_far(logits, real, largest, total, T)
+            tl.store(competition + at, shares * c, mask=exist)
+        elif COMPETITION == "sigmoid":
+            tl.store(competition + at, tl.sigmoid(logits), mask=exist)
+        else:
+            tl.store(competition + at, logits * 0.0 + 1.0, mask=exist)
+        logits = tl.load(conserved_incoming + at, mask=exist, other=0.0) / c
+        safe = _replace_zero_by_one(tl.load(incoming + at, mask=exist, other=1.0))
+        if ALLOCATION == "softmax":
+            shares, allocation_largest, allocation_total = _shares_so_far(
+                logits, real, allocation_largest, allocation_total, T
+            )
+            weight = shares * c
+        elif ALLOCATION == "sigmoid":
+            weight = tl.sigmoid(logits)
+        else:
+            weight = logits * 0.0 + 1.0
+        tl.store(allocation + at, weight, mask=exist)
+        tl.store(scale + at, weight / safe, mask=exist)
+    tl.store(logs + head, largest + tl.log(total))
+    tl.store(log_allocation, allocation_largest + tl.log(allocation_total))
+
+
+@triton.jit
+def _decay_and_add(decay, total, later_decay, later_total):
+    return decay * later_decay, later_total + later_decay * total
+
+
+@triton.jit
+def _logit_gradients(grads, shares, next_shares, later, T: tl.constexpr):
+    """dx of a block from its end to its beginning, and S of its first token; ``later`` is that after the block."""
+    decay, total = tl.associative_scan((1.0 - next_shares, grads), 0, _decay_and_add)
+    total += decay * later
+    return grads - shares * total, _last(total, T)
+
+
+@tuned(["T"], warps=(4,))
+@triton.jit
+def weights_backward(
+    incoming, conserved_outgoing, padding, count, competition, allocation, grad_competition, grad_log_scale,
+    grad_incoming, grad_conserved_incoming, grad_conserved_outgoing, grad_logs,
+    n, heads, count_stride, clamp,
+    COMPETITION: tl.constexpr, ALLOCATION: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Gradients of I, Î and Ô; ``grad_logs`` (2, B, H), of the logarithms after the tokens, become those before them.
+
+    The gradients of the competition and of log s come in PARTS, (PARTS, B, H, n).
+    """
+    head = tl.program_id(0).to(tl.int64)
+    batch = head // heads
+    size = tl.num_programs(0).to(tl.int64) * n
+    grad_log_allocation = grad_logs + tl.num_programs(0) + head
+    later, allocation_later = -tl.load(grad_logs + head), -tl.load(grad_log_allocation)
+    for start in range(0, n, T):
+        rows = n - 1 - start - tl.arange(0, T)
+        at = head * n + rows
+        exist, real, c = _block(padding, count, rows, n, batch, count_stride, PADDED)
+        has_next = exist & (rows < n - 1)
+        next_c = tl.load(count + batch * count_stride + rows + 1, mask=has_next, other=1.0)
+        grad_weight, grad_scale = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
+        for part in range(PARTS):
+            grad_weight += tl.load(grad_competition + part * size + at, mask=exist, other=0.0)
+            grad_scale += tl.load(grad_log_scale + part * size + at, mask=exist, other=0.0)
+        weight = tl.load(competition + at, mask=exist, other=0.0)
+        grad_weight *= weight
+        if COMPETITION == "softmax":
+            next_shares = tl.load(competition + at + 1, mask=has_next, other=0.0) / next_c
+            grads, later = _logit_gradients(grad_weight, weight / c, next_shares, later, T)
+        elif COMPETITION == "sigmoid":
+            grads = grad_weight * (1.0 - weight)
+        else:
+            grads = grad_weight * 0.0
+        logits = tl.load(conserved_outgoing + at, mask=exist, other=0.0) / c
+        tl.store(grad_conserved_outgoing + at, tl.where(logits > clamp, 0.0, grads / c), mask=exist)
+        flow = tl.load(incoming + at, mask=exist, other=1.0)
+        safe = _replace_zero_by_one(flow)
+        tl.store(grad_incoming + at, tl.where(flow < 1e-18, 0.0, -grad_scale / safe), mask=exist)
+        weight = tl.load(allocation + at, mask=exist, other=0.0)
+        if ALLOCATION == "softmax":
+            next_shares = tl.load(allocation + at + 1, mask=has_next, other=0.0) / next_c
+            grads, allocation_later = _logit_gradients(grad_scale, weight / c, next_shares, allocation_later, T)
+        elif ALLOCATION == "sigmoid":
+            grads = grad_scale * (1.0 - weight)
+        else:
+            grads = grad_scale * 0.0
+        tl.store(grad_conserved_incoming + at, grads / c, mask=exist)
+    c = tl.load(count + batch * count_stride)
+    if COMPETITION == "softmax":
+        tl.store(grad_logs + head, (tl.load(competition + head * n) / c - 1.0) * later)
+    if ALLOCATION == "softmax":
+        tl.store(grad_log_allocation, (tl.load(allocation + head * n) / c - 1.0) * allocation_later)
 
 
 @tuned(["d", "e", "C", "REVERSED"], warps=(8, 4))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 # Imported before the PyTorch forms, to which they fall back, are disabled.
 from common.ops.flow import interface as flow
+from common.ops.flow.gpu import chunks as flow_gpu
 from common.ops.mixed_chunk import interface as mixed_chunk
 from common.ops.mixed_chunk.gpu import sequence as mixed_chunk_gpu
 from common.ops.shared.gpu import dispatch
@@ -61,9 +62,10 @@ def kernels_alone(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Use small tiles in the interpreter, so that small inputs have several in a chunk."""
+    """Use small tiles in the interpreter, so that small inputs have several of them."""
     if interpreted():
         monkeypatch.setattr(mixed_chunk_gpu, "tile_rows", lambda x, channels: 16)
+        monkeypatch.setattr(flow_gpu, "SCAN", 16)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.ops.flow.causal import CausalInputs
-from common.ops.flow.gpu import causal, chunks
+from common.ops.flow.gpu import causal, chunks_kernels
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.gpu import sequence
 from common.ops.mixed_chunk.sequence import MixedChunkOptions, Tokens
@@ -39,22 +39,27 @@ def test_mixed_chunk_attention_is_found_right(bias_shape, with_pytorch):
     first_use.compare(mixed_chunk_use(bias_shape, kernel="laplace"))
 
 
+class Wrong:
+    """A kernel that multiplies one of its outputs, an argument, by 1.2."""
+
+    def __init__(self, kernel, output: int) -> None:
+        self.kernel, self.output = kernel, output
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            self.kernel[grid](*args, **constants)
+            args[self.output].mul_(1.2)
+
+        return launch
+
+
 def test_a_wrong_step_is_found(with_pytorch, monkeypatch):
-    scale = chunks.flow_scale
-    monkeypatch.setattr(chunks, "flow_scale", lambda *flows: 1.1 * scale(*flows))
+    monkeypatch.setattr(chunks_kernels, "weights", Wrong(chunks_kernels.weights, 6))
     with pytest.raises(first_use.KernelsDiffer, match="output"):
         first_use.compare(flow_use())
 
 
 def test_a_wrong_backward_step_is_found(with_pytorch, monkeypatch):
-    weights = chunks.flow_weights
-    calls = []
-
-    def wrong_when_repeated(*flows):
-        calls.append(flows)
-        competition, allocation, logs = weights(*flows)
-        return (competition if len(calls) == 1 else 1.2 * competition), allocation, logs
-
-    monkeypatch.setattr(chunks, "flow_weights", wrong_when_repeated)
+    monkeypatch.setattr(chunks_kernels, "weights_backward", Wrong(chunks_kernels.weights_backward, 9))
     with pytest.raises(first_use.KernelsDiffer, match="gradient"):
         first_use.compare(flow_use())
