@@ -86,8 +86,13 @@ def test_autocast(dtype, case):
 
 
 @cases(case for case in PLAIN if is_linear(case.kind) and not case.image)
-def test_compiled(case):
-    module = case.build(torch.float32)
+@pytest.mark.parametrize("chunks", ["several chunks", "one chunk"])
+def test_compiled(chunks, case):
+    """Also in one chunk, where every sum over chunks has one term."""
+    torch._dynamo.reset()
+    module = (case if chunks == "several chunks" else case._replace(options=long_options(case.kind))).build(
+        torch.float32
+    )
     inputs = tensors(module, TOKENS, dtype=torch.float32)
     expected = module(**inputs)
     there, moved = on_gpu(module, inputs)

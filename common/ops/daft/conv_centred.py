@@ -64,6 +64,8 @@ def _outside(maps: Tensor, height: int, width: int) -> Tensor:
     if height > 1:  # the sum over the rows of the window
         ones = torch.ones([maps.shape[1], 1, height, 1], dtype=maps.dtype, device=maps.device)
         sides = F.conv2d(sides, ones, padding=[height // 2, 0], groups=maps.shape[1])
+    if maps.shape[2] == 1:  # a sequence; also, a cumulative sum over one number is wrong on a GPU under torch.compile
+        return sides
     return sides + _beyond(maps.sum(3), height // 2).unsqueeze(3)
 
 

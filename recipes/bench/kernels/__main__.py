@@ -47,13 +47,13 @@ def compiled(options: argparse.Namespace) -> dict[Row, dict[tuple[int, int], Res
     rows: dict[Row, dict[tuple[int, int], Resources]] = {}
     for mechanism, dtype, size, launch in tqdm(list(launches(options)), desc="kernels", unit="", disable=None):
         name = launch.function.__name__
-        for warps in warps_of[f"{launch.function.__module__}.{name}"]:
-            cells = rows.setdefault((mechanism, name, warps, dtype), {})
-            for capability in CAPABILITIES:
-                kernel_resources = resources(compile_for(launch, capability, warps))
-                cells[size, capability] = Resources(
-                    *map(max, cells.get((size, capability), kernel_resources), kernel_resources)
-                )
+        warps = warps_of[f"{launch.function.__module__}.{name}"]
+        cells = rows.setdefault((mechanism, name, warps, dtype), {})
+        for capability in CAPABILITIES:
+            kernel_resources = resources(compile_for(launch, capability, warps))
+            cells[size, capability] = Resources(
+                *map(max, cells.get((size, capability), kernel_resources), kernel_resources)
+            )
     return rows
 
 

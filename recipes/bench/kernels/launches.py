@@ -104,8 +104,8 @@ def kernel_modules() -> dict[str, ModuleType]:
 
 
 def kernels_of(module: ModuleType) -> dict[str, Any]:
-    """The kernels of a file by name, tuned or not, without the functions that they call."""
-    functions = {name: x.fn if hasattr(x, "configs") else x for name, x in vars(module).items() if name[0] != "_"}
+    """The kernels of a file by name, without the functions that they call."""
+    functions = {name: getattr(x, "kernel", x) for name, x in vars(module).items() if name[0] != "_"}
     return {name: x for name, x in functions.items() if hasattr(x, "arg_names") and x.fn.__module__ == module.__name__}
 
 

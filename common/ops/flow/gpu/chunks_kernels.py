@@ -25,7 +25,7 @@ padding; ``count`` (B, n); flows and weights (B, H, n), float32. Sums are (2, B 
 import triton
 import triton.language as tl
 
-from ...shared.gpu.launch import tuned
+from ...shared.gpu.launch import with_warps
 from ...shared.gpu.tiles import load_matrix, load_tile, product, store_tile
 from .tiles import feature_scores, feature_slope, load_features
 
@@ -50,7 +50,7 @@ def _location(padding, n, heads, groups, PADDED: tl.constexpr, C: tl.constexpr):
     return head, batch, head % heads, chunk, rows, exist, real
 
 
-@tuned(["d", "C", "WEIGHTED"], warps=(8, 4))
+@with_warps(4)
 @triton.jit
 def feature_sums(
     q, k, padding, weights_q, weights_k, sums,
@@ -74,7 +74,7 @@ def feature_sums(
     tl.store(sums, tl.sum(k, 0), mask=channels < d)
 
 
-@tuned(["d", "C", "CONSERVED"])
+@with_warps()
 @triton.jit
 def flows(
     q, k, padding, count, incoming, outgoing, conserved_incoming, conserved_outgoing, sums, next_sums,
@@ -154,7 +154,7 @@ def _block(padding, count, rows, n, batch, count_stride, PADDED: tl.constexpr):
     return exist, real, tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
 
 
-@tuned(["T"], warps=(4,))
+@with_warps(4)
 @triton.jit
 def weights(
     incoming, conserved_incoming, conserved_outgoing, padding, count, competition, scale, allocation, logs,
@@ -210,7 +210,7 @@ def _logit_gradients(grads, shares, next_shares, later, T: tl.constexpr):
     return grads - shares * total, _last(total, T)
 
 
-@tuned(["T"], warps=(4,))
+@with_warps(4)
 @triton.jit
 def weights_backward(
     incoming, conserved_outgoing, padding, count, competition, allocation, grad_competition, grad_log_scale,
@@ -267,7 +267,7 @@ def weights_backward(
         tl.store(grad_log_allocation, (tl.load(allocation + head * n) / c - 1.0) * allocation_later)
 
 
-@tuned(["d", "e", "C", "REVERSED"], warps=(8, 4))
+@with_warps(4)
 @triton.jit
 def value_sums(
     x, v, padding, out, weights, sums, dots,
@@ -296,7 +296,7 @@ def value_sums(
     tl.store(sums, total, mask=(channels < d)[:, None] & (columns < e)[None, :])
 
 
-@tuned(["d", "e", "C"])
+@with_warps()
 @triton.jit
 def outputs(
     q, k, v, padding, competition, scale, sums, out,
@@ -327,7 +327,7 @@ def outputs(
     store_tile(out + head * n * e, e, rows, columns, exist, e, result)
 
 
-@tuned(["d", "e", "C"])
+@with_warps()
 @triton.jit
 def values_backward(
     q, k, v, grad_out, padding, competition, scale, reversed_sums, grad_v, grad_competition,
@@ -358,7 +358,7 @@ def values_backward(
     tl.store(grad_competition + part + at, tl.sum(grad_weighted * v, 1), mask=exist)
 
 
-@tuned(["d", "C"])
+@with_warps()
 @triton.jit
 def flows_backward(
     q, k, padding, count, incoming, outgoing, grad_conserved_incoming, grad_conserved_outgoing, grad_incoming_direct,
@@ -404,7 +404,7 @@ def flows_backward(
     tl.store(next_sums + of_k + slot, tl.sum((k + eps) * grad_out[:, None], 0), mask=inside)
 
 
-@tuned(["d", "e", "C"])
+@with_warps()
 @triton.jit
 def features_backward(
     q, k, v, grad_out, padding, count, incoming, outgoing, competition, scale, grad_incoming, grad_outgoing,

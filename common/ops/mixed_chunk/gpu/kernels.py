@@ -12,7 +12,7 @@ Arguments: ``x`` pointers of (B, H, n, c) with strides of batch, head and token,
 import triton
 import triton.language as tl
 
-from ...shared.gpu.launch import tuned
+from ...shared.gpu.launch import with_warps
 from ...shared.gpu.tiles import load_matrix, load_tile, product, store_matrix, store_tile
 
 #: Whether ``gradients`` can add up along diagonals; Triton has the function for it since 3.3.
@@ -99,7 +99,7 @@ def _sum_address(sums, head, slot, groups, s: tl.constexpr, e: tl.constexpr, cau
     return sums + (head * groups + slot) * s * e if causal else sums + head * s * e
 
 
-@tuned(["s", "e", "C", "causal", "REVERSED"], warps=(8, 4))
+@with_warps(4)
 @triton.jit
 def chunk_sums(
     x, v, lengths, divisors, sums,
@@ -135,7 +135,7 @@ def chunk_sums(
         store_matrix(sums + (head * shares + share) * s * e, channels, columns, s, e, total / divisor)
 
 
-@tuned(["s", "e", "C", "causal", "kernel", "LOCAL", "LINEAR"])
+@with_warps()
 @triton.jit
 def outputs(
     q_quad, k_quad, q_lin, v, bias, lengths, divisors, sums, out,
@@ -259,7 +259,7 @@ def _as_queries(
         store_tile(grad_q_quad, s, tokens, channels, exist, s, grad / C)
 
 
-@tuned(["s", "e", "C", "causal", "kernel", "LOCAL", "LINEAR"])
+@with_warps()
 @triton.jit
 def gradients(
     q_quad, k_quad, k_lin, v, grad_out, bias, lengths, divisors, sums, reversed_sums, grad_q_quad, grad_k_quad,

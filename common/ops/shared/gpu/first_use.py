@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .launch import forget_tuning
-
 #: Largest difference between a kernel's output or gradient and that of plain PyTorch in float64, relative to the norm
 #: of the latter. Wrong numbers differ by about 1.
 BOUNDS = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 3e-2}
@@ -46,12 +44,9 @@ def compare(use: FirstUse) -> None:
     Raises:
         KernelsDiffer: by more than ``BOUNDS``.
     """
-    try:
-        # A thread has its own autocast, gradient mode and hooks, so that the caller's see nothing of this.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(_compare, use).result()
-    finally:
-        forget_tuning()
+    # A thread has its own autocast, gradient mode and hooks, so that the caller's see nothing of this.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_compare, use).result()
     right.add(use.key)
 
 

@@ -1,6 +1,7 @@
-"""The host's side of all kernels: tuning, the device they run on, the strides they take."""
+"""The host's side of all kernels: their warps, the device they run on, the strides they take."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -9,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Kernel -> the warps of each configuration that is timed. Few, as each is compiled.
-warps_of: dict[str, tuple[int, ...]] = {}
-#: Kernels whose configurations are timed.
-_tuned: list[Any] = []
+#: Kernel -> the warps of its programs.
+warps_of: dict[str, int] = {}
 
 
 def interpreted() -> bool:
@@ -23,35 +22,32 @@ def interpreted() -> bool:
 interpreted._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``
 
 
-def tuned(key: list[str], warps: tuple[int, ...] = (8,)) -> Callable[[Any], Any]:
-    """A decorator that times each of some numbers of warps once for each value of the arguments in ``key``.
+class _Configured:
+    """A kernel with its options of compilation: ``kernel[grid](...)`` launches it."""
 
-    A configuration that does not fit the device is skipped. A kernel must not read its own output, because it is run
-    several times. Without a GPU nothing can be timed, and the kernel is returned unchanged.
+    def __init__(self, kernel: Any, options: dict[str, int]) -> None:
+        self.kernel, self.options = kernel, options
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        return functools.partial(self.kernel[grid], **self.options)
+
+
+def with_warps(warps: int = 8) -> Callable[[Any], _Configured]:
+    """A decorator that launches a kernel with programs of ``warps`` warps.
+
+    Not triton.autotune: its wrapper takes as long as a launch, of which a short input needs a dozen.
     """
 
-    def tune(kernel: Any) -> Any:
+    def configure(kernel: Any) -> _Configured:
         warps_of[f"{kernel.__module__}.{kernel.__name__}"] = warps
-        if not torch.cuda.is_available() or interpreted():
-            return kernel
-        import triton  # here, since host sides are imported where there is no Triton
+        return _Configured(kernel, {} if interpreted() else configuration(warps))
 
-        configs = [triton.Config({}, **configuration(number)) for number in warps]
-        _tuned.append(triton.autotune(configs=configs, key=key)(kernel))
-        return _tuned[-1]
-
-    return tune
+    return configure
 
 
 def configuration(warps: int) -> dict[str, int]:
     """The options of a compilation. One stage: a second stage needs registers, and all are used."""
     return {"num_warps": warps, "num_stages": 1}
-
-
-def forget_tuning() -> None:
-    """Time configurations again at the next launch: those of a small input may not be best for a large one."""
-    for kernel in _tuned:
-        kernel.cache.clear()
 
 
 def wait_for(device: torch.device) -> None:
