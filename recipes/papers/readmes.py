@@ -14,13 +14,13 @@ from .small import small_command
 from .tables import PublishedTable, read_paper
 from .trainings import here
 
-_RECIPES = Path(__file__).parents[1]
+RECIPES = Path(__file__).parents[1]
 _COMMAND = "recipes.papers"
 
 
 def readmes() -> list[Path]:
     """The READMEs that have such tables."""
-    return [path for path in sorted(_RECIPES.glob("*/README.md")) if has_part(path, "published")]
+    return [path for path in sorted(RECIPES.glob("*/README.md")) if has_part(path, "published")]
 
 
 def rewritten(text: str) -> str:
@@ -56,8 +56,7 @@ def document(paper: str, table: PublishedTable) -> str:
     )
     small = small_command(paper, table.number)
     source += f" All rows in small: `{small}`." if small else ""
-    paragraphs = [_said(table, title, comparison) for title, comparison in zip(_titles(measurements), measurements)]
-    return "\n\n".join([text, _filled(source), *paragraphs])
+    return "\n\n".join([text, _filled(source), *_paragraphs(table, measurements)])
 
 
 def _titles(found: list[Measured]) -> list[str]:
@@ -68,15 +67,25 @@ def _titles(found: list[Measured]) -> list[str]:
     ]
 
 
-def _said(table: PublishedTable, title: str, one: Measured) -> str:
-    """A paragraph that explains a column of measurements: what was measured, its limits, command and date."""
-    order = said_of_order(one.cells, published_cells(table, one.column, list(one.cells), one.part))
-    text = f"{title.capitalize()}, compared with {one.column}: {one.what}. {order} {one.limits}"
-    return _filled(f"{text} `{one.command}`; {one.machine}, {one.date}.")
+def _paragraphs(table: PublishedTable, measurements: list[Measured]) -> list[str]:
+    """What each column of measurements is, with its command and date; then the limits, once for all that share them."""
+    by_limits: dict[str, list[str]] = {}
+    for title, comparison in zip(_titles(measurements), measurements):
+        column = comparison.column
+        order = said_of_order(comparison.cells, published_cells(table, column, list(comparison.cells), comparison.part))
+        by_limits.setdefault(comparison.limits, []).append(
+            f"{title.capitalize()}, compared with {column}: {comparison.what}. {order} "
+            f"`{comparison.command}`; {comparison.machine}, {comparison.date}."
+        )
+    return [
+        paragraph
+        for limits, said in by_limits.items()
+        for paragraph in ("\n".join(_filled(f"* {line}", subsequent_indent="  ") for line in said), _filled(limits))
+    ]
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+def _filled(text: str, subsequent_indent: str = "") -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False, subsequent_indent=subsequent_indent)
 
 
 def write_readmes() -> list[Path]:

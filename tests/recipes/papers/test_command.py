@@ -104,10 +104,10 @@ def test_the_tables_of_a_readme_are_those_of_the_papers(path):
     assert readmes.rewritten(text) == text
 
 
-def test_every_recipe_of_the_papers_prints_published_numbers():
-    names = {path.parent.name for path in readmes.readmes()}
-    language = {"wikitext103", "flash", "enwik8", "cifar10_pixels"}
-    assert names >= {*language, "imagenet", "lra", "time_series", "offline_rl"}
+def test_every_recipe_of_a_paper_names_the_command_that_prints_its_tables():
+    for name in ("wikitext103", "flash", "enwik8", "cifar10_pixels", "imagenet", "lra", "time_series", "offline_rl"):
+        text = (readmes.RECIPES / name / "README.md").read_text()
+        assert "python -m recipes.papers " in text, name
 
 
 def test_a_readme_is_made_anew_and_nothing_else_in_it_changes():
@@ -127,7 +127,7 @@ def test_a_readme_has_what_was_measured_and_what_was_not_run():
     assert rows["MODEL"].endswith("| in small (1) | in small (2) |")
     assert rows["LOCAL ATTENTION (TAY ET AL., 2021)"].endswith("|  | 35.9 ± 1.3 |")
     assert rows["FLOWFORMER W/O COMPETITION"].endswith("| not run | not run |")
-    assert document.count("Kendall's tau between the orders: 0.33.") == 2 and "four other tasks" in document
+    assert document.count("Kendall's tau between the orders: 0.33.") == 2 and document.count("four other tasks") == 1
 
 
 @pytest.mark.parametrize("paper", PAPERS)
