@@ -125,8 +125,8 @@ def rewritten(path: Path) -> str:
 
 
 def folders(folder: Path = _FOLDER) -> list[Path]:
-    """The folders that have records: ``folder`` itself, and areas in it."""
-    return [records.parent for records in sorted([*folder.glob(RECORDS), *folder.glob(f"*/{RECORDS}")])]
+    """The areas in ``folder`` that have records."""
+    return [records.parent for records in sorted(folder.glob(f"*/{RECORDS}"))]
 
 
 def documents(folder: Path = _FOLDER) -> Iterator[Path]:
