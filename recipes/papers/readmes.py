@@ -68,7 +68,7 @@ def _titles(found: list[Measured]) -> list[str]:
 
 
 def _paragraphs(table: PublishedTable, measurements: list[Measured]) -> list[str]:
-    """What each column of measurements is, with its command and date; then the limits, once for all that share them."""
+    """Paragraphs on the columns of measurements, with commands and dates; limits stand once for all that share them."""
     by_limits: dict[str, list[str]] = {}
     for title, comparison in zip(_titles(measurements), measurements):
         column = comparison.column
