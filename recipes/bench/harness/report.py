@@ -1,6 +1,6 @@
 """Results as tables: every measurement, floors, disturbed measurements, missing times, and verdicts on targets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...shared.tables import MISSING, Run, Table
 from . import machine, noise
@@ -20,7 +20,9 @@ def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple
     A verdict is (work, beside, to reach, achieved, reached) as texts; see ``targets.Verdict``.
     """
     timed = [cases[name] for name in dict.fromkeys(record.case for record in results.timed())]
-    blocks = [_measurements(results, case) for case in timed]
+    blocks = [_measurements(results, case) for case in timed if not case.family]
+    for title in dict.fromkeys(case.family for case in timed if case.family):
+        blocks.append(_family(results, title, [case for case in timed if case.family == title]))
     blocks += filter(None, (_floor_table(results, case) for case in timed))
     return [*blocks, *_noise(results), *_not_timed(results), *_targets(verdicts)]
 
@@ -44,27 +46,42 @@ def _targets(verdicts: Sequence[tuple]) -> list[Table]:
 
 def _measurements(results: Results, case: Case) -> Table:
     """Every time of one case, compared with the first candidate of its size and run."""
-    records = [record for record in results.timed() if record.case == case.name]
-    runs = list(dict.fromkeys(record.run for record in records))
-    records.sort(key=lambda one: (runs.index(one.run), one.size))
+    records = _ordered(record for record in results.timed() if record.case == case.name)
     rows = [_row(results, record, records) for record in records]
+    return _table(case.title, case, "times the first", rows, [case.note] if case.note else [])
+
+
+def _family(results: Results, title: str, cases: Sequence[Case]) -> Table:
+    """The times of the first candidate of each case, and how many times as long the others take."""
+    names = {case.name for case in cases}
+    together: dict[tuple[str, str, int], list[Record]] = {}
+    for record in _ordered(record for record in results.timed() if record.case in names):
+        together.setdefault((record.case, record.run, record.size), []).append(record)
+    rows = []
+    for first, *others in together.values():
+        ratios = (results.ratio(first.case, first.size, first.run, first.form, other.form) for other in others)
+        times = ", ".join(_marked(f"{ratio:.3g}", other) for ratio, other in zip(ratios, others)) or MISSING
+        cells = _row(results, first, [first])
+        rows.append((*cells[:6], times, *cells[7:]))
+    peers = ", ".join(dict.fromkeys(other.form for _, *others in together.values() for other in others))
+    return _table(title, cases[0], f"times as long: {peers}", rows, list(dict.fromkeys(case.note for case in cases)))
+
+
+def _ordered(records: Iterable[Record]) -> list[Record]:
+    """Records by run and size; candidates stay in their order."""
+    records = list(records)
+    runs = list(dict.fromkeys(record.run for record in records))
+    return sorted(records, key=lambda one: (runs.index(one.run), one.size))
+
+
+def _table(title: str, case: Case, times: str, rows: Sequence[tuple[str, ...]], notes: list[str]) -> Table:
+    """The rows with a header, without columns in which nothing was measured."""
     header = (
-        case.axis,
-        "run",
-        "candidate",
-        "ms",
-        "quartiles",
-        f"{case.unit}/s",
-        "times the first",
-        "peak MiB",
-        f"{case.inputs}, MiB",
-        f"x {case.inputs}",
-        "load before",
-        "attempts",
+        *(case.axis, "run", "candidate", "ms", "quartiles", f"{case.unit}/s", times, "peak MiB"),
+        *(f"{case.inputs}, MiB", f"x {case.inputs}", "load before", "attempts"),
     )
     shown = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
-    cells = [[row[i] for i in shown] for row in rows]
-    return Table(case.title, [header[i] for i in shown], cells, [case.note] if case.note else [])
+    return Table(title, [header[i] for i in shown], [[row[i] for i in shown] for row in rows], notes)
 
 
 def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str, ...]:

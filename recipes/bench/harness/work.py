@@ -73,6 +73,7 @@ class Case(NamedTuple):
     plotted: bool = True
     note: str = ""
     inputs: str = "q, k, v"  # what the ``input_bytes`` of a candidate are
+    family: str = ""  # the title of one table for many cases, of the first candidate of each, over the second one
     #: Candidate, size and run -> the least amount of work; None for a candidate without a floor.
     least_work: Callable[[str, int, str], Amount | None] | None = None
 

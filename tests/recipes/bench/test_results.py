@@ -71,6 +71,17 @@ def test_tables(results):
         assert "a cpu, 2 cores, 2 threads, 24 GiB" in text and "abc1234" in text
 
 
+def test_cases_of_a_family_share_a_table():
+    """A row for the first candidate of each case, with the ratio of the other one."""
+    names = ("attention_linear", "attention_flow")
+    pairs = [[timed(name, 256, FORWARD, name, 1.0), timed(name, 256, FORWARD, "softmax", 4.0)] for name in names]
+    made = report.tables(Results(MACHINE, [record for pair in pairs for record in pair]), CASES, [])
+    (table,) = [table for table in made if table.title == CASES[names[0]].family]
+    ratio = next(i for i, header in enumerate(table.header) if header.endswith(" softmax"))
+    assert [(row[2], row[ratio]) for row in table.rows] == [(name, "4") for name in names]
+    assert not [table for table in made if table.title in (CASES[name].title for name in names)]
+
+
 def test_floors_of_noisy_times_are_marked(results):
     with_rates = results._replace(records=[*rates(), *results.records])
     (table,) = [table for table in report.tables(with_rates, CASES, []) if table.title.endswith("the floor")]
