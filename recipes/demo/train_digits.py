@@ -5,24 +5,23 @@ meanings, and it writes the same files, so that one command line works for both.
 """
 
 import argparse
+import functools
 import importlib
 import sys
 from pathlib import Path
 
-import torch
-from timm.data import create_dataset, create_loader, resolve_data_config
+from timm.data import resolve_data_config
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.models import create_model, is_model
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.utils import CheckpointSaver, random_seed, update_summary
-from torch.utils.data import DataLoader
 
 from common.command_parser import CommandParser
 from timm_plugin.named_values import NamedValues
 
 from ..shared.image_folder import check_layout
-from ..shared.image_training import train_epoch, validate
+from ..shared.image_training import loader, train_epoch, validate
 from ..shared.scripts import script
 from ..shared.working_folder import register, working_folder
 
@@ -88,29 +87,21 @@ def train(options: argparse.Namespace) -> int:
         raise ValueError(f"--model is {options.model}; allowed: a model of timm or of --device-modules")
     check_layout(Path(options.data_dir))
     random_seed(options.seed)
-    device = torch.device(options.device)
-    model = create_model(options.model, num_classes=options.num_classes, **options.model_kwargs).to(device)
+    model = create_model(options.model, num_classes=options.num_classes, **options.model_kwargs).to(options.device)
     data = resolve_data_config({"img_size": options.img_size}, model=model)
 
-    def loader(split: str, **augmentation: object) -> DataLoader:
-        training = split == "train"
-        return create_loader(
-            create_dataset("", root=options.data_dir, split=split, is_training=training),
-            input_size=data["input_size"],
-            batch_size=options.batch_size,
-            is_training=training,
-            interpolation=data["interpolation"],
-            mean=data["mean"],
-            std=data["std"],
-            crop_pct=data["crop_pct"],
-            num_workers=options.workers,
-            device=device,
-            persistent_workers=options.workers > 0,
-            **augmentation,
-        )
-
-    train_loader = loader("train", scale=tuple(options.scale), hflip=options.hflip, color_jitter=options.color_jitter)
-    validation_loader = loader("validation")
+    split_loader = functools.partial(
+        loader,
+        Path(options.data_dir),
+        data=data,
+        batch=options.batch_size,
+        workers=options.workers,
+        device=options.device,
+    )
+    train_loader = split_loader(
+        split="train", scale=tuple(options.scale), hflip=options.hflip, color_jitter=options.color_jitter
+    )
+    validation_loader = split_loader(split="validation")
     optimizer = create_optimizer_v2(model, opt=options.opt, lr=options.lr, weight_decay=options.weight_decay)
     scheduler, epochs = create_scheduler_v2(
         optimizer, sched=options.sched, num_epochs=options.epochs, warmup_epochs=options.warmup_epochs

@@ -15,11 +15,11 @@ from fairseq_plugin.data.pixels import pixel_dictionary
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
-from ..shared.text_files import read_lines
 from ..shared.working_folder import working_folder
 from .byte_text import to_tokens
 from .examples import WRITER, Example, write_examples
 from .release import find_one, find_release
+from .tables import read_cells
 
 COMMAND = "recipes.lra.retrieval"
 #: The tables of the release.
@@ -36,21 +36,13 @@ def examples(path: Path, longest: int) -> Iterator[Example]:
     Raises:
         ValueError: a line has wrong columns, a wrong label or an empty text, is cut off, or is not UTF-8.
     """
-    number = 0
-    try:
-        for number, line in enumerate(read_lines(path), 1):
-            location = f"{path}, line {number}"
-            if not line.endswith("\n"):
-                raise ValueError(f"{location} is cut off; allowed: a line that ends")
-            cells = line.rstrip("\r\n").split("\t")
-            if len(cells) != len(COLUMNS):
-                raise ValueError(f"{location} has {len(cells)} columns; allowed: {len(COLUMNS)}, {', '.join(COLUMNS)}")
-            if cells[0] not in LABELS:
-                raise ValueError(f"{location} has the label {cells[0]!r}; allowed: {', '.join(LABELS)}")
-            first, second = (to_tokens(text.encode(), longest, location) for text in cells[3:])
-            yield Example((first, second), LABELS[cells[0]])
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, after line {number}, is not text in UTF-8: {error}; allowed: a table") from error
+    for location, cells in read_cells(path):
+        if len(cells) != len(COLUMNS):
+            raise ValueError(f"{location} has {len(cells)} columns; allowed: {len(COLUMNS)}, {', '.join(COLUMNS)}")
+        if cells[0] not in LABELS:
+            raise ValueError(f"{location} has the label {cells[0]!r}; allowed: {', '.join(LABELS)}")
+        first, second = (to_tokens(text.encode(), longest, location) for text in cells[3:])
+        yield Example((first, second), LABELS[cells[0]])
 
 
 def parser() -> CommandParser:

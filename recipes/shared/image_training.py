@@ -28,24 +28,28 @@ _MOST_MOVED = 0.08
 def loaders(folder: Path, model: nn.Module) -> tuple[DataLoader, DataLoader]:
     """timm's loaders of the training digits and of the held-out ones."""
     data = resolve_data_config({"input_size": (3, 32, 32), "crop_pct": 1.0}, model=model)
+    train = loader(folder, "train", data, BATCH, scale=(0.7, 1.0), hflip=0.0, color_jitter=0.0)
+    return train, loader(folder, "validation", data, BATCH)
 
-    def loader(split: str, **augmentation: Any) -> DataLoader:
-        return create_loader(
-            create_dataset("", root=str(folder), split=split),
-            input_size=data["input_size"],
-            batch_size=BATCH,
-            is_training=split == "train",
-            interpolation=data["interpolation"],
-            mean=data["mean"],
-            std=data["std"],
-            crop_pct=data["crop_pct"],
-            num_workers=0,
-            device=torch.device("cpu"),
-            persistent_workers=False,
-            **augmentation,
-        )
 
-    return loader("train", scale=(0.7, 1.0), hflip=0.0, color_jitter=0.0), loader("validation")
+def loader(
+    folder: Path, split: str, data: dict, batch: int, workers: int = 0, device: str = "cpu", **augmentation: Any
+) -> DataLoader:
+    """timm's loader of a split; ``data`` is what timm's ``resolve_data_config`` returned for the model."""
+    return create_loader(
+        create_dataset("", root=str(folder), split=split),
+        input_size=data["input_size"],
+        batch_size=batch,
+        is_training=split == "train",
+        interpolation=data["interpolation"],
+        mean=data["mean"],
+        std=data["std"],
+        crop_pct=data["crop_pct"],
+        num_workers=workers,
+        device=torch.device(device),
+        persistent_workers=workers > 0,
+        **augmentation,
+    )
 
 
 class Images(NamedTuple):
