@@ -99,7 +99,7 @@ def test_compiled(chunks, case):
     out = torch.compile(there)(**moved)
     assert_close("out", out.cpu(), expected, 2e-5)
     wanted = gradients(expected, leaves(inputs, module).values())
-    assert_all_close(leaves(inputs, module), gradients_on_gpu(out, moved, there), wanted, 5e-5)
+    assert_all_close(leaves(inputs, module), gradients_on_gpu(out, moved, there), wanted, 1e-4)
 
 
 @cases(case for case in PLAIN if case.causal and is_linear(case.kind) and not case.image)

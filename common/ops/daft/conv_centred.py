@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..shared.depthwise import depthwise_conv2d
 from ..shared.padding import put_back
 from ..shared.precision import autocast_remains
 from .heads import align_heads
@@ -45,7 +46,7 @@ def attend_raster(
     maps = terms.permute(0, 3, 1, 2).flatten(0, 1).unflatten(2, [height, width])  # (B (c + 1), h, H, W)
     over = r.detach().flatten(1).amax(1).view(-1, 1, 1) - headroom()  # (h, 1, 1)
     filters = torch.exp(r - over).unsqueeze(1)  # (h, 1, kh, kw)
-    near = F.conv2d(maps, filters, padding=[r.shape[1] // 2, r.shape[2] // 2], groups=r.shape[0])
+    near = depthwise_conv2d(maps, filters)
     out = _mean_of_maps(near, channels, scale + over)
     if not local_only:
         out = merge(_mean_of_maps(_outside(maps, r.shape[1], r.shape[2]), channels, scale), out)

@@ -6,9 +6,9 @@ Self-Attention*, AAAI 2021.
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..shared.checks import ArgumentError, check_masks, check_positive_int, check_query_key_value
+from ..shared.depthwise import depthwise_conv2d
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, put_back, real_first, real_positions, take, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -106,14 +106,9 @@ def _inverse(a: Tensor, iterations: int) -> Tensor:
 
 
 def _convolved(v: Tensor, weight: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The depthwise convolution of v (B, H, n, e) over its real tokens with weight (H, 1, K, 1); 0 at padding.
-
-    Tokens are the columns of the image, not its rows: for filters of 63 rows and more, oneDNN 3.12 of torch 2.14 gives
-    gradients of the weight that are wrong by a tenth.
-    """
+    """The depthwise convolution of v (B, H, n, e) over its real tokens with weight (H, 1, K, 1); 0 at padding."""
     order = real_first(padding_mask)
-    rows, filters = take(v, order).transpose(2, 3), weight.transpose(2, 3)  # (B, H, e, n), (H, 1, 1, K)
-    out = F.conv2d(rows, filters, padding=[0, weight.shape[2] // 2], groups=weight.shape[0]).transpose(2, 3)
+    out = depthwise_conv2d(take(v, order), weight)
     return zero_padding(put_back(out, order), padding_mask)
 
 

@@ -18,6 +18,7 @@ from ..shared.checks import (
     check_query_key_value,
     check_spatial_shape,
 )
+from ..shared.depthwise import depthwise_conv2d
 from ..shared.padding import either_mask, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 
@@ -81,9 +82,8 @@ def soft_attention(
         sums = zero_padding(many, key_padding_mask).transpose(2, 3) @ v  # (B, H, m, e)
         out = many @ (_inverse(few, iterations, ridge) @ sums)
         if conv_weight is not None:
-            padding = [conv_weight.shape[2] // 2, conv_weight.shape[3] // 2]
             maps = v.permute(0, 3, 1, 2).flatten(0, 1).unflatten(2, [height, width])  # (B e, H, Y, X)
-            near = F.conv2d(maps, conv_weight.to(dtype), padding=padding, groups=v.shape[1])
+            near = depthwise_conv2d(maps, conv_weight.to(dtype))
             out = out + near.flatten(2).unflatten(0, [v.shape[0], v.shape[3]]).permute(0, 2, 3, 1)
         return zero_padding(out, either_mask(query_padding_mask, key_padding_mask)).to(v_dtype)
 

@@ -173,7 +173,7 @@ def test_gradients_of_second_order_are_those_of_the_pytorch_form(with_pytorch):
 
     leaves = (*mixed_chunk_inputs(9, **SMALL), bias_like("vector", 5, dtype=torch.float32))
     for name, actual, wanted in zip(NAMES, second_order(on_device(leaves)), second_order(doubled(*leaves))):
-        assert_close(f"gradient of {name}", actual.cpu(), wanted.float(), 5e-5)  # plain PyTorch in float32 on a GPU
+        assert_close(f"gradient of {name}", actual.cpu(), wanted.float(), 1e-4)  # plain PyTorch in float32 on a GPU
 
 
 def test_a_backward_kernel_that_fails_gives_way_to_the_pytorch_form(with_pytorch, monkeypatch):
