@@ -7,8 +7,9 @@ from torch.nn import functional as F
 def depthwise_conv2d(x: Tensor, filters: Tensor) -> Tensor:
     """Each channel of x (N, h, H, W) convolved with its own filter (h, 1, kh, kw) of odd sides, centred: (N, h, H, W).
 
-    A filter with more rows than columns is applied to transposed maps: for some of 49 rows and more with up to 3 columns,
-    oneDNN 3.12, which torch 2.14 has, computes gradients in float32 on a CPU that are wrong by a tenth and more.
+    A filter with more rows than columns is applied to transposed maps: for some of 49 rows and more with up to 3
+    columns, oneDNN 3.12, which torch 2.14 has, computes gradients in float32 on a CPU that are wrong by a tenth and
+    more.
     """
     tall = filters.shape[2] > filters.shape[3]
     if tall:
