@@ -23,6 +23,7 @@ from common.ops.shared.checks import check_positive_int
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
+from ..modules.audio_blocks import ExtractorInBlocks, field_and_stride
 from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, lengths_to_mask, replaced
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign, check_heads
@@ -39,6 +40,16 @@ class AudioOptions(PaddingOptions, TrainedOptions, DecayOptions):
         None,
         "frames of the longest recording, 50 a second at 16 kHz, for an attention that has parameters or a constant "
         "for each; others take any length",
+    )
+    lineartime_block_frames: Optional[int] = option_field(  # noqa: UP045
+        None,
+        "frames whose features are computed at once where no gradient is needed, such as 500: the same features with "
+        "less memory, for recordings of many minutes; then results of single layers are not returned",
+    )
+    lineartime_causal: bool = option_field(
+        False,
+        "no frame sees one that follows: attention is causal, and positions are those of the frames before; then "
+        "AudioStream reads a recording in parts",
     )
 
 
@@ -75,10 +86,19 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
         without_layers.encoder_layers = 0
         super().__init__(without_layers, *of_task)
         self.cfg = cfg
+        block_frames = option(cfg, AudioOptions, "lineartime_block_frames")
+        if block_frames is not None:
+            check_positive_int("--lineartime-block-frames", block_frames)
+            self.feature_extractor = ExtractorInBlocks(self.feature_extractor, block_frames)
         with errors_with_options(type(self), self.option_prefix, "encoder"):
             check_heads(cfg.encoder_attention_heads, {"embed_dim": cfg.encoder_embed_dim})
-            mask_padding = option(cfg, AudioOptions, "lineartime_mask_padding")
-            self.encoder = AudioEncoder(cfg, self.attention_builder(cfg), mask_padding)
+            self.encoder = AudioEncoder(
+                cfg,
+                self.attention_builder(cfg),
+                mask_padding=option(cfg, AudioOptions, "lineartime_mask_padding"),
+                long_input=block_frames is not None,
+                causal=option(cfg, AudioOptions, "lineartime_causal"),
+            )
 
     @classmethod
     def built(cls, cfg: Any, *of_task: Any) -> nn.Module:
@@ -92,7 +112,8 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
     @classmethod
     def attention_builder(cls, cfg: Any) -> Replace:
         """A function that builds the attention of the next layer at each call."""
-        return partial(replaced, audio_design(cfg, cls.attention_name, cls.options_class))
+        design = audio_design(cfg, cls.attention_name, cls.options_class)
+        return partial(replaced, design, causal=option(cfg, AudioOptions, "lineartime_causal"))
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """fairseq's hook: leave out what ``remove_pretraining_modules`` removed, as torch itself does for None."""
@@ -109,10 +130,8 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
 
     def frames_of(self, samples: Tensor) -> Tensor:
         """The number of frames that the feature extractor makes of ``samples``, without padding."""
-        for layer in self.feature_extractor.conv_layers:
-            (kernel,), (stride,) = layer[0].kernel_size, layer[0].stride
-            samples = torch.div(samples - kernel, stride, rounding_mode="floor") + 1
-        return samples
+        field, stride = field_and_stride(self.feature_extractor.conv_layers)
+        return torch.div(samples - field, stride, rounding_mode="floor") + 1
 
     def remove_pretraining_modules(self, *last_layer: Any, **options: Any) -> None:
         """fairseq's hook before fine-tuning, in which all parameters learn, whatever learned before."""

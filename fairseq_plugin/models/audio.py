@@ -13,6 +13,7 @@ from fairseq.modules import MultiheadAttention
 from ..modules.audio_encoder import Replace, replaced
 from ..modules.multihead_attention import InnerMultiheadAttention
 from ._audio import (
+    AudioOptions,
     LinearTimeAudioModel,
     LinearTimeHubertConfig,
     LinearTimeHubertModel,
@@ -21,7 +22,7 @@ from ._audio import (
     audio_design,
     check_command_line,
 )
-from ._options import attention_config
+from ._options import attention_config, option
 from ._registration import derived, register_checked, register_variant, takes_stock_weights
 from .hybrid import BIDIRECTIONAL, BidirectionalOptions, in_turn, kinds_of_layers
 
@@ -41,7 +42,8 @@ class HybridAudioModel(LinearTimeAudioModel):
         """A function that builds the attention of the next layer at each call."""
 
         def build(kind: str, stock: MultiheadAttention) -> InnerMultiheadAttention:
-            return replaced(audio_design(cfg, kind, BIDIRECTIONAL[kind]), stock)
+            causal = option(cfg, AudioOptions, "lineartime_causal")
+            return replaced(audio_design(cfg, kind, BIDIRECTIONAL[kind]), stock, causal)
 
         return in_turn(cls, "encoder", kinds_of_layers(cls, cfg, "encoder", BIDIRECTIONAL), build)
 

@@ -15,7 +15,7 @@ from .language_models import flags_of
 from .registry import SHORT
 from .text import dictionary
 
-#: 8 samples are a frame, and a frame reads 14 samples.
+#: A frame begins every 8 samples and reads 18.
 CONVOLUTIONS = "[(16, 6, 2)] + [(16, 3, 2)] * 2"
 _SMALL = (
     "--encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --dropout 0 "
