@@ -19,7 +19,7 @@ from .data import character_text as _character_text  # noqa: F401  registers --b
 from .generation.prompt_sequence_generator import read_prompt
 from .generation.prompt_state import PromptState
 from .models import attention as _derived  # noqa: F401  registers NAME_lm, NAME_mlm and NAME_classifier
-from .models import audio as _audio  # noqa: F401  registers NAME_wav2vec2 and NAME_hubert
+from .models import audio as _audio  # noqa: F401  registers NAME_wav2vec2, _hubert and _data2vec_audio
 from .models import decision as _decision  # noqa: F401  registers NAME_decision
 from .models import encoder_decoder as _encoder_decoder  # noqa: F401  registers NAME and NAME_SIZE
 from .models import hybrid as _hybrid  # noqa: F401  registers hybrid_lm, hybrid_mlm, hybrid_classifier and hybrid

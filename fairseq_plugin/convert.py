@@ -1,9 +1,9 @@
 """``python -m fairseq_plugin.convert SOURCE TARGET``: weights of a stock Transformer as a start for one of our models.
 
 ``transformer_lm`` starts a language model, ``roberta`` a masked model, ``transformer`` an encoder-decoder,
-``wav2vec2`` and ``hubert`` a model of audio, ``s2t_transformer`` and ``s2t_conformer`` one from speech to text.
-The folder of Hugging Face's GPT-2 starts a language model, and that of BERT or RoBERTa a masked model; beside TARGET,
-fairseq's dictionary is then written.
+``wav2vec2``, ``hubert`` and ``data2vec_audio`` a model of audio, ``s2t_transformer`` and ``s2t_conformer`` one from
+speech to text. The folder of Hugging Face's GPT-2 starts a language model, and that of BERT or RoBERTa a masked model;
+beside TARGET, fairseq's dictionary is then written.
 
 Also converts the authors' released language model, whose architecture name is ``transformer_lm``, so that every tool of
 fairseq loads it. The weights are copied, and other parameters of the new attention are added with their initial values.
@@ -201,8 +201,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "source",
         type=Path,
-        help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert or s2t_..., or the folder of "
-        "Hugging Face's GPT-2, BERT or RoBERTa",
+        help="checkpoint of transformer_lm, roberta, transformer, wav2vec2, hubert, data2vec_audio or s2t_..., or the "
+        "folder of Hugging Face's GPT-2, BERT or RoBERTa",
     )
     parser.add_argument(
         "target", type=Path, help="new file to write, for any tool of fairseq; of a folder, dict.txt is written beside"

@@ -13,10 +13,10 @@ from ..modules.positions import check_count
 class AudioStream:
     """Recordings that ``model`` reads in parts of any length; all features together are those of one pass.
 
-    ``model`` is a ``NAME_wav2vec2`` or ``NAME_hubert`` with ``--lineartime-causal``, in evaluation mode, also the
-    ``w2v_encoder.w2v_model`` of a fine-tuned model. Between parts, the stream keeps the samples that the next frame
-    reads, the frames that its position reads, and the state of each attention, whose size does not depend on the length
-    of the recording unless the attention itself keeps all frames, as softmax attention does.
+    ``model`` is one of our models of audio with ``--lineartime-causal``, such as ``linear_wav2vec2``, in evaluation
+    mode; in a fine-tuned model it is ``w2v_encoder.w2v_model``. Between parts, the stream keeps the samples that the
+    next frame reads, the frames that its position reads, and the state of each attention, whose size does not depend on
+    the length of the recording unless the attention keeps all frames, as softmax attention does.
 
     Raises:
         ValueError: ``model`` is another model, is not causal, or is in training mode.
@@ -25,8 +25,8 @@ class AudioStream:
     def __init__(self, model: LinearTimeAudioModel) -> None:
         if not isinstance(model, LinearTimeAudioModel) or not model.encoder.causal:
             raise ValueError(
-                f"model is a {type(model).__name__} whose frames see those that follow; allowed: NAME_wav2vec2 or "
-                "NAME_hubert, built with --lineartime-causal"
+                f"model is a {type(model).__name__} whose frames see those that follow; allowed: NAME_wav2vec2, "
+                "NAME_hubert or NAME_data2vec_audio, built with --lineartime-causal"
             )
         if model.training:
             raise ValueError("model is in training mode; allowed: model.eval()")

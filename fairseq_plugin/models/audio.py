@@ -1,11 +1,10 @@
-"""``NAME_wav2vec2`` and ``NAME_hubert`` for every attention NAME that is not causal, and stacks of several kinds.
+"""``NAME_wav2vec2``, ``NAME_hubert`` and ``NAME_data2vec_audio`` for every attention NAME that is not only causal.
 
-Their ``--NAME-...`` options are the ones that the mechanism declares. ``hybrid_wav2vec2`` and ``hybrid_hubert`` have
-the attentions of ``--lineartime-layers``.
+Their ``--NAME-...`` options are the ones that the mechanism declares. ``hybrid_wav2vec2`` and the other hybrids are
+stacks of the attentions of ``--lineartime-layers``.
 """
 
-from dataclasses import dataclass
-from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from fairseq.modules import MultiheadAttention
@@ -22,14 +21,18 @@ from ._audio import (
     audio_design,
     check_command_line,
 )
-from ._options import attention_config, option
-from ._registration import derived, register_checked, register_variant, takes_stock_weights
+from ._options import attention_config, camel_case, option
+from ._registration import derived, make_class, make_config, register_checked, register_variant, takes_stock_weights
 from .hybrid import BIDIRECTIONAL, BidirectionalOptions, in_turn, kinds_of_layers
 
 BASES = {
     "wav2vec2": (LinearTimeWav2vec2Model, LinearTimeWav2vec2Config),
     "hubert": (LinearTimeHubertModel, LinearTimeHubertConfig),
 }
+if find_spec("fairseq.examples") is not None:  # fairseq's packages have them; its source tree, installed as it is, not
+    from ._data2vec_audio import LinearTimeData2vecAudioConfig, LinearTimeData2vecAudioModel
+
+    BASES["data2vec_audio"] = (LinearTimeData2vecAudioModel, LinearTimeData2vecAudioConfig)
 
 
 class HybridAudioModel(LinearTimeAudioModel):
@@ -48,29 +51,14 @@ class HybridAudioModel(LinearTimeAudioModel):
         return in_turn(cls, "encoder", kinds_of_layers(cls, cfg, "encoder", BIDIRECTIONAL), build)
 
 
-@dataclass
-class HybridWav2vec2Config(BidirectionalOptions, LinearTimeWav2vec2Config):
-    """Options of ``hybrid_wav2vec2``."""
-
-
-@dataclass
-class HybridHubertConfig(BidirectionalOptions, LinearTimeHubertConfig):
-    """Options of ``hybrid_hubert``."""
-
-
-class HybridWav2vec2Model(HybridAudioModel, LinearTimeWav2vec2Model):
-    """wav2vec 2.0 whose layers have the attentions of ``--lineartime-layers``."""
-
-
-class HybridHubertModel(HybridAudioModel, LinearTimeHubertModel):
-    """HuBERT whose layers have the attentions of ``--lineartime-layers``."""
-
-
 for _prefix, _attention in derived("bidirectional"):
     _attributes = {} if takes_stock_weights(_attention) else {"stock_model": None}
     for _kind, (_base, _config) in BASES.items():
         _options = attention_config(_attention)
         register_variant(_prefix, _kind, _attention, _base, _options, _config, check=check_command_line, **_attributes)
-_register = partial(register_checked, check=check_command_line)
-_register("hybrid_wav2vec2", HybridWav2vec2Config)(HybridWav2vec2Model)
-_register("hybrid_hubert", HybridHubertConfig)(HybridHubertModel)
+for _kind, (_base, _config) in BASES.items():
+    _name = f"Hybrid{camel_case(_kind)}"
+    _options = make_config(__name__, f"{_name}Config", BidirectionalOptions, _config)
+    register_checked(f"hybrid_{_kind}", _options, check_command_line)(
+        make_class(__name__, f"{_name}Model", HybridAudioModel, _base)
+    )

@@ -53,6 +53,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     from_units = ("--finetune-from-model", units, "--teacher", str(folder / "hubert" / "checkpoint_last.pt"))
     from_units = (*from_units, "--criterion", "attention_transfer")
     fine_tuning = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--w2v-path", transferred)
+    begun_average = ("--finetune-from-model", str(folder / "average.pt"))
+    data2vec = (*PRETRAINED, "--criterion", "model", "--average-top-k-layers", "2", "--pos-conv-depth", "2")
+    average_tuning = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--criterion", "ctc")
+    average_tuning = (*average_tuning, "--w2v-path", str(folder / "data2vec" / "checkpoint_last.pt"))
+    average_tuning = (*average_tuning, "--post-process", "letter")
+    stock_average, to_average = str(folder / "stock average" / "checkpoint_last.pt"), ("--arch", "t2r_data2vec_audio")
     commands = {
         "stock": train("stock", "--arch", "wav2vec2", *PRETRAINED, *CRITERION),
         "convert": ("fairseq_plugin.convert", [stock, start, "--arch", "hedgehog_wav2vec2"], ""),
@@ -62,6 +68,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
         "hubert": train("hubert", "--arch", "hubert", *hubert),
         "convert hubert": ("fairseq_plugin.convert", [str(folder / "hubert" / "checkpoint_last.pt"), units, *to], ""),
         "transfer hubert": train("units", "--arch", "t2r_hubert", *hubert, *from_units),
+        "stock average": train("stock average", "--arch", "data2vec_audio", *data2vec),
+        "convert average": ("fairseq_plugin.convert", [stock_average, str(folder / "average.pt"), *to_average], ""),
+        "data2vec": train("data2vec", *to_average, *data2vec, *begun_average),
+        "resumed data2vec": train("data2vec", *to_average, *data2vec, *begun_average, "--max-update", "4"),
+        "ctc of data2vec": train("ctc of data2vec", *average_tuning),
     }
     return run_named(folder, commands)
 
@@ -100,3 +111,21 @@ def test_checkpoints_with_dictionaries_are_read_again(runs: NamedRuns) -> None:
     assert all(torch.equal(start[name], x) for name, x in stock.items())
     changed = {name for name in start if not torch.equal(start[name], transferred[name])}
     assert changed and all(".inner." in name for name in changed)
+
+
+def test_data2vec_learns_from_its_own_average(runs: NamedRuns) -> None:
+    """A stock model is the start; the average of the weights has the new attention, and a training goes on with it."""
+    stock, start, trained = (
+        torch.load(runs.folder / path)["model"]
+        for path in ("stock average/checkpoint_last.pt", "average.pt", "data2vec/checkpoint_last.pt")
+    )
+    averages = [model.pop("_ema") for model in (stock, start, trained)]
+    assert all(torch.equal(weights(start)[name], x) for name, x in weights(stock).items())
+    new = {name.removeprefix("encoder.") for name in weights(start).keys() - stock.keys()}
+    assert new and all(".inner." in name for name in new)
+    assert new <= averages[2].keys() and not new & averages[0].keys()
+    assert all(torch.isfinite(x).all() for x in averages[2].values())
+    assert any(not torch.equal(averages[2][name], trained[f"encoder.{name}"]) for name in new)
+    assert "T2rData2vecAudioModel" in runs.outputs["ctc of data2vec"]
+    updates = torch.load(runs.folder / "data2vec" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    assert updates == 4, "resumed"

@@ -22,7 +22,9 @@ def causal_model(arch: str, *options: str) -> nn.Module:
     return randomised(build_audio(arch, "--lineartime-causal", *options)).eval()
 
 
-@pytest.mark.parametrize("arch", [*(f"{name}_wav2vec2" for name in MECHANISMS), "linear_hubert"])
+@pytest.mark.parametrize(
+    "arch", [*(f"{name}_wav2vec2" for name in MECHANISMS), "linear_hubert", "linear_data2vec_audio"]
+)
 def test_parts_are_one_pass(arch: str) -> None:
     """Parts of any length give the features of one pass, which do not depend on what follows."""
     model = causal_model(arch)

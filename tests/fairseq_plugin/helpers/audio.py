@@ -32,6 +32,7 @@ _TASKS = {
         "--num-negatives",
         "5",
     ),
+    "data2vec_audio": ("audio_pretraining", "model", "--average-top-k-layers", "2"),
     "hubert": ("hubert_pretraining", "hubert", "--label-rate", "2000", "--labels", "['km']", "--skip-nomask"),
 }
 _SPEECH = (
@@ -49,23 +50,28 @@ PRETRAINED += ("--conv-feature-layers", CONVOLUTIONS)
 HUBERT = ("--criterion", "hubert", "--skip-nomask", *_SMALL, "--conv-feature-layers", CONVOLUTIONS)
 
 
+def _kind(arch: str) -> str:
+    """fairseq's model of audio of which ``arch`` is one."""
+    return next(kind for kind in _TASKS if arch.endswith(kind))
+
+
 @cache
 def _short_sizes(arch: str) -> tuple[str, ...]:
     """Options with which toy recordings cross several chunks and windows, and the frames of the longest one."""
-    flags = flags_of(arch) if arch not in ("wav2vec2", "hubert", "s2t_transformer", "s2t_conformer") else []
+    flags = flags_of(arch) if arch not in (*_TASKS, "s2t_transformer", "s2t_conformer") else []
     known = [x for ending, value in SHORT.items() for flag in flags if flag.endswith(ending) for x in (flag, value)]
-    attention = None if arch.startswith("s2t") else ATTENTIONS.get(arch.rpartition("_")[0])
+    attention = None if arch.startswith("s2t") else ATTENTIONS.get(arch.removesuffix(f"_{_kind(arch)}"))
     needs = "max_tokens" in getattr(attention, "needs", ())
     known += ["--lolcats-window", "4"] if "lolcats" in arch else []  # frames outside of it, too
     return (*known, *(["--lineartime-max-frames", str(MOST_FRAMES)] if needs else []))
 
 
 def build_audio(arch: str, *arguments: str, seed: int = 1, short: bool = True) -> nn.Module:
-    """The model that ``fairseq-train --arch ARCH ARGUMENTS`` builds, a wav2vec 2.0 or a HuBERT, small.
+    """The model that ``fairseq-train --arch ARCH ARGUMENTS`` builds, a wav2vec 2.0, a HuBERT or a data2vec, small.
 
     ``short`` sets sizes of chunks and windows, and the frames of the longest recording, if there is such an option.
     """
-    task, criterion, *further = _TASKS[arch.rpartition("_")[2]]
+    task, criterion, *further = _TASKS[_kind(arch)]
     command = ["data", "--task", task, "--criterion", criterion, "--arch", arch, *_SMALL, *further]
     command += ["--conv-feature-layers", CONVOLUTIONS, *(_short_sizes(arch) if short else ()), *arguments]
     host = SimpleNamespace(cfg=SimpleNamespace(sample_rate=16_000), dictionaries=[dictionary()])

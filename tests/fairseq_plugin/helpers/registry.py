@@ -6,7 +6,7 @@ import fairseq_plugin  # noqa: F401  registers the models
 
 _ALL = sorted(name for name, model in MODEL_REGISTRY.items() if model.__module__.startswith("fairseq_plugin."))
 #: Models of audio, and from speech to text, which have tests of their own.
-AUDIO = [name for name in _ALL if name.endswith(("_wav2vec2", "_hubert"))]
+AUDIO = [name for name in _ALL if name.endswith(("_wav2vec2", "_hubert", "_data2vec_audio"))]
 SPEECH = [name for name in _ALL if name.startswith("s2t_")]
 #: All others.
 OURS = [name for name in _ALL if name not in (*AUDIO, *SPEECH)]

@@ -1,4 +1,4 @@
-"""wav2vec 2.0 and HuBERT with our attention: the stock model with softmax, padding, gradients, options, refusals."""
+"""Models of raw audio with our attention: the stock model with softmax, padding, gradients, options, refusals."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from tests.fairseq_plugin.helpers.masked_models import randomised
 from tests.fairseq_plugin.helpers.registry import AUDIO
 from tests.fairseq_plugin.helpers.text import dictionary
 
-#: A model of each attention; HuBERT has the same encoder.
+#: A model of each attention; HuBERT and data2vec have the same encoder.
 WAV2VEC2 = [name for name in AUDIO if name.endswith("wav2vec2")]
 SAMPLES = 206  # 24 frames
 LAYERS = {
@@ -34,6 +34,7 @@ LAYERS = {
 OF_KIND = {
     "wav2vec2": ("post-norm", "pre-norm", "conformer", "deep positions"),
     "hubert": ("post-norm", "pre-norm", "conformer", "normalised positions"),
+    "data2vec_audio": ("post-norm", "deep positions"),
 }
 
 
@@ -120,8 +121,8 @@ def test_the_attention_keeps_its_own_initial_values() -> None:
 
 
 def test_a_stack_has_several_attentions() -> None:
-    """``hybrid_wav2vec2`` and ``hybrid_hubert`` repeat a pattern."""
-    for kind in ("wav2vec2", "hubert"):
+    """``hybrid_wav2vec2`` and the other hybrids repeat a pattern."""
+    for kind in OF_KIND:
         pattern = ("--encoder-layers", "3", "--lineartime-layers", "linear,softmax*2")
         model = build_audio(f"hybrid_{kind}", *pattern, short=False)
         attentions = [module.name for module in model.modules() if isinstance(module, InnerAttention)]
@@ -149,7 +150,7 @@ def test_fine_tuning_lets_everything_learn() -> None:
     assert all(x.requires_grad for x in model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
+@pytest.mark.parametrize("kind", OF_KIND)
 def test_a_configuration_is_read_or_refused(kind: str) -> None:
     """As from hydra: known keys reach the model, and an unknown one is an error."""
     sizes = {"encoder_embed_dim": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "conv_pos_groups": 2}
@@ -190,7 +191,7 @@ def test_bad_options_are_refused(arch: str, arguments: tuple[str, ...], message:
         build_audio(arch, *arguments)
 
 
-@pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
+@pytest.mark.parametrize("kind", OF_KIND)
 def test_an_attention_that_needs_the_number_of_frames(kind: str) -> None:
     """Without the option, and with more frames than it says, there is an error; padding does not count."""
     model = build_audio(f"cosformer_{kind}").eval()

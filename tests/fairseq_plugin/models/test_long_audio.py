@@ -21,7 +21,7 @@ def long_model(kind: str, mode: str, block_frames: int) -> nn.Module:
 
 @pytest.mark.parametrize("block_frames", [1, 5, 13])
 @pytest.mark.parametrize("mode", ["layer_norm", "default"])
-@pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
+@pytest.mark.parametrize("kind", ["wav2vec2", "hubert", "data2vec_audio"])
 def test_blocks_change_no_feature(kind: str, mode: str, block_frames: int) -> None:
     """Without gradients, blocks of any size give what one pass with gradients gives, for every length and padding."""
     model = long_model(kind, mode, block_frames)
@@ -48,6 +48,23 @@ def test_results_of_layers_are_not_kept() -> None:
     with torch.no_grad():
         kept += [len(x(recording(1, 99), mask=False, features_only=True)["layer_results"]) for x in (model, plain)]
     assert kept == [2, 2, 0, 2]
+
+
+def test_the_average_of_data2vec_keeps_them() -> None:
+    """They are its targets: losses in training are those without the option, and are not 0."""
+    options = ("--pos-conv-depth", "2", "--encoder-layerdrop", "0")
+    losses, masked = [], recording(2, 24) > 0
+    for further in ((), ("--lineartime-block-frames", "5")):
+        model = build_audio("flow_data2vec_audio", *options, *further).train()
+        model.set_num_updates(0)
+        losses.append(model(recording(2, 206), mask_indices=masked)["losses"]["regression"])
+    assert torch.equal(*losses) and losses[0] > 0
+
+
+def test_positions_that_torch_cannot_copy() -> None:
+    """fairseq copies the encoder of data2vec when pretraining begins."""
+    with refused("--pos-conv-depth", "1", "at least 2"):
+        build_audio("flow_data2vec_audio").set_num_updates(0)
 
 
 def test_a_block_has_at_least_one_frame() -> None:
