@@ -12,6 +12,7 @@ allow_checkpoint_classes()
 
 from .criterions.action_mse import ActionMSECriterion
 from .criterions.attention_transfer import AttentionTransferCriterion
+from .criterions.ctc_distillation import CtcDistillationCriterion
 from .criterions.distillation import DistillationCriterion
 from .criterions.span_extraction import SpanExtractionCriterion
 from .criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
@@ -67,6 +68,7 @@ __all__ = [
     "CombinerLanguageModel",
     "CombinerMaskedModel",
     "ContextParallelLanguageModelingTask",
+    "CtcDistillationCriterion",
     "DaftConvLanguageModel",
     "DaftFullLanguageModel",
     "DecisionTransformer",

@@ -61,14 +61,11 @@ class DistillationCriterion(FairseqCriterion):
         super().__init__(task)
         if isinstance(task, AudioPretrainingTask | HubertPretrainingTask):
             raise ValueError(
-                "--criterion is distillation; allowed for models of audio: attention_transfer, since they have no "
-                "logits of words"
+                "--criterion is distillation; allowed for models of audio: attention_transfer, or ctc_distillation "
+                "with --task audio_finetuning, since they have no logits of words"
             )
         self.teacher = Teacher(teacher, task, ddp_backend)
-        if not 0.0 < distillation_temperature < math.inf:
-            raise ValueError(f"--distillation-temperature is {distillation_temperature}; allowed: above 0 and finite")
-        if not 0.0 <= distillation_weight <= 1.0:
-            raise ValueError(f"--distillation-weight is {distillation_weight}; allowed: 0 to 1")
+        check_distillation(distillation_temperature, distillation_weight)
         self.temperature, self.weight = distillation_temperature, distillation_weight
         self.masked, self.sentence_avg = isinstance(task, MaskedLMTask), sentence_avg
         criterion = (
@@ -101,7 +98,7 @@ class DistillationCriterion(FairseqCriterion):
                 _check_softmax(teacher)
             teacher_logits = self._logits(teacher, sample, real)
         losses = F.cross_entropy(logits, target, reduction="none")
-        divergence = self._divergence(logits, teacher_logits)
+        divergence = divergences(logits, teacher_logits, self.temperature)
         total = (1.0 - self.weight) * losses + self.weight * self.temperature**2 * divergence
         logging_output = {
             "loss": losses.sum().detach(),
@@ -109,8 +106,7 @@ class DistillationCriterion(FairseqCriterion):
             "nsentences": len(sample["target"]),
             "sample_size": self._sample_size(sample, target),
             _MASKED: int(self.masked),
-            _DIVERGENCE: divergence.sum().detach(),
-            _TOKENS: len(target),
+            **logged_divergence(divergence),
         }
         return total.sum() if reduce else total, logging_output["sample_size"], logging_output
 
@@ -121,11 +117,6 @@ class DistillationCriterion(FairseqCriterion):
         else:
             logits = model(**sample["net_input"])[0][real]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def _divergence(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        """The KL divergence of the student's distribution from the teacher's at each target, (N,)."""
-        student_log_probs, teacher_log_probs = ((x / self.temperature).log_softmax(1) for x in (logits, wanted))
-        return F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(1)
 
     def _sample_size(self, sample: dict[str, Any], target: Tensor) -> int:
         """The number of targets or, with ``sentence_avg``, of sentences, by which fairseq divides the loss."""
@@ -138,15 +129,39 @@ class DistillationCriterion(FairseqCriterion):
         """Log the cross-entropy as fairseq does and, in training, the teacher's term."""
         masked = any(log.get(_MASKED, 0) for log in logging_outputs)
         (MaskedLmLoss if masked else CrossEntropyCriterion).reduce_metrics(logging_outputs)
-        tokens = sum(log.get(_TOKENS, 0) for log in logging_outputs)
-        if tokens > 0:
-            divergence = sum(log.get(_DIVERGENCE, 0) for log in logging_outputs)
-            metrics.log_scalar("teacher_kl", divergence / tokens / math.log(2), tokens, round=3)
+        log_divergence(logging_outputs)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         """fairseq's hook: True."""
         return True
+
+
+def check_distillation(temperature: float, weight: float) -> None:
+    """Raise ValueError unless ``temperature`` is above 0 and finite, and ``weight`` in 0 to 1."""
+    if not 0.0 < temperature < math.inf:
+        raise ValueError(f"--distillation-temperature is {temperature}; allowed: above 0 and finite")
+    if not 0.0 <= weight <= 1.0:
+        raise ValueError(f"--distillation-weight is {weight}; allowed: 0 to 1")
+
+
+def divergences(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """The KL divergence (N,) of the student's distributions from the teacher's, from logits (N, V) of both."""
+    student_log_probs, teacher_log_probs = ((x / temperature).log_softmax(1) for x in (logits, wanted))
+    return F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(1)
+
+
+def logged_divergence(divergence: Tensor) -> dict[str, Any]:
+    """Entries of a logging output for the ``divergences`` (N,) of a batch."""
+    return {_DIVERGENCE: divergence.sum().detach(), _TOKENS: len(divergence)}
+
+
+def log_divergence(logging_outputs: list[dict[str, Any]]) -> None:
+    """Log ``teacher_kl``, the mean divergence in bits, if there is one, as in training."""
+    tokens = sum(log.get(_TOKENS, 0) for log in logging_outputs)
+    if tokens > 0:
+        divergence = sum(log.get(_DIVERGENCE, 0) for log in logging_outputs)
+        metrics.log_scalar("teacher_kl", divergence / tokens / math.log(2), tokens, round=3)
 
 
 def _check_softmax(model: nn.Module) -> None:

@@ -15,7 +15,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, Fair
 from fairseq.models.hubert.hubert import HubertModel
 from fairseq.models.roberta import RobertaModel
 from fairseq.models.wav2vec.wav2vec2 import Wav2Vec2Model
+from fairseq.models.wav2vec.wav2vec2_asr import Wav2VecCtc
 from fairseq.tasks import FairseqTask
+from fairseq.tasks.audio_finetuning import AudioFinetuningTask
 from fairseq.tasks.audio_pretraining import AudioPretrainingTask
 from fairseq.tasks.hubert_pretraining import HubertPretrainingTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -126,6 +128,8 @@ def _family(task: FairseqTask) -> tuple[type, str]:
         return FairseqLanguageModel, "transformer_lm"
     if isinstance(task, MaskedLMTask):
         return RobertaModel, "roberta"
+    if isinstance(task, AudioFinetuningTask):
+        return Wav2VecCtc, "wav2vec_ctc"
     if isinstance(task, AudioPretrainingTask):
         return Wav2Vec2Model, "wav2vec2"
     if isinstance(task, HubertPretrainingTask):

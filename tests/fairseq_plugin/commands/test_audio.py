@@ -1,14 +1,22 @@
 """From stock pretraining on audio to fine-tuning in linear time, by fairseq's commands, on recordings of noise."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.criterions.ctc import CtcCriterion, CtcCriterionConfig
+from fairseq.tasks.audio_finetuning import AudioFinetuningTask
+from fairseq.tasks.audio_pretraining import AudioPretrainingConfig, AudioPretrainingTask
+from torch import nn
 
-from tests.compare import weights
-from tests.fairseq_plugin.helpers.audio import HUBERT, PRETRAINED
+from fairseq_plugin.criterions.ctc_distillation import CtcDistillationConfig, CtcDistillationCriterion
+from tests.common.refusals import refused
+from tests.compare import assert_close, gradients, weights
+from tests.fairseq_plugin.helpers.audio import HUBERT, PRETRAINED, recording
 from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named
 
 RATE = 16_000
@@ -59,12 +67,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     average_tuning = (*average_tuning, "--w2v-path", str(folder / "data2vec" / "checkpoint_last.pt"))
     average_tuning = (*average_tuning, "--post-process", "letter")
     stock_average, to_average = str(folder / "stock average" / "checkpoint_last.pt"), ("--arch", "t2r_data2vec_audio")
+    from_stock = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--w2v-path", stock)
+    learning = ("--criterion", "ctc_distillation", "--teacher", str(folder / "teacher" / "checkpoint_last.pt"))
     commands = {
         "stock": train("stock", "--arch", "wav2vec2", *PRETRAINED, *CRITERION),
         "convert": ("fairseq_plugin.convert", [stock, start, "--arch", "hedgehog_wav2vec2"], ""),
         "transfer": train("transferred", "--arch", "hedgehog_wav2vec2", *PRETRAINED, *begun),
         "ctc": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter"),
         "resumed": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter", "--max-update", "4"),
+        "teacher": train("teacher", *from_stock, "--criterion", "ctc", "--post-process", "letter"),
+        "distilled": train("distilled", *fine_tuning, *learning, "--post-process", "letter"),
         "hubert": train("hubert", "--arch", "hubert", *hubert),
         "convert hubert": ("fairseq_plugin.convert", [str(folder / "hubert" / "checkpoint_last.pt"), units, *to], ""),
         "transfer hubert": train("units", "--arch", "t2r_hubert", *hubert, *from_units),
@@ -98,6 +110,70 @@ def test_fine_tuning_starts_from_the_transferred_model(runs: NamedRuns) -> None:
     assert maps and all(f"w2v_encoder.w2v_model.{name}" in tuned for name in maps)
     assert any(not torch.equal(tuned[f"w2v_encoder.w2v_model.{name}"], transferred[name]) for name in maps)
     assert "HedgehogWav2vec2Model" in runs.outputs["ctc"]
+
+
+@pytest.fixture(scope="module")
+def distilled(runs: NamedRuns) -> tuple[nn.Module, nn.Module, AudioFinetuningTask]:
+    """A student, its teacher, and their task."""
+    paths = [str(runs.folder / name / "checkpoint_last.pt") for name in ("distilled", "teacher")]
+    (student, teacher), _, task = load_model_ensemble_and_task(paths, arg_overrides={"data": str(runs.folder)})
+    return student.train(), teacher, task
+
+
+def _sample() -> dict[str, Any]:
+    """Two recordings, the second with padding, and their letters."""
+    mask = torch.zeros(2, 300, dtype=torch.bool)
+    mask[1, 200:] = True
+    net_input = {"source": recording(2, 300).masked_fill(mask, 0.0), "padding_mask": mask}
+    return {"id": torch.arange(2), "net_input": net_input, "target": torch.tensor([[5, 6, 4], [6, 4, 1]]), "ntokens": 5}
+
+
+def _distillation(runs: NamedRuns, task: AudioFinetuningTask, **options: Any) -> CtcDistillationCriterion:
+    own = {"distillation_temperature": 1.5, "distillation_weight": 0.3, "sentence_avg": False, "ddp_backend": ""}
+    own["teacher"] = str(runs.folder / "teacher" / "checkpoint_last.pt")
+    return CtcDistillationCriterion(CtcDistillationConfig(**{**own, **options}), task)
+
+
+def test_distillation_is_the_literal_loss(runs: NamedRuns, distilled: tuple) -> None:
+    """CTC and, frame by frame without padding, the divergence from the teacher; gradients too; evaluation is CTC."""
+    student, teacher, task = distilled
+    sample, criterion = _sample(), _distillation(runs, task)
+    own, size, _ = CtcCriterion(CtcCriterionConfig(sentence_avg=False), task)(student, sample)
+    ours, wanted = (model(**sample["net_input"])["encoder_out"] for model in (student, teacher.eval()))
+    frames = [((300 - 18) // 8 + 1, 0), ((200 - 18) // 8 + 1, 1)]
+    divergence, count = 0.0, 0
+    for length, row in frames:
+        for t in range(length):
+            p, q = ((x[t, row] / 1.5).softmax(0) for x in (wanted.detach(), ours))
+            divergence, count = divergence + (p * (p / q).log()).sum(), count + 1
+    expected = 0.7 * own + 0.3 * 1.5**2 * divergence
+    total, sample_size, logged = criterion(student, sample)
+    assert_close("loss", total, expected, 1e-5)
+    assert (sample_size, logged["teacher_kl_tokens"]) == (size, count)
+    assert_close("logged divergence", logged["teacher_kl_sum"], divergence.detach(), 1e-4)
+    parameters = [x for x in student.parameters() if x.requires_grad]
+    for actual, literal in zip(gradients(total, parameters), gradients(expected, parameters), strict=True):
+        assert_close("gradient", actual, literal, 1e-3, floor=1e-3)
+    student.eval()
+    assert_close("loss in evaluation", criterion(student, sample)[0], own, 1e-5)
+    student.train()
+    assert '"train_teacher_kl"' in runs.outputs["distilled"]
+
+
+def test_teachers_that_do_not_fit(runs: NamedRuns, distilled: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, _, task = distilled
+    with refused("--distillation-weight", "2", "0 to 1"):
+        _distillation(runs, task, distillation_weight=2.0)
+    with refused("--task", "AudioPretrainingTask", "audio_finetuning"):
+        _distillation(runs, AudioPretrainingTask(AudioPretrainingConfig()))
+    pretrained = str(runs.folder / "stock" / "checkpoint_last.pt")
+    with refused("--teacher", "wav2vec2", "wav2vec_ctc"):
+        _distillation(runs, task, teacher=pretrained).train()
+    with refused("--arch", "HedgehogWav2vec2Model", "wav2vec_ctc"):
+        _distillation(runs, task)(student.w2v_encoder.w2v_model, _sample())
+    monkeypatch.setattr(student.w2v_encoder, "proj", nn.Linear(16, 9))
+    with refused("--teacher", "7 letters", "9"):
+        _distillation(runs, task)(student, _sample())
 
 
 def test_checkpoints_with_dictionaries_are_read_again(runs: NamedRuns) -> None:
