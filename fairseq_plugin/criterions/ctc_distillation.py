@@ -45,7 +45,7 @@ class CtcDistillationCriterion(CtcCriterion):
     def train(self, mode: bool = True) -> "CtcDistillationCriterion":
         """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
         if mode:
-            self.teacher.read()
+            _check_model(f"--teacher {self.teacher.path!r}", self.teacher.read())
         return super().train(mode)
 
     def forward(
@@ -53,7 +53,7 @@ class CtcDistillationCriterion(CtcCriterion):
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """The sum of the loss over the recordings of ``sample``, the sample size and the logging output, as ``ctc``."""
         with check_of_pair():
-            _check_model(bare(model))
+            _check_model("--arch", bare(model))
         if not model.training:
             return super().forward(model, sample, reduce, **options)
         outputs = []
@@ -91,6 +91,6 @@ class CtcDistillationCriterion(CtcCriterion):
         log_divergence(logging_outputs)
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(what: str, model: nn.Module) -> None:
     if not isinstance(model, Wav2VecCtc):
-        raise ValueError(f"--arch is that of {type(model).__name__}; allowed with ctc_distillation: wav2vec_ctc")
+        raise ValueError(f"{what} is a {type(model).__name__}; allowed with ctc_distillation: wav2vec_ctc")

@@ -122,14 +122,14 @@ def _name(task: FairseqTask) -> str:
     return names[0] or names[1] or type(task).__name__
 
 
-def _family(task: FairseqTask) -> tuple[type, str]:
-    """The base class of models for ``task``, and the name of fairseq's own model."""
+def _family(task: FairseqTask) -> tuple[type | tuple[type, ...], str]:
+    """The base class or classes of models for ``task``, and the name of fairseq's own model."""
     if isinstance(task, LanguageModelingTask):
         return FairseqLanguageModel, "transformer_lm"
     if isinstance(task, MaskedLMTask):
         return RobertaModel, "roberta"
     if isinstance(task, AudioFinetuningTask):
-        return Wav2VecCtc, "wav2vec_ctc"
+        return (Wav2VecCtc, Wav2Vec2Model), "wav2vec_ctc"
     if isinstance(task, AudioPretrainingTask):
         return Wav2Vec2Model, "wav2vec2"
     if isinstance(task, HubertPretrainingTask):

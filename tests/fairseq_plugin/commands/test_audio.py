@@ -167,7 +167,7 @@ def test_teachers_that_do_not_fit(runs: NamedRuns, distilled: tuple, monkeypatch
     with refused("--task", "AudioPretrainingTask", "audio_finetuning"):
         _distillation(runs, AudioPretrainingTask(AudioPretrainingConfig()))
     pretrained = str(runs.folder / "stock" / "checkpoint_last.pt")
-    with refused("--teacher", "wav2vec2", "wav2vec_ctc"):
+    with refused("--teacher", "Wav2Vec2Model", "wav2vec_ctc"):
         _distillation(runs, task, teacher=pretrained).train()
     with refused("--arch", "HedgehogWav2vec2Model", "wav2vec_ctc"):
         _distillation(runs, task)(student.w2v_encoder.w2v_model, _sample())
