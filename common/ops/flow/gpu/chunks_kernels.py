@@ -154,7 +154,7 @@ def _block(padding, count, rows, n, batch, count_stride, PADDED: tl.constexpr):
     return exist, real, tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
 
 
-@with_warps(4)
+@with_warps()
 @triton.jit
 def weights(
     incoming, conserved_incoming, conserved_outgoing, padding, count, competition, scale, allocation, logs,
@@ -210,7 +210,7 @@ def _logit_gradients(grads, shares, next_shares, later, T: tl.constexpr):
     return grads - shares * total, _last(total, T)
 
 
-@with_warps(4)
+@with_warps()
 @triton.jit
 def weights_backward(
     incoming, conserved_outgoing, padding, count, competition, allocation, grad_competition, grad_log_scale,
