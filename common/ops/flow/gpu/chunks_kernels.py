@@ -210,7 +210,7 @@ def _logit_gradients(grads, shares, next_shares, later, T: tl.constexpr):
     return grads - shares * total, _last(total, T)
 
 
-@with_warps()
+@with_warps(4)
 @triton.jit
 def weights_backward(
     incoming, conserved_outgoing, padding, count, competition, allocation, grad_competition, grad_log_scale,
