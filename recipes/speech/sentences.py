@@ -1,0 +1,73 @@
+"""Short sentences to be spoken: of a text, or commands that are put together here.
+
+Their letters are exactly what is spoken: no digits, abbreviations or other signs that a voice reads as words.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..shared.text_files import TRIAL_PARTS, cut_trial
+
+#: The ends of a sentence or of a part of it.
+_ENDS = re.compile(r"[.!?;:,\n\r\t()\"“”]+|--|—")
+FEWEST_WORDS, MOST_WORDS = 2, 8
+
+_DIGITS = "zero one two three four five six seven eight nine".split()
+_DEVICES = "light radio heater fan music camera window oven printer kettle television lamp".split()
+_ROOMS = "kitchen garden bedroom office hall garage cellar attic bathroom workshop".split()
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+_MINUTES = "ten fifteen twenty thirty forty fifty".split()
+
+
+def read_sentences(path: Path) -> list[str]:
+    """The different sentences of a text of ``FEWEST_WORDS`` to ``MOST_WORDS`` words, in small letters, in order.
+
+    Commas end a sentence too. Sentences with signs other than letters and apostrophes are left out.
+
+    Raises:
+        ValueError: there is no such file, or it is not text in UTF-8.
+    """
+    if not path.is_file():
+        raise ValueError(f"--file is {path}, which is no file; allowed: a text in UTF-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
+    words = (part.lower().replace("’", "'").replace("-", " ").split() for part in _ENDS.split(text))
+    fitting = (" ".join(part) for part in words if FEWEST_WORDS <= len(part) <= MOST_WORDS)
+    return list(dict.fromkeys(sentence for sentence in fitting if all(x.isalpha() or x in "' " for x in sentence)))
+
+
+def commands(generator: random.Random) -> Iterator[str]:
+    """Commands to a house and numbers, without end; a few may come twice."""
+    draw = generator.choice
+    while True:
+        yield " ".join(draw(_DIGITS) for _ in range(generator.randint(3, 6)))
+        yield f"turn {draw(('on', 'off'))} the {draw(_DEVICES)} in the {draw(_ROOMS)} for {draw(_MINUTES)} minutes"
+        yield f"set the {draw(('alarm', 'timer', 'clock'))} to {draw(_DAYS)} at {draw(_DIGITS[1:])} {draw(_MINUTES)}"
+
+
+def split_sentences(path: Path | None, count: int, seed: int) -> dict[str, list[str]]:
+    """Split -> ``count`` sentences in all of the text at ``path``, in random order; None: commands.
+
+    Raises:
+        ValueError: see ``read_sentences``, or the text has too few.
+    """
+    generator = random.Random(seed)
+    if path is None:
+        drawn: dict[str, None] = {}
+        for sentence in commands(generator):
+            drawn[sentence] = None
+            if len(drawn) == count:
+                break
+        sentences = list(drawn)
+    else:
+        sentences = read_sentences(path)
+        generator.shuffle(sentences)
+        what = f"--file is {path}, with {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words"
+        cut_trial(len(sentences), what)
+    chosen = sentences[:count]
+    indices = cut_trial(len(chosen), f"--sentences is {count}")
+    return {split: [chosen[i] for i in indices[split]] for split in TRIAL_PARTS}
