@@ -16,7 +16,7 @@ from ..shared.experiment import MINUTES, PARAMETERS, Data, Experiment, Record
 from ..shared.plots import STYLE, lines_by_length, save
 from ..shared.tables import MISSING, Table, spread
 from . import prepare
-from .trainings import STAGES, STOCK, Speech, Trainings, transfer_name
+from .trainings import STAGES, STOCK, Speech, Trainings
 
 
 def make_data(options: Speech) -> Data:
@@ -52,7 +52,7 @@ def notes(options: Speech, facts: Record) -> list[str]:
     parts = ", ".join(
         f"{x}: {about['recordings']} of {about['seconds'] / 60:.1f} min" for x, about in facts["parts"].items()
     )
-    source = "commands" if options.file is None else options.file.name
+    source = "commands" if options.file is None else Path(options.file).name
     pretrained = "the speech to train on" if facts["recordings"] is None else "--recordings"
     return [
         f"character errors in per cent, spaces included, of the most probable symbol of each frame; mean ± standard "
@@ -97,7 +97,12 @@ def extra_tables(options: Speech, facts: Record, records: list[Record]) -> list[
             ("Peak memory in MiB, by seconds of the recording", measured_by_length("peak_bytes", 0, 2**-20), memory),
         )
     ]
-    return [*tables, transfer_table(options, records)] if options.transfer else tables
+    return [*tables, transfer_table(options, records)] if transfers(records) else tables
+
+
+def transfers(records: Sequence[Record]) -> list[str]:
+    """The models in the records of transfers."""
+    return list(dict.fromkeys(record["model"] for record in records if "cer" in record))
 
 
 def transfer_table(options: Speech, records: list[Record]) -> Table:
@@ -120,14 +125,19 @@ def transfer_table(options: Speech, records: list[Record]) -> Table:
 
     made = [Column(title, errors(stage)) for stage, title in STAGES.items()]
     shares = [Column(f"recovered {title}, %", recovered(x)) for x, title in STAGES.items() if x != "exchanged"]
-    names = [transfer_name(name) for name in options.transfer]
     notes = [
         f"character errors in per cent at {shortest} s; exchanged: the trained {STOCK} with another attention, before "
         f"any update; then attention transfer of {options.transfer_updates} updates, and as many of CTC with a "
         f"learning rate of {options.tuning_lr:g}",
         f"recovered: (exchanged - after) / (exchanged - {STOCK})",
     ]
-    return table("From the trained softmax model", [MODEL, *made, *shares, SEEDS], names, Results(records, {}), notes)
+    return table(
+        "From the trained softmax model",
+        [MODEL, *made, *shares, SEEDS],
+        transfers(records),
+        Results(records, {}),
+        notes,
+    )
 
 
 def draw(options: Speech, facts: Record, records: Sequence[Record], path: Path) -> None:

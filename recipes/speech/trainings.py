@@ -44,9 +44,9 @@ def attention(without: Sequence[str] = ()) -> Callable[[str], str]:
     return model
 
 
-def setting(name: str, **arguments: object) -> object:
+def of_data(name: str, **arguments: object) -> object:
     """An option of the data, as in ``prepare``."""
-    return option(getattr(prepare.Settings(), name), prepare.HELP[name], setting=False, **arguments)
+    return option(getattr(prepare.Settings(), name), prepare.HELP[name], **arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,15 @@ class Speech(Budget):
 
     most_evaluations: ClassVar[int] = 4
 
-    file: Path | None = setting("file", type=Path)
-    voices: Sequence[str] = setting("voices", nargs="+", metavar="VOICE")
-    speed: int = setting("speed")
-    sentences: int = setting("sentences", quick=60)
-    seconds: int = setting("seconds")
-    lengths: Sequence[int] = setting("lengths", quick=[5, 10], nargs="+", type=positive_int, metavar="SECONDS")
-    train: int = setting("train", quick=8)
-    test_seconds: int = setting("test_seconds", quick=10)
-    recordings: Path | None = setting("recordings", type=Path)
+    file: Path | None = of_data("file", setting=False, type=Path)
+    voices: Sequence[str] = of_data("voices", nargs="+", metavar="VOICE")
+    speed: int = of_data("speed")
+    sentences: int = of_data("sentences", quick=60)
+    seconds: int = of_data("seconds")
+    lengths: Sequence[int] = of_data("lengths", quick=[5, 10], nargs="+", type=positive_int, metavar="SECONDS")
+    train: int = of_data("train", quick=8)
+    test_seconds: int = of_data("test_seconds", quick=10)
+    recordings: Path | None = of_data("recordings", setting=False, type=Path)
     models: Sequence[str] = option(
         MODELS,
         f"architectures without {SUFFIX}, and {STOCK}, fairseq's own; default: %(default)s",
@@ -88,6 +88,11 @@ class Speech(Budget):
     batch_seconds: int = option(20, "of audio in a batch (%(default)s)")
     width: int = option(128)
     layers: int = option(3)
+
+    def settings(self) -> Record:
+        """See ``Options``; with the names of what is read."""
+        names = {name: getattr(self, name) for name in ("file", "recordings")}
+        return {**{name: path and Path(path).name for name, path in names.items()}, **super().settings()}
 
     @property
     def data(self) -> prepare.Settings:
