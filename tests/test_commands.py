@@ -104,6 +104,11 @@ recipes.papers.compare_images daft 2 --data-dir {folder} --out new
 recipes.papers.larger_images --data-dir {folder} --out new
 recipes.papers.larger_images --out {text}
 recipes.pretrained.compare --file {file} --out new
+recipes.speech.compare --file {file} --out new
+recipes.speech.compare --recordings {missing} --out new
+recipes.speech.prepare --check {folder}
+recipes.speech.prepare --file {file} --out new
+recipes.speech.prepare --recordings {folder} --out new
 recipes.time_series.averages {format}
 recipes.time_series.classify {folder} --model rocket
 recipes.time_series.compare --dataset Heartbeat --file {format} --out new
@@ -137,7 +142,7 @@ RATES = [
         for name in ("compare", "images")
         for prefix in ("", "transfer-", "distillation-")
     ),
-    *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "translation", "wikitext103")),
+    *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "speech", "translation", "wikitext103")),
     *(("recipes.from_softmax.encoder", f"{prefix}lr") for prefix in ("transfer-", "distillation-")),
     ("recipes.wikitext103.recall", "lr"),
 ]

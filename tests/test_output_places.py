@@ -82,6 +82,8 @@ COMMANDS = {
     "recipes.papers.compare_images": Case(FOLDER, "--out", "daft 6"),
     "recipes.papers.larger_images": Case(FOLDER, "--out"),
     "recipes.pretrained.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
+    "recipes.speech.compare": Case(FOLDER, "--out", "--quick"),
+    "recipes.speech.prepare": Case(FOLDER, "--out"),
     "recipes.time_series.averages": Case(FILE, "--out", SOURCE),
     "recipes.time_series.compare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.time_series.pictures": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),

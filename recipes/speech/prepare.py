@@ -22,7 +22,7 @@ from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.text_files import cut_trial, write_lines
 from ..shared.working_folder import working_folder
-from .espeak import check_voices, speak
+from . import espeak
 from .recordings import (
     RATE,
     Recording,
@@ -94,14 +94,15 @@ def prepare(out: Path, settings: Settings) -> dict[str, Any]:
         digest = hashlib.sha256("\n".join(text for texts in spoken.values() for text in texts).encode()).hexdigest()
         names = {name: path and Path(path).name for name, path in _paths(settings).items()}
         about = {**settings._asdict(), **names, "sentences_sha256": digest}
-        if not (out / "manifest.json").exists():
+        complete, audio = (out / "manifest.json").exists(), []
+        if not complete:  # before anything is written
             audio = [] if settings.recordings is None else find_audio(settings.recordings)
-            check_voices(settings.voices, settings.speed)
-            keep_settings(out / "data.json", about)
+            espeak.check_voices(settings.voices, settings.speed)
+        keep_settings(out / "data.json", about)
+        if not complete:
             manifest = _write(out, spoken, settings)
             manifest |= _copy_recordings(out / "recordings", audio) if audio else {}
             write_json(out / "manifest.json", manifest)
-        keep_settings(out / "data.json", about)
         return read_json(out / "manifest.json", parts=dict[str, dict], left_out=int)
 
 
@@ -111,16 +112,17 @@ def _paths(settings: Settings) -> dict[str, Path | None]:
 
 def _write(out: Path, spoken: dict[str, list[str]], settings: Settings) -> dict[str, Any]:
     """Speak all sentences, and join them to recordings; returns the manifest."""
-    sounds, left_out = {}, 0
+    sounds, left_out, longest = {}, 0, min(settings.seconds, *settings.lengths)
     for number, (split, texts) in enumerate(spoken.items()):
         generator = random.Random(f"{settings.seed} {number}")
         voices = [generator.choice(settings.voices) for _ in texts]
         every = list(_speak(out / "sentences" / split, texts, voices, settings.speed))
-        sounds[split] = [sound for sound in every if sound.samples <= settings.seconds * RATE]
+        sounds[split] = [sound for sound in every if sound.samples <= longest * RATE]
         left_out += len(every) - len(sounds[split])
         if not sounds[split]:
             raise ValueError(
-                f"--seconds is {settings.seconds}; allowed: more, since no sentence of {split} is so short"
+                f"the shortest of --seconds and --lengths is {longest}; allowed: more, since no sentence of {split} is "
+                "so short"
             )
     plan = {"train": (settings.seconds, settings.train), "valid": (settings.seconds, settings.valid)}
     plan |= {split_of_length(length): (length, max(1, settings.test_seconds // length)) for length in settings.lengths}
@@ -148,7 +150,7 @@ def _speak(folder: Path, texts: Sequence[str], voices: Sequence[str], speed: int
     for number, (text, voice) in enumerate(bar):
         path = folder / f"{number}.wav"
         if not path.exists():
-            write_audio(path, speak(text, voice, speed))
+            write_audio(path, espeak.speak(text, voice, speed))
         yield Sound(text, path, len(read_audio(path)[0]))
 
 
@@ -220,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     manifest = prepare(options.out.absolute(), Settings(*(getattr(options, name) for name in Settings._fields)))
     for split, about in manifest["parts"].items():
         print(f"  {split:<10}  {about['recordings']:6,d} recordings, {about['seconds'] / 60:.1f} minutes")
-    print(f"  left out: {manifest['left_out']} sentences that are longer than --seconds")
+    print(f"  left out: {manifest['left_out']} sentences that are longer than the shortest recordings may be")
     if "recordings" in manifest:
         about = manifest["recordings"]
         print(f"  to pretrain on: {about['files']:,} files, {about['seconds'] / 60:.1f} minutes", end="")

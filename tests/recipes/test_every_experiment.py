@@ -35,6 +35,7 @@ from recipes.shared.experiment import Data, Experiment, Record
 from recipes.shared.json_files import read_json
 from recipes.shared.tables import Run
 from recipes.shared.trainings import TrainingResult
+from recipes.speech import compare as speech
 from recipes.time_series import compare as time_series
 from recipes.translation import compare as translation
 from recipes.wikitext103 import compare, gates, recall
@@ -105,6 +106,10 @@ TRANSLATED = {"bleu": 12.5, "chrf": 30.5, "milliseconds": 40.0}
 TIMES = [
     {"model": model, "length": 512, "milliseconds": milliseconds, "faster": 90.0 / milliseconds}
     for model, milliseconds in (("flow/linear", 60.0), ("transformer", 90.0))
+]
+READ = [
+    {"length": length, "cer": cer, "milliseconds": 4.5, "peak_bytes": 3 * 2**20}
+    for length, cer in ((5, 4.5), (600, 9.0))
 ]
 TEXT_LOG = {"train_inner": {"wps": 500.0}, "valid": {"ppl": 18.0}, "test": {"ppl": 19.5}}
 
@@ -264,6 +269,26 @@ CASES = {
             "| daft_conv_s_h16 | random weights | 8.250 | 6.750 | 91.2 |",
         ),
         others=({"model": "daft_conv_s_h16.random", "start": "random", **STARTED, "top1": 91.25},),
+    ),
+    "speech.compare": Case(
+        speech.EXPERIMENT,
+        ("--models", "wav2vec2", "flowformer", "--lengths", "5", "600"),
+        {"parts": {"train": {"recordings": 800, "seconds": 3600.0}}, "recordings": None},
+        {"read": READ},
+        shown=("wav2vec2", "4,321", "4.5 ± 0.0", "9.0 ± 0.0", "2", "1.0"),
+        said=(
+            *(
+                "commands spoken by espeak-ng",
+                "train: 800 of 60.0 min",
+                "| wav2vec2 | 4.5 | 4.5 |",
+                "| wav2vec2 | 3 | 3 |",
+            ),
+            "| linear from wav2vec2 | 44.5 | 14.5 | 6.5 | 75.0 | 95.0 | 1 |",
+        ),
+        others=(
+            {"model": "linear from wav2vec2", "seed": 1, **KNOWN}
+            | {"cer": {"exchanged": 44.5, "transfer": 14.5, "tuned": 6.5}},
+        ),
     ),
     "time_series.compare": Case(
         time_series.EXPERIMENT,
