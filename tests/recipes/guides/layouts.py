@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import soundfile
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from PIL import Image
 
@@ -19,6 +20,7 @@ def write(folder: Path) -> None:
     _write_gpt2(folder)
     _write_numbers(folder, random)
     _write_images(folder, random)
+    _write_recordings(folder / "recordings")
 
 
 def _write_labelled(folder: Path, random: np.random.Generator) -> None:
@@ -83,3 +85,13 @@ def _write_images(folder: Path, random: np.random.Generator) -> None:
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path)
+
+
+def _write_recordings(folder: Path) -> None:
+    """Lists of two recordings of a second, with transcripts in letters and their dictionary."""
+    (folder / "audio").mkdir(parents=True)
+    for split, number in (("train", 1), ("valid", 2)):
+        soundfile.write(folder / "audio" / f"{number}.wav", np.zeros(16_000), 16_000)
+        (folder / f"{split}.tsv").write_text(f"{folder}\naudio/{number}.wav\t16000\n")
+        (folder / f"{split}.ltr").write_text("O N E | T W O |\n")
+    (folder / "dict.ltr.txt").write_text("".join(f"{letter} 2\n" for letter in "|ONETW"))
