@@ -27,7 +27,7 @@ TRANSFERRED = ("hedgehog", "flowformer")
 #: Stages of a transfer -> their columns. All but the first are trainings.
 STAGES = {"exchanged": "exchanged", "transfer": "after transfer", "tuned": "and fine-tuning"}
 #: The convolutions of the feature extractor: 320 samples are a frame.
-EXTRACTOR = "[(48, 20, 10)] + [(64, 8, 4)] * 2 + [(96, 4, 2)]"
+EXTRACTOR = "[(64, 40, 20), (64, 8, 4), (96, 8, 4)]"
 FRAMES_PER_SECOND = 50
 LAST, BEST = (Path("checkpoints") / f"checkpoint_{name}.pt" for name in ("last", "best"))
 
@@ -80,14 +80,14 @@ class Speech(Budget):
         type=attention([STOCK, "softmax"]),
         metavar="NAME",
     )
-    updates: int = option(250, "of every model of CTC (%(default)s)", quick=4)
-    pretraining_updates: int = option(20, "of the wav2vec 2.0 that all begin with (%(default)s)", quick=2)
+    updates: int = option(300, "of every model of CTC (%(default)s)", quick=4)
+    pretraining_updates: int = option(5, "of the wav2vec 2.0 that all begin with (%(default)s)", quick=2)
     transfer_updates: int = option(50, "of attention transfer, and then of fine-tuning, each (%(default)s)", quick=2)
     lr: float = option(2e-3, "highest learning rate, of all models (%(default)s)")
     tuning_lr: float = option(5e-4, "highest learning rate after a transfer (%(default)s)")
     batch_seconds: int = option(20, "of audio in a batch (%(default)s)")
     width: int = option(128)
-    layers: int = option(3)
+    layers: int = option(2)
 
     def settings(self) -> Record:
         """See ``Options``; with the names of what is read."""
@@ -117,7 +117,7 @@ class Speech(Budget):
         return [
             *(data, "--user-dir", "fairseq_plugin", *of_task, *budget, "--normalize"),
             *("--max-tokens", self.batch_seconds * RATE, "--lr-scheduler", "cosine"),
-            *("--warmup-updates", max(1, updates // 10)),
+            *("--warmup-updates", max(1, round(0.3 * updates))),
         ]
 
     def pretraining(self, data: Path, seed: int) -> list[object]:
