@@ -20,13 +20,15 @@ from .trainings import STAGES, STOCK, Speech, Trainings
 
 
 def make_data(options: Speech) -> Data:
-    """The speech; the facts are the size of each part, and where models are pretrained.
+    """The speech; the facts are the size of each part, and of the recordings to pretrain on.
 
     Raises:
         ValueError: the teacher of a transfer is not trained; see also ``prepare.prepare``.
     """
     if options.transfer and STOCK not in options.models:
-        raise ValueError(f"--models lacks {STOCK}, the teacher of --transfer; allowed: with it, or --transfer alone")
+        raise ValueError(
+            f"--models lacks {STOCK}, the teacher of --transfer; allowed: with it, or --transfer without names"
+        )
     manifest = prepare.prepare(options.out, options.data)
     facts = {"parts": manifest["parts"], "recordings": manifest.get("recordings")}
     return Data(options.out / "data", facts)

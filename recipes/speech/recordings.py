@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -15,6 +15,7 @@ from ..shared.working_folder import atomic_write
 RATE = 16_000
 #: Endings of the files of a folder that are read.
 ENDINGS = (".wav", ".flac", ".ogg", ".mp3")
+_NOT_DAMAGED = "audio that is there and not damaged, as .wav"
 _ALLOWED = f"mono audio of {RATE:,} samples per second, which python -m recipes.speech.prepare --recordings makes"
 
 
@@ -39,30 +40,34 @@ def write_audio(path: Path, samples: np.ndarray) -> None:
 
 
 def read_audio(path: Path) -> tuple[np.ndarray, int]:
-    """Samples and rate of a file.
-
-    Raises:
-        ValueError: it is empty, or is no audio.
-    """
+    """Samples and rate of a file; ValueError if it is damaged."""
     try:
-        samples, rate = soundfile.read(path, dtype="float32")
+        return soundfile.read(path, dtype="float32")
     except soundfile.SoundFileError as error:
-        raise ValueError(f"{path} cannot be read: {error}; allowed: audio that is not damaged, as .wav") from error
-    if not len(samples):
-        raise ValueError(f"{path} has no samples; allowed: audio that is not empty")
-    return samples, rate
+        raise ValueError(f"{path} cannot be read: {error}; allowed: {_NOT_DAMAGED}") from error
 
 
 def find_audio(folder: Path) -> list[Path]:
     """The files in ``folder`` and below it that are audio by their names.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or one is empty or damaged.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
     if not paths:
         raise ValueError(f"--recordings is {folder}, without audio; allowed: a folder with {', '.join(ENDINGS)} files")
+    for path in paths:
+        if not _about(path).frames:
+            raise ValueError(f"{path} has no samples; allowed in --recordings: audio that is not empty")
     return paths
+
+
+def _about(path: Path) -> Any:
+    """soundfile's description of a file, without its samples; ValueError if it cannot be read."""
+    try:
+        return soundfile.info(path)
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{path} cannot be read: {error}; allowed: {_NOT_DAMAGED}") from error
 
 
 def letters(text: str) -> str:
@@ -105,12 +110,7 @@ def _checked(path: Path) -> Iterator[Path]:
         if not tab or not samples.isdecimal():
             raise ValueError(f"{path}, line {number}, is {row!r}; allowed: a path, a tab and its number of samples")
         file = Path(root) / name
-        try:
-            about = soundfile.info(file)
-        except soundfile.SoundFileError as error:
-            raise ValueError(
-                f"{file}, line {number} of {path}, cannot be read: {error}; allowed: {_ALLOWED}"
-            ) from error
+        about = _about(file)
         if (about.samplerate, about.channels) != (RATE, 1) or not about.frames:
             raise ValueError(
                 f"{file}, line {number} of {path}, has {about.frames:,} samples, {about.samplerate:,} per second, "

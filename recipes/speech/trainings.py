@@ -25,7 +25,7 @@ STOCK = "wav2vec2"
 MODELS = (STOCK, "flowformer", "linear", "hedgehog", "local", "mixed_chunk")
 TRANSFERRED = ("hedgehog", "flowformer")
 #: Stages of a transfer -> their columns. All but the first are trainings.
-STAGES = {"exchanged": "exchanged", "transfer": "after transfer", "tuned": "and fine-tuning"}
+STAGES = {"exchanged": "exchanged", "transfer": "after transfer", "tuned": "after fine-tuning"}
 #: The convolutions of the feature extractor: 320 samples are a frame.
 EXTRACTOR = "[(64, 40, 20), (64, 8, 4), (96, 8, 4)]"
 FRAMES_PER_SECOND = 50
