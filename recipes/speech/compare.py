@@ -79,7 +79,7 @@ def measured_by_length(name: str, digits: int, scale: float = 1.0) -> Callable[[
 
 
 def flat(records: Sequence[Record]) -> list[Record]:
-    """What models read at each length, each with its model."""
+    """The results at each length, each with its model."""
     return [{"model": record["model"], **x} for record in records for x in record.get("read", ())]
 
 

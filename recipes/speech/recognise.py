@@ -1,4 +1,4 @@
-"""What a model of CTC reads in recordings of several lengths: character errors, time and memory."""
+"""Character errors, time and memory of a model of CTC on recordings of several lengths."""
 
 import time
 from functools import partial
@@ -20,7 +20,7 @@ from .recordings import RATE
 
 
 class Read(NamedTuple):
-    """What a model reads in all recordings of one length."""
+    """Errors, time and memory of a model on all recordings of one length."""
 
     length: int  # seconds, at most
     cer: float  # character errors in per cent of the characters

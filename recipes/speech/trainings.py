@@ -202,7 +202,7 @@ class Trainings:
         return self.runs / f"{name}.{seed}.pt"
 
     def _known(self, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record:
-        """What is known of every training."""
+        """The part of a record that every training has."""
         known = {"model": name, "seed": seed, "parameters": read_parameters(folder), "seconds": trained.seconds}
         return known | {"peak_bytes": trained.peak_bytes, "command": trained.command}
 

@@ -11,7 +11,7 @@ SAMPLES = 8_000
 
 @pytest.fixture
 def spoken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was said so far; each sentence is half a second of a tone, which is higher for another voice."""
+    """The texts that were spoken so far; each is half a second of a tone, which is higher for another voice."""
     said: list[str] = []
 
     def speak(text: str, voice: str, speed: int) -> np.ndarray:
