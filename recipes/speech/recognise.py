@@ -1,6 +1,7 @@
 """Character errors, time and memory of a model of CTC on recordings of several lengths."""
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,25 +33,24 @@ class Read(NamedTuple):
 def recognise(checkpoint: Path, data: Path, lengths: list[int], memory: bool) -> list[Read]:
     """Let the model in ``checkpoint`` read the test recordings in ``data``, one at a time, on one thread.
 
-    The text is the most probable symbol of each frame, without a language model.
+    The text is the most probable symbol of each frame, without a language model. The first recording is read once
+    before, since the first pass of a process takes longer.
     """
     models, _, task = load_model_ensemble_and_task([str(checkpoint)], arg_overrides={"data": str(data)})
     model, threads = models[0].eval(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        _logits(model, next(_samples(task, min(lengths))))
         return [_read(model, task, length, memory) for length in lengths]
     finally:
         torch.set_num_threads(threads)
 
 
 def _read(model: nn.Module, task: Any, length: int, memory: bool) -> Read:
-    split = split_of_length(length)
-    task.load_dataset(split)
-    dataset, dictionary = task.dataset(split), task.target_dictionary
+    dictionary = task.target_dictionary
     errors = characters = samples = peak = 0
     seconds = 0.0
-    for i in tqdm(range(len(dataset)), desc=f"recognise {length} s", unit="", leave=False, disable=None):
-        sample = dataset.collater([dataset[i]])
+    for i, sample in enumerate(tqdm(_samples(task, length), f"recognise {length} s", leave=False, disable=None)):
         started = time.process_time()
         [logits] = _logits(model, sample)
         seconds += time.process_time() - started
@@ -65,6 +65,14 @@ def _read(model: nn.Module, task: Any, length: int, memory: bool) -> Read:
             peak = peak_beyond(partial(_logits, model, sample), "cpu")
     cer, milliseconds = 100.0 * errors / characters, 1000.0 * seconds / (samples / RATE)
     return Read(length, cer, milliseconds, peak if memory else None)
+
+
+def _samples(task: Any, length: int) -> Iterator[dict[str, Any]]:
+    """The test recordings of ``length`` seconds, each as a batch."""
+    split = split_of_length(length)
+    task.load_dataset(split)
+    dataset = task.dataset(split)
+    return (dataset.collater([dataset[i]]) for i in range(len(dataset)))
 
 
 def _logits(model: nn.Module, sample: dict[str, Any]) -> list[Tensor]:
