@@ -18,6 +18,9 @@ from ..shared.tables import MISSING, Table, spread
 from . import prepare
 from .trainings import STAGES, STOCK, Speech, Trainings
 
+#: Character errors in per cent that an exchange of attentions must cost before shares of them are shown.
+LEAST = 1.0
+
 
 def make_data(options: Speech) -> Data:
     """The speech; the facts are the size of each part, and of the recordings to pretrain on.
@@ -120,7 +123,7 @@ def transfer_table(options: Speech, records: list[Record]) -> Table:
     def recovered(stage: str) -> Callable[[Sequence[Record]], str]:
         def cell(outcomes: Sequence[Record]) -> str:
             pairs = [(x["cer"], teachers[x["seed"]]) for x in outcomes if x["seed"] in teachers]
-            ahead = [(x, teacher) for x, teacher in pairs if x["exchanged"] > teacher]
+            ahead = [(x, teacher) for x, teacher in pairs if x["exchanged"] - teacher >= LEAST]
             return spread([100 * (x["exchanged"] - x[stage]) / (x["exchanged"] - teacher) for x, teacher in ahead], 1)
 
         return cell
@@ -131,7 +134,7 @@ def transfer_table(options: Speech, records: list[Record]) -> Table:
         f"character errors in per cent at {shortest} s; exchanged: the trained {STOCK} with another attention, before "
         f"any update; then attention transfer of {options.transfer_updates} updates, and as many of CTC with a "
         f"learning rate of {options.tuning_lr:g}",
-        f"recovered: (exchanged - after) / (exchanged - {STOCK})",
+        f"recovered: (exchanged - after) / (exchanged - {STOCK}), where the exchange costs at least {LEAST:g} per cent",
     ]
     return table(
         "From the trained softmax model",
