@@ -63,6 +63,12 @@ def check_new(path: Path, argument: str) -> None:
         raise ValueError(f"{argument} is {path}, {kind} that is there already; allowed: a name that is not")
 
 
+def check_in_folder(path: Path, argument: str, kind: str = "file") -> None:
+    """Raise ValueError unless the folder of ``path``, a new ``kind``, exists."""
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{argument} is {str(path)!r}; allowed: a {kind} in a folder that exists")
+
+
 def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None:
     """Raise ValueError unless ``folder`` is absent, empty or made by ``command``; also as ``real_folder`` does.
 

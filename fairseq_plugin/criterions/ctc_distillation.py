@@ -68,7 +68,7 @@ class CtcDistillationCriterion(CtcCriterion):
 
     def _divergence(self, model: nn.Module, sample: dict[str, Any], output: dict[str, Any]) -> Tensor:
         """The KL divergence of each real frame, of the student's ``output`` on ``sample``, from the teacher's."""
-        teacher = self.teacher.beside(bare(model))
+        teacher = self.teacher.model_like(bare(model))
         with torch.no_grad():
             teacher_output = teacher(**sample["net_input"])
             wanted = teacher.get_normalized_probs(teacher_output, log_probs=True)  # (T, B, V)

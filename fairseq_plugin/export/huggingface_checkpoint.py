@@ -22,13 +22,13 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from common.checkpoints import read_checkpoint
 from common.modules.stored_options import is_record
 
 from ..loading.checkpoint_config import FREE_TEXTS, check_configuration
-from ..loading.checkpoints import stored_architecture
+from ..loading.checkpoints import UNWRAPPED, read_training
 from ..loading.configuration_errors import configuration_errors
 from ..loading.folders import find_folder
+from ..loading.new_checkpoint import numbered_dictionary
 from ..models._classifier import LinearTimeClassifier
 from ..models._configuration import read_stored
 from ..models._encoder_decoder import LinearTimeTransformer
@@ -84,16 +84,12 @@ def load_source(checkpoint: Path, data: Path | None = None) -> Source:
         transformers, or lacks weights; or a dictionary is missing.
     """
     path = str(checkpoint)
-    state = read_checkpoint(checkpoint)
-    architecture = stored_architecture(state, path)
-    check_configuration(state, path)
+    state, architecture = read_training(checkpoint)
     kind, model_class = _kind_of(architecture, path)
     task = _check_task(state, kind, path)
     folder = Path(find_folder("--data", str(checkpoint.parent if data is None else data)))
     _check_dictionaries(folder, kind, task, state)
-    # Activation checkpointing wraps layers for training.
-    plain = {"checkpoint_activations": False, "offload_activations": False}
-    loaded = model_class.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **plain)
+    loaded = model_class.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **UNWRAPPED)
     model = loaded.models[0] if hasattr(loaded, "models") else loaded.model
     model.eval()
     if kind == "causal" and len(loaded.task.target_dictionary) < len(loaded.task.source_dictionary):
@@ -279,8 +275,8 @@ def _bookkeeping(trained: Mapping[str, Any]) -> dict[str, Any]:
 def _built(cfg: Mapping[str, Any], weights: Mapping[str, Tensor], kind: str) -> nn.Module:
     """The model of ``cfg`` for dictionaries of the sizes of ``weights``, without any of their values."""
     sizes = {name: len(x) for name, x in weights.items() if name.endswith("embed_tokens.weight")}
-    first = _dictionary(next(iter(sizes.values()), 0))
-    last = _dictionary(sizes.get("decoder.embed_tokens.weight", len(first)))
+    first = numbered_dictionary(next(iter(sizes.values()), 0))
+    last = numbered_dictionary(sizes.get("decoder.embed_tokens.weight", len(first)))
     longest = cfg["task"].get("max_positions") or cfg["task"].get("tokens_per_sample")
     task = SimpleNamespace(source_dictionary=first, target_dictionary=last, max_positions=lambda: longest)
     config = deepcopy(cfg["model"])
@@ -290,11 +286,3 @@ def _built(cfg: Mapping[str, Any], weights: Mapping[str, Tensor], kind: str) -> 
         config = OmegaConf.create(config, flags={"allow_objects": True})
     with torch.random.fork_rng(devices=[]):
         return build_model(config, task, from_checkpoint=True)
-
-
-def _dictionary(size: int) -> Dictionary:
-    """A dictionary of ``size`` symbols."""
-    symbols = Dictionary()
-    for i in range(size - len(symbols)):
-        symbols.add_symbol(f"symbol{i}")
-    return symbols

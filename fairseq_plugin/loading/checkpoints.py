@@ -4,6 +4,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint_utils import prune_state_dict
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = ({"optimizer_history", "extra_state"}, {"best_loss", "optimizer", "epoch"})
 #: Options that let all parameters learn, even if some did not in the training of the checkpoint.
 _LEARNING = {"lineartime_trained_parameters": "all"}
+#: Options with which layers are not wrapped to save memory in training, as a model needs that does not learn.
+UNWRAPPED = {"checkpoint_activations": False, "offload_activations": False}
 #: A hint where to read how weights of softmax attention are transferred to another attention.
 HOW_TO_TRANSFER = "fairseq_plugin/README.md has how to train it to do what softmax attention did, in four commands"
 #: The suffix of fairseq's buffers that hold the version of a state dict.
@@ -153,6 +156,18 @@ class CheckedLoading:
         elif cls.stock_model is not None:
             stock = f"; python -m fairseq_plugin.convert makes one of {stock_name(cls)!r}"
         raise ValueError(f"the checkpoint {path!r} holds {stored!r}; allowed for {cls.__name__}: {names}{stock}")
+
+
+def read_training(path: str | Path) -> tuple[dict[str, Any], str]:
+    """Read the checkpoint ``path`` of a training; returns it and the name of its architecture.
+
+    Raises:
+        ValueError: it cannot be read, is no checkpoint of fairseq, or would run code.
+    """
+    state = read_checkpoint(path)
+    architecture = stored_architecture(state, str(path))
+    check_configuration(state, str(path))
+    return state, architecture
 
 
 def stored_architecture(state: dict[str, Any], path: str) -> str:

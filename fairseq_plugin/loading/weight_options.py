@@ -1,7 +1,7 @@
 """Hints on weights that do not fit: differing attentions, and options that affect weights."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -27,7 +27,7 @@ def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cf
     stored, current = _attentions(state_dict), _attentions(own)
     for path in sorted(stored.keys() | current.keys()) if stored else ():
         if stored.get(path) != current.get(path):
-            saved, expected = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, current))
+            saved, expected = (layer_pattern(x.get(path, ["not of lineartime"])) for x in (stored, current))
             pattern = safe_getattr(model_cfg, _LAYERS)
             option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
             yield f"attention of {path} is {saved} in the checkpoint and {expected} here: {option} must be the same"
@@ -60,7 +60,7 @@ def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
     return {path: list(by_layer.values()) for path, by_layer in attentions.items()}
 
 
-def _pattern(names: list[str]) -> str:
+def layer_pattern(names: Iterable[str]) -> str:
     """Names in the format of ``--lineartime-layers``: ``flow*3,softmax``."""
     runs = [(name, len(list(run))) for name, run in groupby(names)]
     return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
