@@ -7,9 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_masks, check_padding_mask, check_positive_int, check_query_key_value, check_tokens
+from ..shared.checks import (
+    check_floor,
+    check_masks,
+    check_padding_mask,
+    check_positive_int,
+    check_query_key_value,
+    check_tokens,
+)
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
@@ -55,8 +62,7 @@ def rfa_attention(
         ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``; both gates.
     """
     check_positive_int("chunk_size", chunk_size)
-    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
-        raise ValueError(f"floor is {floor!r}; allowed: a number above 0")
+    check_floor(floor)
     check_query_key_value(q, k, v, causal)
     check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
@@ -68,18 +74,13 @@ def rfa_attention(
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, state_shapes(2 * directions.shape[1], v), dtype, q)
     with autocast_off(q):
-        if not causal:
-            queries = _features(q, directions, query_padding_mask)
-            keys = _features(k, directions, key_padding_mask)
-            values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
-            return (values / weights.clamp(min=floor)).to(v.dtype)
         keys = _features(k, directions, key_padding_mask)
         log_decay = decay_of_real_tokens(log_decay if log_gate is None else log_gate, key_padding_mask, dtype)
         if log_gate is not None:
             keys = keys * -torch.expm1(log_decay).unsqueeze(-1)
         queries = _features(q, directions, query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, state = causal_means(queries, keys, values, chunk_size, state, log_decay, least=floor)
+        out, state = means(queries, keys, values, causal, chunk_size, state, log_decay, least=floor)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -147,8 +148,7 @@ def attend_source(
     """
     _check_directions("q", q, directions)
     with autocast_off(q):
-        values, weights = read_source(_features(q, directions, query_padding_mask), state)
-        return (values / weights.clamp(min=floor)).to(q.dtype)
+        return source_means(_features(q, directions, query_padding_mask), state, least=floor).to(q.dtype)
 
 
 def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -35,6 +35,12 @@ def check_positive_int(argument: str, value: Any) -> None:
         raise ArgumentError(f"`{argument}` is {shortened(value)}; allowed: an integer of at least 1")
 
 
+def check_floor(floor: float) -> None:
+    """Raise ValueError unless ``floor`` is a number above 0."""
+    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
+        raise ArgumentError(f"`floor` is {floor!r}; allowed: a number above 0")
+
+
 def check_probability(argument: str, value: float) -> None:
     """Raise ValueError unless 0 <= ``value`` < 1."""
     if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
