@@ -17,7 +17,7 @@ from ..attention import ATTENTIONS, InnerAttention, build_rotary_attention
 from ..modules import GatedAttentionUnit, ScaledSin, ToeplitzBias, build_norm
 from ..modules.sinusoids import sinusoids
 from ..modules.stored_options import Remembered
-from ..ops.shared.checks import allowed_names
+from ..ops.shared.checks import allowed_names, check_table
 from ..ops.shared.padding import both_masks
 from ..ops.shared.state import State
 from .cache import LineartimeCache
@@ -295,6 +295,7 @@ class LearnedPositions(nn.Embedding):
     """Learned embeddings of at most ``max_tokens`` positions; padding has a row of zeros, as in fairseq."""
 
     def __init__(self, max_tokens: int, width: int, padding_idx: int) -> None:
+        check_table("max_position_embeddings", max_tokens, (max_tokens, width))
         super().__init__(max_tokens + padding_idx + 1, width, padding_idx)
         self.max_tokens = max_tokens
         init_embedding(self)

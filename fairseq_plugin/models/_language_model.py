@@ -30,6 +30,7 @@ from ._decoder import BuildLayer, LinearTimeDecoder
 from ._options import (
     DocumentOptions,
     attention_options,
+    check_positions,
     complete_checkpointing,
     design_with,
     errors_with_options,
@@ -161,6 +162,7 @@ def _complete_options(args) -> None:
         check_positive_int("--tokens-per-sample", args.tokens_per_sample)
         args.max_target_positions = args.tokens_per_sample + int(args.add_bos_token)
     check_positive_int("--max-target-positions", args.max_target_positions)
+    check_positions(args)
     if args.tie_adaptive_weights:
         if not args.adaptive_input:
             raise ValueError("--tie-adaptive-weights is given; allowed: with --adaptive-input")

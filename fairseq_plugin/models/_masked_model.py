@@ -28,6 +28,7 @@ from ..modules.graphs import NoTorchScript
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
     DocumentOptions,
+    check_positions,
     checkpointing_field,
     complete_checkpointing,
     errors_with_options,
@@ -128,6 +129,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
             cls.complete_options(args)
             if safe_getattr(args, "max_positions") is None:
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
+            check_positions(args)
             complete_checkpointing(args)
             layers = {"build_layer": cls.layer_builder(args), **cls.encoder_options(args)}
             with errors_with_options(cls, cls.option_prefix, "encoder"):

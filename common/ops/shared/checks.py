@@ -1,6 +1,7 @@
 """Checks of arguments: each raises a ValueError that names the argument, its value and what is allowed."""
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor
 
 from ...argument_error import ArgumentError
+
+#: The most numbers of a table of parameters, 4 GiB in float32: more than any has.
+_MOST_NUMBERS = 2**30
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
@@ -33,6 +37,16 @@ def check_positive_int(argument: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"`{argument}` is {shortened(value)}; allowed: an integer of at least 1")
+
+
+def check_table(argument: str, length: int, shape: Sequence[int]) -> None:
+    """Raise ValueError if a table of ``shape``, which follows from ``argument``, would fill all memory."""
+    numbers = math.prod(shape)
+    if numbers > _MOST_NUMBERS:
+        raise ArgumentError(
+            f"`{argument}` is {length:,}, for a table of {numbers:,} numbers; allowed: a table of at most "
+            f"{_MOST_NUMBERS:,}"
+        )
 
 
 def check_floor(floor: float) -> None:
