@@ -216,29 +216,24 @@ class TransformerLayer(GradientCheckpointingLayer):
         source_state: State | None = None,
     ) -> tuple[Tensor, State | None, State | None]:
         """x (B, n, C) -> (B, n, C), and the states after the tokens, None unless states before them are given."""
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, state = self.self_attn(x, tokens, state)
-        x = residual + self.dropout(x)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+        y, state = self.self_attn(self._before(self.self_attn_layer_norm, x), tokens, state)
+        x = self._after(self.self_attn_layer_norm, x + self.dropout(y))
         if self.encoder_attn is not None:
-            residual = x
-            if self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-            x, source_state = self.encoder_attn(x, tokens, source, source_state)
-            x = residual + self.dropout(x)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.fc1(x) if isinstance(self.fc1, GatedLinear) else self.activation(self.fc1(x))
-        x = residual + self.dropout(self.fc2(self.activation_dropout(x)))
-        if not self.normalize_before:
-            x = self.final_layer_norm(x)
-        return x, state, source_state
+            y = self._before(self.encoder_attn_layer_norm, x)
+            y, source_state = self.encoder_attn(y, tokens, source, source_state)
+            x = self._after(self.encoder_attn_layer_norm, x + self.dropout(y))
+        y = self.fc1(self._before(self.final_layer_norm, x))
+        y = y if isinstance(self.fc1, GatedLinear) else self.activation(y)
+        y = self.fc2(self.activation_dropout(y))
+        return self._after(self.final_layer_norm, x + self.dropout(y)), state, source_state
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """The input of a block, normalised if norms come before blocks."""
+        return norm(x) if self.normalize_before else x
+
+    def _after(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """The sum of a block's input and output, normalised if norms come after blocks."""
+        return x if self.normalize_before else norm(x)
 
 
 class GatedAttentionUnitLayer(GradientCheckpointingLayer):

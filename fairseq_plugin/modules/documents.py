@@ -1,9 +1,4 @@
-"""Documents in the rows of fairseq's batches: where they begin, and how layers and positions get to know them.
-
-Each eos ends a document. In the input of a language model, tokens are shifted by one: the first token of a document is
-predicted at the eos that ended the previous one, so a document begins *at* an eos. In the input of a masked model,
-tokens are not shifted, and a document begins *after* an eos.
-"""
+"""Documents in the rows of fairseq's batches: how layers and positions get to know them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,18 +19,6 @@ class DocumentsOfTokens(NamedTuple):
     start: Tensor  # (B, T): the start of positions at each token; see ``positions_from``
     longest: Tensor  # (B,): the number of real tokens of the longest document of each row so far
     seen: dict[str, Tensor]  # the state to continue from: the last document's id and number of real tokens, (B,) each
-
-
-def begin_at_eos(tokens: Tensor, eos: int, before: Tensor | None = None) -> Tensor:
-    """Document ids of a language model's input (B, T); ``before`` (B,) is the id of the current document."""
-    ids = tokens.eq(eos).cumsum(1)
-    return ids if before is None else before[:, None] + ids
-
-
-def begin_after_eos(tokens: Tensor, eos: int) -> Tensor:
-    """Document ids of a masked model's input (B, T)."""
-    ends = tokens.eq(eos).long()
-    return ends.cumsum(1) - ends
 
 
 def read_documents(
