@@ -13,8 +13,9 @@ from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import NORMS
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
 
+from ..loading.known_options import flag_of
 from ..models._classifier import ClassifierOptions
-from ..models._options import flag_of, option
+from ..models._options import option
 from ..modules.multihead_attention import LayerDesign
 from ..modules.positions import LearnedPositions, ScaledSinPositions, SinusoidalPositions
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from common.attention import ATTENTIONS, InnerAttention
 from common.modules.stored_options import is_record, read_record
 
-from .known_options import model_options
+from .known_options import flag_of, model_options
 
 #: The option of models with different attentions.
 _LAYERS = "lineartime_layers"
@@ -43,7 +43,7 @@ def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
             value = safe_getattr(model_cfg, name)
             value = getattr(value, "value", value)
             shown = "not given" if value is None or value is False else "given" if value is True else value
-            values.append(f"--{name.replace('_', '-')} {shown}")
+            values.append(f"{flag_of(name)} {shown}")
     if values:
         yield f"here are {', '.join(values)}; the checkpoint has others of these, or other sizes"
 

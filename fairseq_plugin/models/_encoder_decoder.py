@@ -16,7 +16,7 @@ from common.attention import ATTENTIONS, options_of
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.cross_attention import CrossDesign
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
@@ -28,7 +28,6 @@ from ._options import (
     attention_options,
     check_positions,
     errors_with_options,
-    flag_of,
     option,
     plain_options,
 )

@@ -22,7 +22,7 @@ from common.ops.shared.checks import check_positive_int
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
@@ -34,7 +34,6 @@ from ._options import (
     complete_checkpointing,
     design_with,
     errors_with_options,
-    flag_of,
 )
 from ._registration import register_checked
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen

@@ -23,7 +23,7 @@ from torch import nn
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.graphs import NoTorchScript
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
@@ -32,7 +32,6 @@ from ._options import (
     checkpointing_field,
     complete_checkpointing,
     errors_with_options,
-    flag_of,
     offloading_field,
     option,
 )

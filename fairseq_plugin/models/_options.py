@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from common.attention import Option, options_of
 from common.ops.shared.checks import ArgumentError, check_positive_int, check_table
 
-from ..loading.known_options import model_options, option_field
+from ..loading.known_options import flag_of, model_options, option_field
 from ..modules.multihead_attention import LayerDesign
 
 #: Options that limit the positions of a sequence, and the width of each position's embedding.
@@ -185,11 +185,6 @@ def _longest(options: Collection[str], side: str) -> str:
     if side == "decoder":
         return "max_target_positions"
     return "max_positions" if "max_positions" in options else "max_source_positions"
-
-
-def flag_of(name: str) -> str:
-    """The command-line spelling of an option: ``flash_chunk_size`` -> ``--flash-chunk-size``."""
-    return f"--{name.replace('_', '-')}"
 
 
 def camel_case(name: str) -> str:
