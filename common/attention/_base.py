@@ -79,9 +79,9 @@ class InnerAttention(RemembersOptions):
     supports "causal": attention from the next tokens of a sequence, one or many. ``padding_mask`` (B, n) covers these
     tokens only; ``state`` None starts a sequence. Every tensor of a state has the batch as dimension 0.
 
-    ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, query_padding_mask, positions) ->
-    out``, where it supports "source": the implementations behind ``source_state`` and ``attend_source``, which check
-    the tensors. The inputs that ``needs`` names are further keywords of ``_source_state``.
+    ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, padding_mask, positions) -> out``,
+    where it supports "source": the implementations behind ``source_state`` and ``attend_source``, which check the
+    tensors. The inputs that ``needs`` names are further keywords of ``_source_state``.
 
     ``reference(q, k, v, key_padding_mask=None, query_padding_mask=None) -> out``: the paper's formula, literally and
     slowly, with this module's parameters and options; faster implementations are compared with it.
