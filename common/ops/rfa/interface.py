@@ -10,10 +10,12 @@ from torch.nn import functional as F
 from ..shared.checks import (
     check_floor,
     check_masks,
+    check_of_tokens,
     check_padding_mask,
     check_positive_int,
     check_query_key_value,
     check_tokens,
+    shape_of,
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
@@ -55,8 +57,7 @@ def rfa_attention(
     ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, 2r), ``sum_kv`` (B, H, 2r, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``; both gates.
@@ -109,8 +110,7 @@ def rfa_gate_attention(
     x (B, n, D) are the tokens before their projection, ``gate_weight`` (H, D) and ``gate_bias`` (H,). Otherwise shapes,
     masks, state, cost and errors as in ``rfa_attention``, and ``causal=False`` is a ValueError.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
     """
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
@@ -163,9 +163,8 @@ def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Ten
 def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
     fits = isinstance(directions, Tensor) and directions.dim() == 3
     if not fits or (directions.shape[0], directions.shape[2]) != (x.shape[1], x.shape[3]):
-        actual = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)} and directions {actual}; "
+            f"{name} has shape {tuple(x.shape)} and directions {shape_of(directions)}; "
             f"allowed: (heads of {name}, features, channels of {name})"
         )
 
@@ -175,6 +174,4 @@ def _check_gate(q: Tensor, log_gate: Tensor | None, causal: bool) -> None:
         return
     if not causal:
         raise ValueError("log_gate is given with causal=False; allowed: only with causal=True")
-    if not isinstance(log_gate, Tensor) or log_gate.shape != q.shape[:3]:
-        actual = tuple(log_gate.shape) if isinstance(log_gate, Tensor) else type(log_gate).__name__
-        raise ValueError(f"log_gate is {actual}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
+    check_of_tokens("log_gate", log_gate, q)

@@ -33,6 +33,11 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def shape_of(value: Any) -> tuple[int, ...] | str:
+    """The shape of a tensor, or the type of another value, for a message."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_positive_int(argument: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -84,6 +89,14 @@ def check_query_key_value(
             f"{key} has {k_shape[2]} tokens and {query} {q_shape[2]}; "
             "allowed in causal attention and self-attention: the same number"
         )
+
+
+def check_of_tokens(name: str, x: Tensor, q: Tensor) -> None:
+    """Raise ValueError unless ``x`` is a floating point tensor (B, H, n) for q (B, H, n, d), on its device."""
+    if not isinstance(x, Tensor) or x.shape != q.shape[:3]:
+        raise ValueError(f"{name} is {shape_of(x)}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
+    if not x.is_floating_point() or x.device != q.device:
+        raise ValueError(f"{name} is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")
 
 
 def check_key_value(k: Tensor, v: Tensor) -> None:
