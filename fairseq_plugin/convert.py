@@ -31,7 +31,7 @@ from common.checkpoints import LoadReport
 from common.command_parser import CommandParser
 from common.files.output_files import check_in_folder, new_path
 from common.files.tensor_files import save
-from common.modules.stored_options import is_record, read_record
+from common.modules.stored_options import is_extra_state, read_extra_state
 from common.ops.shared.checks import ArgumentError
 
 from .loading.checkpoint_config import EMBEDDING_FILES
@@ -160,7 +160,7 @@ def _check_fit(
         torch.manual_seed(_SEED)
         model = build_model(copy(config), task, from_checkpoint=True)
     model_state, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
-    added = {name: x for name, x in model_state.items() if name.startswith(inner) and not is_record(name)}
+    added = {name: x for name, x in model_state.items() if name.startswith(inner) and not is_extra_state(name)}
     keep = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
     if added and keep:
         raise ArgumentError(
@@ -171,7 +171,7 @@ def _check_fit(
         names = [name for name in model_state if name.startswith(may_be_new) and name not in weights]
         added |= {name: model_state[name] for name in names}
     transfer = load_report(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
-    return transfer, {**added, **{name: record for name, record in model_state.items() if is_record(name)}}
+    return transfer, {**added, **{name: record for name, record in model_state.items() if is_extra_state(name)}}
 
 
 def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
@@ -255,7 +255,7 @@ def _lines(target: Path, arch: str, converted: dict[str, Any], transfer: LoadRep
 
 def _is_another_model(weights: dict[str, torch.Tensor]) -> bool:
     """Whether ``weights`` have a record of an attention other than softmax attention."""
-    records = [read_record(record) for name, record in weights.items() if is_record(name)]
+    records = [read_extra_state(record) for name, record in weights.items() if is_extra_state(name)]
     return any(record["options"].get("attention", "softmax") != "softmax" for record in records if record is not None)
 
 

@@ -39,7 +39,7 @@ class RotaryAttention(WrappingAttention):
         _check_widths(inner, head_dim)
         super().__init__(inner, f"{inner.name} with rotary positions")
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """Record that there are rotary positions; the inner attention records its own options."""
         return {"attention": self.name}
 

@@ -44,9 +44,9 @@ class CosformerAttention(OpAttention):
     def setup(self) -> None:
         self.max_tokens = self.shape.max_tokens  # read by hosts
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """Return the options that every attention records, and M."""
-        return {**super().remembered_options(), "max_tokens": self.max_tokens}
+        return {**super().stored_options(), "max_tokens": self.max_tokens}
 
     def op_kwargs(self) -> dict[str, Any]:
         """M, which is a fact and not an option."""

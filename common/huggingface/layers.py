@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..attention import ATTENTIONS, InnerAttention, build_rotary_attention
 from ..modules import GatedAttentionUnit, ScaledSin, ToeplitzBias, build_norm
 from ..modules.sinusoids import sinusoids
-from ..modules.stored_options import Remembered
+from ..modules.stored_options import StoredOptions
 from ..ops.shared.checks import allowed_names, check_table
 from ..ops.shared.padding import both_masks
 from ..ops.shared.state import State
@@ -322,7 +322,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(_layers(config, side, causal, crossed))
         self.layer_norm = build_norm(config.norm, width) if side.final_norm else None
-        self.documents = Remembered(reset_at_eos=True) if config.reset_at_eos else None
+        self.documents = StoredOptions(reset_at_eos=True) if config.reset_at_eos else None
         limits = [getattr(module, "max_tokens", None) for module in self.modules() if module is not self]
         #: The longest sequence, not counting padding; None for any length.
         self.max_tokens = min((limit for limit in limits if limit is not None), default=None)

@@ -27,7 +27,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import ATTENTIONS
 from ..checkpoints import listed
-from ..modules.stored_options import Remembered, RemembersOptions, is_record
+from ..modules.stored_options import StoredOptions, StoresOptions, is_extra_state
 from ..ops.shared.segments import documents_by_eos
 from .cache import LineartimeCache, check_cache
 from .configuration import LineartimeConfig
@@ -80,7 +80,7 @@ class LineartimePreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(
             pretrained_model_name_or_path, *arguments, output_loading_info=True, **options
         )
-        missing = sorted(name for name in info["missing_keys"] if not is_record(name))
+        missing = sorted(name for name in info["missing_keys"] if not is_extra_state(name))
         further = sorted(info["unexpected_keys"])
         if missing or further:
             faults = [("missing", missing), ("not of this model", further)]
@@ -139,7 +139,7 @@ class LineartimePreTrainedModel(PreTrainedModel):
 
         Parameters are initialised where modules are built.
         """
-        if isinstance(module, RemembersOptions) and module.counts:
+        if isinstance(module, StoresOptions) and module.counts:
             module.restore_counts({name: getattr(module, name) for name in module.counts})
 
 
@@ -460,7 +460,7 @@ class ClassifierHead(nn.Module):
         self.dropout = nn.Dropout(0.0 if self.arena else config.classifier_dropout)
         labels = list((config.id2label or {}).values())
         named = {} if labels == [f"LABEL_{i}" for i in range(len(labels))] else {"labels": labels}
-        self.remembered = Remembered(pooling=config.pooling, classifier_style=config.classifier_style, **named)
+        self.remembered = StoredOptions(pooling=config.pooling, classifier_style=config.classifier_style, **named)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, C) -> (B, labels)."""

@@ -22,7 +22,7 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 
 from ..loading.checkpoint_config import FREE_TEXTS, check_configuration
 from ..loading.checkpoints import UNWRAPPED, read_training
@@ -238,7 +238,7 @@ def rebuilt_checkpoint(options: Mapping[str, Any], weights: dict[str, Tensor], p
     for names in tied_names(model):
         stored = [name for name in names if name in weights]
         weights.update({name: weights[stored[0]] for name in names if stored and name not in weights})
-    dtype = next((x.dtype for name, x in weights.items() if x.is_floating_point() and not is_record(name)), None)
+    dtype = next((x.dtype for name, x in weights.items() if x.is_floating_point() and not is_extra_state(name)), None)
     weights.update({name: x.to(dtype) for name, x in model.state_dict().items() if name.endswith(_VERSION)})
     model.fitted_state_dict(weights, deepcopy(cfg["model"]))
     order = [name for name in model.state_dict() if name in weights]

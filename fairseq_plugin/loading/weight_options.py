@@ -9,7 +9,7 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, InnerAttention
-from common.modules.stored_options import is_record, read_record
+from common.modules.stored_options import is_extra_state, read_extra_state
 
 from .known_options import flag_of, model_options
 
@@ -51,8 +51,8 @@ def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
 def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
     """The names of attentions in layer order, by module path with ``*`` in place of the layer number."""
     attentions: dict[str, dict[str, str]] = {}
-    for name in filter(is_record, state_dict):
-        record = read_record(state_dict[name])
+    for name in filter(is_extra_state, state_dict):
+        record = read_extra_state(state_dict[name])
         attention = (record or {"options": {}})["options"].get("attention")
         if attention is not None:
             module = re.sub(r"(\.inner)*\.[^.]+$", "", name)  # of nested ones the innermost comes last

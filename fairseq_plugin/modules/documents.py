@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from common.modules.stored_options import RECORD, RemembersOptions
+from common.modules.stored_options import EXTRA_STATE, StoresOptions
 from common.ops.shared.segments import SEGMENT, find_documents
 
 from .chunked_prefill import positions_after
@@ -58,7 +58,7 @@ def _all(layers: nn.Module) -> Iterable[nn.Module]:
     return layers.children()
 
 
-class ResetAtEos(RemembersOptions):
+class ResetAtEos(StoresOptions):
     """Records in a state dict whether the documents of a model do not see each other.
 
     State dicts of models without the option have no record, and do not need one.
@@ -70,7 +70,7 @@ class ResetAtEos(RemembersOptions):
         super().__init__()
         self.resets = resets
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """The option."""
         return {"reset_at_eos": self.resets}
 
@@ -79,5 +79,5 @@ class ResetAtEos(RemembersOptions):
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if self.resets or prefix + RECORD in state_dict:
+        if self.resets or prefix + EXTRA_STATE in state_dict:
             super()._load_from_state_dict(state_dict, prefix, *rest)
