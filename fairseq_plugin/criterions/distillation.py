@@ -133,9 +133,9 @@ def check_distillation(temperature: float, weight: float) -> None:
         raise ValueError(f"--distillation-weight is {weight}; allowed: 0 to 1")
 
 
-def divergences(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+def divergences(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """The KL divergence (N,) of the student's distributions from the teacher's, from logits (N, V) of both."""
-    student_log_probs, teacher_log_probs = ((x / temperature).log_softmax(1) for x in (logits, wanted))
+    student_log_probs, teacher_log_probs = ((x / temperature).log_softmax(1) for x in (logits, teacher_logits))
     return F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(1)
 
 
