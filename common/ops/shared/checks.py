@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...argument_error import ArgumentError
 
-#: The most numbers of a table of parameters, 4 GiB in float32: more than any has.
-_MOST_NUMBERS = 2**30
+#: The most numbers of a table of parameters, 16 GiB in float32: more than any has.
+_MOST_NUMBERS = 2**32
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:

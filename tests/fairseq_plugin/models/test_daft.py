@@ -174,8 +174,8 @@ BAD = [
     ("daft_conv_lm", "--max-target-positions 1000000000", "--max-target-positions is 1,000,000,000, .*; allowed"),
     (
         "daft_full_lm",
-        "--max-target-positions 40000 --daft-free-bias --no-token-positional-embeddings",
-        "--max-target-positions is 40,000, .*; allowed",
+        "--max-target-positions 70000 --daft-free-bias --no-token-positional-embeddings",
+        "--max-target-positions is 70,000, .*; allowed",
     ),
     ("daft_full_lm", "--decoder-attention-heads 5", "heads is 5; allowed: .*--decoder-embed-dim, 32"),
     ("daft_conv_lm", "--decoder-xformers-att-config {'name':'linformer'}", "--decoder-xformers-att-config is"),
