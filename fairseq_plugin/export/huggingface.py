@@ -163,8 +163,7 @@ def _cross_entry(layer: nn.Module) -> dict[str, Any]:
 
 def _of_masked(model: nn.Module) -> dict[str, Any]:
     """The fields of a masked model or of a classifier."""
-    fields: dict[str, Any] = {}
-    fields = {"bos_token_id": 0}
+    fields: dict[str, Any] = {"bos_token_id": 0}
     lm_head = getattr(model.encoder, "lm_head", None)
     if lm_head is not None:
         fields["tie_word_embeddings"] = lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight
