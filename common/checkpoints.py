@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .files.tensor_files import check_parts
-from .modules.stored_options import RemembersOptions, is_record, read_record, spelled
+from .modules.stored_options import StoresOptions, is_extra_state, read_extra_state, spelled
 
 #: Number of names of each kind in a message.
 _SHOWN = 4
@@ -75,10 +75,12 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
 
     ``shapes_only`` checks only names that both have, as loading with ``strict=False`` does. A module may accept a
     tensor of another shape for its weight, by a method ``takes_stored(tensor)``, or tensors of an earlier version,
-    which it names in ``former_names``. Records of options (``remembered_options``) may be missing. O(number of
+    which it names in ``former_names``. Records of options (``stored_options``) may be missing. O(number of
     tensors).
     """
-    expected = {name: x for name, x in model.state_dict().items() if not is_record(name) and not is_read(name, model)}
+    expected = {
+        name: x for name, x in model.state_dict().items() if not is_extra_state(name) and not is_read(name, model)
+    }
     shapes = [
         f"{name} {_shape(state_dict[name])}, not {_shape(tensor)}"
         for name, tensor in expected.items()
@@ -95,13 +97,13 @@ def check_state_dict(state_dict: dict[str, Any], model: nn.Module, shapes_only: 
         )
 
 
-def leave_out_foreign_records(state_dict: dict[str, Any], model: nn.Module) -> None:
+def leave_out_foreign_extra_states(state_dict: dict[str, Any], model: nn.Module) -> None:
     """Remove from ``state_dict``, in place and with a warning, records of options that no module of ``model`` reads.
 
     In that case weights of one of our attention modules are loaded into another module, which computes something else.
     """
-    for name in [name for name in state_dict if is_record(name) and not is_read(name, model)]:
-        record = read_record(state_dict.pop(name))
+    for name in [name for name in state_dict if is_extra_state(name) and not is_read(name, model)]:
+        record = read_extra_state(state_dict.pop(name))
         trained = "an attention of lineartime" if record is None else spelled(record["options"])
         warnings.warn(
             f"{type(model).__name__}: the weights that are loaded are those of {trained}; where they were, this model "
@@ -126,7 +128,7 @@ def is_read(name: str, model: nn.Module) -> bool:
         module = model.get_submodule(path)
     except AttributeError:
         return False
-    return last in getattr(module, "former_names", ()) or (is_record(name) and isinstance(module, RemembersOptions))
+    return last in getattr(module, "former_names", ()) or (is_extra_state(name) and isinstance(module, StoresOptions))
 
 
 def _shape(stored: Any) -> str:

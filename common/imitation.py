@@ -19,32 +19,32 @@ SCALE = 1000.0
 _LEAST_WEIGHT = 1e-6
 
 
-def squared_error(given: Tensor, wanted: Tensor) -> Tensor:
+def squared_error(student: Tensor, teacher: Tensor) -> Tensor:
     """1000 times the mean squared error of each query's output, over heads and channels, (B, n).
 
-    ``given`` and ``wanted`` are outputs (B, H, n, e) of the heads, before the output projection (Zhang et al.,
+    ``student`` and ``teacher`` are outputs (B, H, n, e) of the heads, before the output projection (Zhang et al.,
     *LoLCATs*, ICLR 2025, section 3.2, in the form of the authors' code). Computed in at least float32.
     """
-    given, wanted = _at_least_float32(given, wanted)
-    return SCALE * (given - wanted).square().mean((1, 3))
+    student, teacher = _at_least_float32(student, teacher)
+    return SCALE * (student - teacher).square().mean((1, 3))
 
 
-def divergence(given: Tensor, wanted: Tensor) -> Tensor:
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """KL divergence of each query's weights from those of softmax attention, the mean over heads, (B, n).
 
-    ``given`` and ``wanted`` are maps (B, H, n, m). It is the cross-entropy of Zhang et al., *The Hedgehog & the
+    ``student`` and ``teacher`` are maps (B, H, n, m). It is the cross-entropy of Zhang et al., *The Hedgehog & the
     Porcupine*, ICLR 2024, minus the entropy of the softmax weights. That entropy depends on no parameter, so gradients
     are the paper's, and the loss of equal weights is 0. Weights below 1e-6 count as 1e-6. Computed in at least float32.
     """
-    given, wanted = _at_least_float32(given, wanted)
-    terms = torch.special.xlogy(wanted, wanted) - wanted * given.clamp(min=_LEAST_WEIGHT).log()
+    student, teacher = _at_least_float32(student, teacher)
+    terms = torch.special.xlogy(teacher, teacher) - teacher * student.clamp(min=_LEAST_WEIGHT).log()
     return terms.sum(3).mean(1)
 
 
 class ImitationLoss(NamedTuple):
     """A loss, and the name of the attention method whose results it compares."""
 
-    of: Callable[[Tensor, Tensor], Tensor]  # (given, wanted) -> (B, n)
+    of: Callable[[Tensor, Tensor], Tensor]  # (student, teacher) -> (B, n)
     method: str
 
 

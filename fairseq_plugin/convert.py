@@ -24,31 +24,30 @@ from typing import Any
 
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 
-from common.checkpoints import LoadReport, read_checkpoint
+from common.checkpoints import LoadReport
 from common.command_parser import CommandParser
-from common.files.output_files import new_path
+from common.files.output_files import check_in_folder, new_path
 from common.files.tensor_files import save
-from common.modules.stored_options import is_record, read_record
+from common.modules.stored_options import is_extra_state, read_extra_state
 from common.ops.shared.checks import ArgumentError
 
-from .loading.checkpoint_config import EMBEDDING_FILES, check_configuration
+from .loading.checkpoint_config import EMBEDDING_FILES
 from .loading.checkpoints import (
     HOW_TO_TRANSFER,
     CheckedLoading,
     load_report,
+    read_training,
     registered_names,
     stock_name,
     stock_overrides,
-    stored_architecture,
 )
 from .loading.configuration_errors import configuration_errors
 from .loading.huggingface import ForeignModel, read_foreign_model
 from .loading.known_options import check_names, model_options
-from .loading.new_checkpoint import new_checkpoint, new_configuration
+from .loading.new_checkpoint import new_checkpoint, new_configuration, numbered_dictionary
 from .models._configuration import read_stock
 from .modules.converted import converted_attentions
 
@@ -72,12 +71,10 @@ def convert(source: Path, arch: str, overrides: dict[str, Any] | None = None) ->
             not exist, or the weights do not fit with it.
     """
     target = _target(arch)
-    state = read_checkpoint(source)
-    stored = stored_architecture(state, str(source))
+    state, stored = read_training(source)
     if ARCH_MODEL_REGISTRY.get(stored) is not target.stock_model:
         allowed = f"{stock_name(target)!r} and its sizes"
         raise ArgumentError(f"the checkpoint {str(source)!r} holds {stored!r}; allowed with `arch` {arch}: {allowed}")
-    check_configuration(state, str(source))
     options = {**dict.fromkeys(EMBEDDING_FILES), **_checked_options(overrides or {}, target)}
     with configuration_errors(str(source), overrides):
         all_overrides = stock_overrides(state, target, options)
@@ -152,10 +149,10 @@ def _check_fit(
     Raises:
         ValueError: ``weights`` do not fit.
     """
-    target = _dictionary(_vocabulary_size(weights, "decoder") or _vocabulary_size(weights, _OF_ROBERTA))
-    source = _dictionary(_vocabulary_size(weights, "encoder") or len(target))
+    target = numbered_dictionary(_vocabulary_size(weights, "decoder") or _vocabulary_size(weights, _OF_ROBERTA))
+    source = numbered_dictionary(_vocabulary_size(weights, "encoder") or len(target))
     units = weights.get("label_embs_concat")  # of HuBERT's targets
-    dictionaries = [None if units is None else _dictionary(len(units))]
+    dictionaries = [None if units is None else numbered_dictionary(len(units))]
     task = SimpleNamespace(
         source_dictionary=source, target_dictionary=target, dictionaries=dictionaries, cfg=task_config
     )
@@ -163,7 +160,7 @@ def _check_fit(
         torch.manual_seed(_SEED)
         model = build_model(copy(config), task, from_checkpoint=True)
     model_state, inner = model.state_dict(), tuple(f"{name}.inner." for name in converted_attentions(model))
-    added = {name: x for name, x in model_state.items() if name.startswith(inner) and not is_record(name)}
+    added = {name: x for name, x in model_state.items() if name.startswith(inner) and not is_extra_state(name)}
     keep = [x for x in ("decoder_layers_to_keep", "encoder_layers_to_keep") if getattr(config, x, None)]
     if added and keep:
         raise ArgumentError(
@@ -174,15 +171,7 @@ def _check_fit(
         names = [name for name in model_state if name.startswith(may_be_new) and name not in weights]
         added |= {name: model_state[name] for name in names}
     transfer = load_report(weights, model.fitted_state_dict({**weights, **added}, copy(config)), model)
-    return transfer, {**added, **{name: record for name, record in model_state.items() if is_record(name)}}
-
-
-def _dictionary(size: int) -> Dictionary:
-    """A dictionary of ``size`` symbols."""
-    symbols = Dictionary()
-    for i in range(size - len(symbols)):
-        symbols.add_symbol(f"symbol{i}")
-    return symbols
+    return transfer, {**added, **{name: record for name, record in model_state.items() if is_extra_state(name)}}
 
 
 def _vocabulary_size(weights: dict[str, torch.Tensor], side: str) -> int:
@@ -212,16 +201,11 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--model-overrides", default="{}", help="options of the model, as in fairseq-eval-lm")
     options = parser.parse_args(arguments)
-    try:
-        if not options.target.parent.is_dir():
-            raise ValueError(f"target is {str(options.target)!r}; allowed: a file in a folder that exists")
+    with parser.one_line_errors(names=_TYPED):
+        check_in_folder(options.target, "target")
         overrides = _literal(options.model_overrides)
         write = _write_foreign if options.source.is_dir() else _write
         lines = write(options.source, options.target, options.arch, overrides)
-    except ArgumentError as error:
-        raise SystemExit(f"{parser.prog}: {error.with_names(_TYPED)}") from error
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
     print(*lines, sep="\n")
 
 
@@ -271,7 +255,7 @@ def _lines(target: Path, arch: str, converted: dict[str, Any], transfer: LoadRep
 
 def _is_another_model(weights: dict[str, torch.Tensor]) -> bool:
     """Whether ``weights`` have a record of an attention other than softmax attention."""
-    records = [read_record(record) for name, record in weights.items() if is_record(name)]
+    records = [read_extra_state(record) for name, record in weights.items() if is_extra_state(name)]
     return any(record["options"].get("attention", "softmax") != "softmax" for record in records if record is not None)
 
 

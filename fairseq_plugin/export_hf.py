@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common._installed import install_command
 from common.command_parser import CommandParser
-from common.ops.shared.checks import ArgumentError
+from common.files.output_files import check_in_folder
 
 from .export.huggingface_options import FILES, KINDS
 
@@ -47,17 +47,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--gpt2-vocab-bpe", type=Path, help="with --bpe gpt2: its vocab.bpe")
     options = parser.parse_args(arguments)
     files = {name: getattr(options, name) for name in FILES if getattr(options, name) is not None}
-    try:
+    with parser.one_line_errors(names=_TYPED):
         check_installed()
         from .export.huggingface_folder import export_folder  # transformers takes seconds
 
-        if not options.target.absolute().parent.is_dir():
-            raise ValueError(f"target is {str(options.target)!r}; allowed: a folder in a folder that exists")
+        check_in_folder(options.target, "target", "folder")
         source, config = export_folder(options.checkpoint, options.target, options.data, options.bpe, files)
-    except ArgumentError as error:
-        raise SystemExit(f"{parser.prog}: {error.with_names(_TYPED)}") from error
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {source.architecture} as {config.architectures[0]}, tokens by {options.bpe}")
 
 

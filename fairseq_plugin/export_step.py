@@ -23,14 +23,12 @@ from torch.export import ExportedProgram
 from tqdm import tqdm
 
 from common import __version__
-from common.checkpoints import read_checkpoint
 from common.command_parser import CommandParser
-from common.files.output_files import check_new, new_path
+from common.files.output_files import check_in_folder, check_new, new_path
 from common.files.tensor_files import DIGEST
 
 from .export.decoding_step import DecodingStep, export_program
-from .loading.checkpoint_config import check_configuration
-from .loading.checkpoints import stored_architecture
+from .loading.checkpoints import UNWRAPPED, read_training
 from .loading.folders import find_folder
 from .models._language_model import LinearTimeLanguageModel
 
@@ -52,9 +50,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
     Raises:
         ValueError: the file cannot be read, would run code, holds another kind of model, or has no dictionary.
     """
-    state = read_checkpoint(checkpoint)
-    architecture = stored_architecture(state, str(checkpoint))
-    check_configuration(state, str(checkpoint))
+    _, architecture = read_training(checkpoint)
     model = ARCH_MODEL_REGISTRY.get(architecture)
     if model is None or not issubclass(model, LinearTimeLanguageModel):
         raise ValueError(
@@ -67,9 +63,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
             f"{folder} has no dict.txt; allowed: --data with the folder of fairseq-preprocess, or dict.txt beside the "
             "checkpoint"
         )
-    # Activation checkpointing wraps layers for training, which cannot be exported.
-    plain = {"checkpoint_activations": False, "offload_activations": False}
-    loaded = model.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **plain)
+    loaded = model.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **UNWRAPPED)
     begins_with_bos = bool(getattr(loaded.task.args, "add_bos_token", False))
     return architecture, loaded.models[0], loaded.task.source_dictionary, begins_with_bos
 
@@ -142,8 +136,7 @@ def export(checkpoint: Path, target: Path, data: str | None = None, prompt_token
     check_new(target, "target")
     if target.suffix not in (_ONNX, _PROGRAM):
         raise ValueError(f"target is {str(target)!r}; allowed: a file that ends in {_ONNX} or {_PROGRAM}")
-    if not target.parent.is_dir():
-        raise ValueError(f"target is {str(target)!r}; allowed: a file in a folder that exists")
+    check_in_folder(target, "target")
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if target.suffix == _ONNX and missing:
         raise ValueError(
@@ -190,10 +183,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    try:
+    with parser.one_line_errors():
         written = export(options.checkpoint, options.target, options.data, options.prompt_tokens)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
     for path in written:
         print(f"{path}: {path.stat().st_size:,} bytes")
 

@@ -22,15 +22,13 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     packaged = packaged_models()
     folder = Path(packaged.get(options.source, options.source))
-    try:
+    with parser.one_line_errors():
         with new_path(options.target, "target") as new:
             if not folder.is_dir():
                 names = ", ".join(packaged)
                 raise ValueError(f"source is {options.source!r}; allowed: {names}, or a folder of to_safetensors")
             new.mkdir()
             write_checkpoint(folder, new)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target / CHECKPOINT}: for --path of fairseq's commands, with --user-dir")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.command_parser import CommandParser
-from common.files.output_files import new_path
+from common.files.output_files import check_in_folder, new_path
 from common.files.tensor_files import save
 
 from .export_hf import check_installed
@@ -20,17 +20,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, help="folder of export_hf, also one that transformers has saved since")
     parser.add_argument("target", type=Path, help="new file to write, for any tool of fairseq")
     options = parser.parse_args(arguments)
-    try:
+    with parser.one_line_errors():
         check_installed()
-        if not options.target.parent.is_dir():
-            raise ValueError(f"target is {str(options.target)!r}; allowed: a file in a folder that exists")
+        check_in_folder(options.target, "target")
         with new_path(options.target, "target") as part:
             from .export.huggingface_folder import import_folder  # transformers takes seconds
 
             state = import_folder(options.folder)
             save(state, part)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {len(state['model'])} tensors; fairseq's tools take it with --path, or with")
     print("--finetune-from-model or --restore-file for fairseq-train")
 

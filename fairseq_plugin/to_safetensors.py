@@ -119,12 +119,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dict", type=Path, required=True, metavar="FILE", help="dict.txt of the training's data")
     parser.add_argument("--half", action="store_true", help="weights in half precision, in half of the bytes")
     options = parser.parse_args(arguments)
-    try:
+    with parser.one_line_errors():
         with new_path(options.target, "target") as new:
             new.mkdir()
             architecture = write_folder(options.checkpoint, options.dict, new, options.half)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
     size = sum(path.stat().st_size for path in options.target.iterdir())
     print(f"{options.target}: {architecture}, {size:,} bytes")
 

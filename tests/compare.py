@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 
 #: Largest accepted ||actual - expected|| / ||expected||, by the coarser dtype of the two.
 TOLERANCES: dict[torch.dtype, float] = {
@@ -63,4 +63,4 @@ def assert_all_close(
 
 def weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a state dict, without the records of options."""
-    return {name: tensor for name, tensor in state.items() if not is_record(name)}
+    return {name: tensor for name, tensor in state.items() if not is_extra_state(name)}

@@ -25,10 +25,10 @@ def check_host() -> None:
 def check_common() -> None:
     """Raise ImportError unless the package ``common`` that Python finds belongs to this project.
 
-    The check is in the ``common`` beside this plugin, if there is one, whatever Python finds by that name.
+    The check is in the ``common`` next to this plugin, if there is one, whatever Python finds by that name.
     """
-    beside = Path(__file__).resolve().parents[1] / "common" / "_installed.py"
-    checks = runpy.run_path(str(beside)) if beside.is_file() else vars(importlib.import_module("common._installed"))
+    path = Path(__file__).resolve().parents[1] / "common" / "_installed.py"
+    checks = runpy.run_path(str(path)) if path.is_file() else vars(importlib.import_module("common._installed"))
     checks["check_common"]("timm_plugin")
 
 

@@ -134,12 +134,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--use-ema", action="store_true", help="the averaged weights of a checkpoint of --model-ema")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    try:
+    with parser.one_line_errors(RuntimeError, TypeError):  # TypeError: an unknown name in --model-kwargs
         check_suffix(options.target, "target")  # before the slow part
         check_new(options.target, "target")
         save(convert(options.model, options.source, options.model_kwargs, options.use_ema), options.target)
-    except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs
-        raise SystemExit(f"{parser.prog}: {error}") from error
     print(f"{options.target}: {options.model}")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..modules.stored_options import RemembersOptions
+from ..modules.stored_options import StoresOptions
 from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import (
     check_heads,
@@ -54,7 +54,7 @@ class AttentionShape(NamedTuple):
     spatial_dims: int = 1  # 1 for a sequence, 2 for the rows and columns of an image
 
 
-class InnerAttention(RemembersOptions):
+class InnerAttention(StoresOptions):
     """(q, k, v) -> out between a host's projections: the base class of every mechanism.
 
     Args:
@@ -79,9 +79,9 @@ class InnerAttention(RemembersOptions):
     supports "causal": attention from the next tokens of a sequence, one or many. ``padding_mask`` (B, n) covers these
     tokens only; ``state`` None starts a sequence. Every tensor of a state has the batch as dimension 0.
 
-    ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, query_padding_mask, positions) ->
-    out``, where it supports "source": the implementations behind ``source_state`` and ``attend_source``, which check
-    the tensors. The inputs that ``needs`` names are further keywords of ``_source_state``.
+    ``_source_state(k, v, key_padding_mask) -> state`` and ``_attend_source(q, state, padding_mask, positions) -> out``,
+    where it supports "source": the implementations behind ``source_state`` and ``attend_source``, which check the
+    tensors. The inputs that ``needs`` names are further keywords of ``_source_state``.
 
     ``reference(q, k, v, key_padding_mask=None, query_padding_mask=None) -> out``: the paper's formula, literally and
     slowly, with this module's parameters and options; faster implementations are compared with it.
@@ -169,7 +169,7 @@ class InnerAttention(RemembersOptions):
         """Whether it accepts ``segment_ids``, the documents of a row."""
         return False
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """Return the mechanism's name, whether it is causal, its heads, and the options that change its outputs.
 
         With other values of these, the same weights give other outputs. Options that change only speed are omitted,

@@ -11,6 +11,7 @@ from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.state import State
 from ._base import InnerAttention
 from ._options import AttentionOptions, choice
+from ._wrapper import WrappingAttention
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ForgetOptions(AttentionOptions):
     )
 
 
-class ForgetAttention(InnerAttention):
+class ForgetAttention(WrappingAttention):
     """Gives ``inner`` a gate per token, log_decay = log sigmoid(W x + b), which makes its running sums forget.
 
     A sum over all tokens so far cannot tell recent tokens from old ones. Here it is multiplied by the gate
@@ -45,23 +46,9 @@ class ForgetAttention(InnerAttention):
             raise ArgumentError(f"`forget` is {forget!r}; allowed for attention {inner.name!r}: {NONE!r}")
         if not inner.causal:
             raise ArgumentError(f"`forget` is {forget!r}; allowed with causal=False: {NONE!r}")
-        self.supports, self.name = inner.supports - {"source", "torchscript", "forget"}, inner.name
-        super().__init__(inner.causal)
-        self.inner = inner
+        super().__init__(inner, without=frozenset({"forget"}))
         self.needs = inner.needs | {"x"}
         self.gate = ForgetGate(forget, num_heads * head_dim, num_heads, inner.key_features(head_dim))
-
-    def packs_documents(self) -> bool:
-        """Whether the inner attention accepts ``segment_ids``."""
-        return self.inner.packs_documents()
-
-    def state_tokens(self) -> int | None:
-        """The value of the inner attention."""
-        return self.inner.state_tokens()
-
-    def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head of the inner attention's projections."""
-        return self.inner.projections(head_dim)
 
     def forward(
         self,

@@ -13,9 +13,10 @@ from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention
 from ._registry import ATTENTIONS, build_attention
 from ._short_conv import ShortConvAttention
+from ._wrapper import WrappingAttention
 
 
-class RotaryAttention(InnerAttention):
+class RotaryAttention(WrappingAttention):
     """Rotates queries and keys by their position among the real tokens (RoFormer) before calling ``inner``.
 
     Shapes and masks as in ``InnerAttention``; the state is that of ``inner`` and ``rotary_count`` (B,), the real
@@ -29,32 +30,18 @@ class RotaryAttention(InnerAttention):
             which would mix rotated tokens and belongs around this module.
     """
 
-    __jit_unused_properties__ = ("linear_cost",)
-
     def __init__(self, inner: InnerAttention, head_dim: int) -> None:
         check_even("head_dim", head_dim)
         if isinstance(inner, ShortConvAttention):
             raise ValueError("inner has short_conv; allowed: ShortConvAttention around RotaryAttention")
-        self.supports, self.name = inner.supports - {"source", "torchscript"}, f"{inner.name} with rotary positions"
         if "spatial_shape" in type(inner).needs:
             raise ValueError(f"inner is attention {inner.name!r}, of images alone; allowed: attention of sequences")
         _check_widths(inner, head_dim)
-        super().__init__(inner.causal)
-        self.inner = inner
-        self.needs = inner.needs
+        super().__init__(inner, f"{inner.name} with rotary positions")
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """Record that there are rotary positions; the inner attention records its own options."""
         return {"attention": self.name}
-
-    @property
-    def linear_cost(self) -> bool:
-        """Whether the inner attention has a linear cost."""
-        return self.inner.linear_cost
-
-    def state_tokens(self) -> int | None:
-        """The value of the inner attention."""
-        return self.inner.state_tokens()
 
     def forward(
         self,
@@ -104,18 +91,6 @@ class RotaryAttention(InnerAttention):
         q, k = rotate(q, positions), rotate(k, positions)
         out, state = self.inner.extend(q, k, v, padding_mask, state, **inputs)
         return out, {**state, "rotary_count": count}
-
-    def packs_documents(self) -> bool:
-        """Whether the inner attention accepts ``segment_ids``."""
-        return self.inner.packs_documents()
-
-    def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head of the inner attention's projections."""
-        return self.inner.projections(head_dim)
-
-    def key_features(self, head_dim: int) -> int:
-        """The value of the inner attention."""
-        return self.inner.key_features(head_dim)
 
     def reference(
         self,

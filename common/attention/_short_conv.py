@@ -14,6 +14,7 @@ from ..ops.shared.segments import Documents, find_documents
 from ..ops.shared.state import State, split_state, state_of_sums
 from ._base import InnerAttention
 from ._options import AttentionOptions, count
+from ._wrapper import WrappingAttention
 
 #: The tensors that are convolved.
 _NAMES = ("q", "k", "v")
@@ -36,7 +37,7 @@ def takes_short_conv(attention: type[InnerAttention] | InnerAttention) -> bool:
     return "causal" in attention.supports and bool(attention.linear_cost)
 
 
-class ShortConvAttention(InnerAttention):
+class ShortConvAttention(WrappingAttention):
     """Convolves each channel of q, k and v over the last ``taps`` real tokens before calling ``inner``.
 
     Sums over all tokens lose which tokens were neighbours. The convolution restores the local order, in O(n taps d)
@@ -61,29 +62,11 @@ class ShortConvAttention(InnerAttention):
             raise ArgumentError(f"`short_conv` is {taps!r}; allowed for attention {inner.name!r}{why}: None")
         for name, value in {"short_conv": taps, "num_heads": num_heads, "head_dim": head_dim}.items():
             check_positive_int(name, value)
-        self.supports, self.name = inner.supports - {"source", "torchscript"}, inner.name
-        super().__init__(inner.causal)
-        self.inner, self.taps = inner, taps
-        self.needs = inner.needs
+        super().__init__(inner)
+        self.taps = taps
         channels = inner.projections(head_dim)
         for name in _NAMES:
             setattr(self, f"{name}_conv", ShortConv(num_heads, channels[name], taps) if name in channels else None)
-
-    def packs_documents(self) -> bool:
-        """Whether the inner attention accepts ``segment_ids``."""
-        return self.inner.packs_documents()
-
-    def state_tokens(self) -> int | None:
-        """The value of the inner attention."""
-        return self.inner.state_tokens()
-
-    def projections(self, head_dim: int) -> dict[str, int]:
-        """Channels per head of the inner attention's projections."""
-        return self.inner.projections(head_dim)
-
-    def key_features(self, head_dim: int) -> int:
-        """The value of the inner attention."""
-        return self.inner.key_features(head_dim)
 
     def forward(
         self,

@@ -44,9 +44,9 @@ class CosformerAttention(OpAttention):
     def setup(self) -> None:
         self.max_tokens = self.shape.max_tokens  # read by hosts
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """Return the options that every attention records, and M."""
-        return {**super().remembered_options(), "max_tokens": self.max_tokens}
+        return {**super().stored_options(), "max_tokens": self.max_tokens}
 
     def op_kwargs(self) -> dict[str, Any]:
         """M, which is a fact and not an option."""
@@ -55,7 +55,5 @@ class CosformerAttention(OpAttention):
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, self.options.phi, self.max_tokens)
 
-    def _attend_source(
-        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, positions, self.options.phi, self.max_tokens)
+    def _attend_source(self, q: Tensor, state: State, padding_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        return attend_source(q, state, padding_mask, positions, self.options.phi, self.max_tokens)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..ops.daft.conv import daft_conv, daft_conv_in_torchscript
 from ..ops.daft.conv_reference import daft_conv_reference, filters_reference
 from ..ops.daft.select import daft_select, daft_select_in_torchscript
-from ..ops.shared.checks import ArgumentError, check_query_key_value, shortened
+from ..ops.shared.checks import ArgumentError, check_query_key_value, shape_of, shortened
 from ..ops.shared.precision import compute_dtype
 from ._about import About
 from ._daft import DaftAttention
@@ -194,9 +194,8 @@ class DaftConvAttention(DaftAttention):
         if v.shape[1] != self.shape.num_heads:
             raise ValueError(f"v has shape {tuple(v.shape)}; allowed: {self.shape.num_heads} heads")
         if not isinstance(k, Tensor) or tuple(k.shape) != (*v.shape[:3], 1):
-            shape = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
             raise ValueError(
-                f"k has shape {shape} and v {tuple(v.shape)}; allowed: (B, H, tokens, 1), one key per head"
+                f"k has shape {shape_of(k)} and v {tuple(v.shape)}; allowed: (B, H, tokens, 1), one key per head"
             )
 
 

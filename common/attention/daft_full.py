@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..ops.daft.full import daft_full, daft_full_in_torchscript
 from ..ops.daft.full_reference import daft_full_reference
-from ..ops.shared.checks import check_query_key_value
+from ..ops.shared.checks import check_query_key_value, check_table
 from ._about import About
 from ._daft import DaftAttention
 from ._options import AttentionOptions, count, flag
@@ -60,6 +60,7 @@ class DaftFullAttention(DaftAttention):
         tokens, bias_dim = self.shape.max_tokens, self.options.bias_dim
         self.max_tokens = tokens  # read by hosts
         shape = (tokens, tokens if bias_dim is None else bias_dim)
+        check_table("max_tokens", tokens, shape)
         self.pe0 = nn.Parameter(torch.empty(shape)) if bias_dim is not None else None
         self.pe1 = nn.Parameter(torch.empty(shape)) if bias_dim is not None else None
         self.w = nn.Parameter(torch.empty(shape)) if bias_dim is None else None

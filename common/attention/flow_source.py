@@ -63,7 +63,5 @@ class FlowSourceAttention(OpAttention):
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, *, source_q: Tensor) -> State:
         return source_state(k, v, key_padding_mask, source_q, self._flow_options)
 
-    def _attend_source(
-        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, self._flow_options)
+    def _attend_source(self, q: Tensor, state: State, padding_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        return attend_source(q, state, padding_mask, self._flow_options)

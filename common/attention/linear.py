@@ -47,7 +47,5 @@ class LinearAttention(OpAttention):
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, self.options.phi)
 
-    def _attend_source(
-        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, self.options.phi)
+    def _attend_source(self, q: Tensor, state: State, padding_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        return attend_source(q, state, padding_mask, self.options.phi)

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..ops.linformer import linformer_attention
 from ..ops.linformer.reference import linformer_attention_reference
+from ..ops.shared.checks import check_table
 from ._about import About
 from ._base import OpAttention
 from ._options import AttentionOptions, count, flag
@@ -46,6 +47,7 @@ class LinformerAttention(OpAttention):
     def setup(self) -> None:
         self.max_tokens = self.shape.max_tokens  # read by hosts
         shape = (self.shape.max_tokens, self.options.projected_length)
+        check_table("max_tokens", self.max_tokens, shape)
         self.key_rows = nn.Parameter(torch.empty(shape))
         self.value_rows = None if self.options.shared else nn.Parameter(torch.empty(shape))
         self.reset_parameters()

@@ -82,10 +82,8 @@ class RfaAttention(OpAttention):
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, self._fixed_directions())
 
-    def _attend_source(
-        self, q: Tensor, state: State, query_padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Tensor:
-        return attend_source(q, state, query_padding_mask, self._fixed_directions(), self.options.floor)
+    def _attend_source(self, q: Tensor, state: State, padding_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        return attend_source(q, state, padding_mask, self._fixed_directions(), self.options.floor)
 
     def _fixed_directions(self) -> Tensor:
         """``scaled_directions``, which are the same in the next call; ValueError in training."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.shared.checks import check_query_key_value
+from ..ops.shared.checks import check_query_key_value, check_table
 from ..ops.synthesizer import synthesizer_attention
 from ..ops.synthesizer.reference import synthesizer_attention_reference
 from ._about import About
@@ -60,7 +60,10 @@ class SynthesizerAttention(OpAttention):
         self.max_tokens = tokens  # read by hosts
 
         def empty(wanted: bool, *shape: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(shape)) if wanted else None
+            if not wanted:
+                return None
+            check_table("max_tokens", tokens, shape)
+            return nn.Parameter(torch.empty(shape))
 
         width = channels if form == "dense" else self.options.rank
         self.table = empty(form == "random", heads, tokens, tokens)

@@ -63,6 +63,12 @@ def check_new(path: Path, argument: str) -> None:
         raise ValueError(f"{argument} is {path}, {kind} that is there already; allowed: a name that is not")
 
 
+def check_in_folder(path: Path, argument: str, kind: str = "file") -> None:
+    """Raise ValueError unless the folder of ``path``, a new ``kind``, exists."""
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{argument} is {str(path)!r}; allowed: a {kind} in a folder that exists")
+
+
 def check_folder(folder: Path, command: str, argument: str, whole: bool) -> None:
     """Raise ValueError unless ``folder`` is absent, empty or made by ``command``; also as ``real_folder`` does.
 
@@ -238,6 +244,14 @@ def new_path(path: Path, argument: str) -> Iterator[Path]:
         new.rename(path)
 
 
+def _replaceable(path: Path, argument: str) -> Path:
+    """The real path of the folder ``path``; ValueError if it is at or above the working directory of this process."""
+    folder, here = real_folder(path, argument), Path.cwd()
+    if folder.exists() and (here == folder or folder in here.parents):
+        raise ValueError(f"{argument} is {folder}, in which you are; allowed: a folder below it, or elsewhere")
+    return folder
+
+
 @contextlib.contextmanager
 def empty_folder(path: Path, argument: str) -> Iterator[Path]:
     """Yield an empty folder to write into; at the end it becomes ``path``, unless there was an error.
@@ -247,10 +261,7 @@ def empty_folder(path: Path, argument: str) -> Iterator[Path]:
             directory of this process.
         FolderInUse: another process is writing it.
     """
-    folder = real_folder(path, argument)
-    here = Path.cwd()
-    if folder.exists() and (here == folder or folder in here.parents):
-        raise ValueError(f"{argument} is {folder}, in which you are; allowed: a folder below it, or elsewhere")
+    folder = _replaceable(path, argument)
     _check_empty(folder, argument)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(folder) as new:
@@ -281,10 +292,7 @@ def new_folder(path: Path, command: str, argument: str = "--out") -> Iterator[Pa
         FolderInUse: another process is writing it.
     """
     check_folder(path, command, argument, whole=True)
-    folder = real_folder(path, argument)
-    here = Path.cwd()
-    if folder.exists() and (here == folder or folder in here.parents):
-        raise ValueError(f"{argument} is {folder}, in which you are; allowed: a folder below it, or elsewhere")
+    folder = _replaceable(path, argument)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(folder, command) as new:
         new.mkdir()

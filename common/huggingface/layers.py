@@ -16,8 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..attention import ATTENTIONS, InnerAttention, build_rotary_attention
 from ..modules import GatedAttentionUnit, ScaledSin, ToeplitzBias, build_norm
 from ..modules.sinusoids import sinusoids
-from ..modules.stored_options import Remembered
-from ..ops.shared.checks import allowed_names
+from ..modules.stored_options import StoredOptions
+from ..ops.shared.checks import allowed_names, check_table
 from ..ops.shared.padding import both_masks
 from ..ops.shared.state import State
 from .cache import LineartimeCache
@@ -216,29 +216,24 @@ class TransformerLayer(GradientCheckpointingLayer):
         source_state: State | None = None,
     ) -> tuple[Tensor, State | None, State | None]:
         """x (B, n, C) -> (B, n, C), and the states after the tokens, None unless states before them are given."""
-        residual = x
-        if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
-        x, state = self.self_attn(x, tokens, state)
-        x = residual + self.dropout(x)
-        if not self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+        y, state = self.self_attn(self._before(self.self_attn_layer_norm, x), tokens, state)
+        x = self._after(self.self_attn_layer_norm, x + self.dropout(y))
         if self.encoder_attn is not None:
-            residual = x
-            if self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-            x, source_state = self.encoder_attn(x, tokens, source, source_state)
-            x = residual + self.dropout(x)
-            if not self.normalize_before:
-                x = self.encoder_attn_layer_norm(x)
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.fc1(x) if isinstance(self.fc1, GatedLinear) else self.activation(self.fc1(x))
-        x = residual + self.dropout(self.fc2(self.activation_dropout(x)))
-        if not self.normalize_before:
-            x = self.final_layer_norm(x)
-        return x, state, source_state
+            y = self._before(self.encoder_attn_layer_norm, x)
+            y, source_state = self.encoder_attn(y, tokens, source, source_state)
+            x = self._after(self.encoder_attn_layer_norm, x + self.dropout(y))
+        y = self.fc1(self._before(self.final_layer_norm, x))
+        y = y if isinstance(self.fc1, GatedLinear) else self.activation(y)
+        y = self.fc2(self.activation_dropout(y))
+        return self._after(self.final_layer_norm, x + self.dropout(y)), state, source_state
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """The input of a block, normalised if norms come before blocks."""
+        return norm(x) if self.normalize_before else x
+
+    def _after(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """The sum of a block's input and output, normalised if norms come after blocks."""
+        return x if self.normalize_before else norm(x)
 
 
 class GatedAttentionUnitLayer(GradientCheckpointingLayer):
@@ -295,6 +290,7 @@ class LearnedPositions(nn.Embedding):
     """Learned embeddings of at most ``max_tokens`` positions; padding has a row of zeros, as in fairseq."""
 
     def __init__(self, max_tokens: int, width: int, padding_idx: int) -> None:
+        check_table("max_position_embeddings", max_tokens, (max_tokens, width))
         super().__init__(max_tokens + padding_idx + 1, width, padding_idx)
         self.max_tokens = max_tokens
         init_embedding(self)
@@ -326,7 +322,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(_layers(config, side, causal, crossed))
         self.layer_norm = build_norm(config.norm, width) if side.final_norm else None
-        self.documents = Remembered(reset_at_eos=True) if config.reset_at_eos else None
+        self.documents = StoredOptions(reset_at_eos=True) if config.reset_at_eos else None
         limits = [getattr(module, "max_tokens", None) for module in self.modules() if module is not self]
         #: The longest sequence, not counting padding; None for any length.
         self.max_tokens = min((limit for limit in limits if limit is not None), default=None)

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shutil import copyfile
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,14 @@ from transformers.utils import ModelOutput
 
 from ..attention import ATTENTIONS
 from ..checkpoints import listed
-from ..modules.stored_options import Remembered, RemembersOptions, is_record
+from ..modules.stored_options import StoredOptions, StoresOptions, is_extra_state
+from ..ops.shared.segments import documents_by_eos
 from .cache import LineartimeCache, check_cache
 from .configuration import LineartimeConfig
 from .layers import Source, Stack, activation_called
 from .tokens import (
     Tokens,
     check_positions,
-    documents_by_eos,
     documents_by_position,
     hidden_or_none,
     read_padding,
@@ -57,6 +57,8 @@ class LineartimePreTrainedModel(PreTrainedModel):
     config_class = LineartimeConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
+    #: The path of the token embeddings in the model.
+    token_embeddings: ClassVar[str]
     _no_split_modules = ["TransformerLayer", "GatedAttentionUnitLayer"]
     _is_stateful = True  # no assisted generation, which removes tokens from a cache
     _supported_generation_modes = [
@@ -78,7 +80,7 @@ class LineartimePreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(
             pretrained_model_name_or_path, *arguments, output_loading_info=True, **options
         )
-        missing = sorted(name for name in info["missing_keys"] if not is_record(name))
+        missing = sorted(name for name in info["missing_keys"] if not is_extra_state(name))
         further = sorted(info["unexpected_keys"])
         if missing or further:
             faults = [("missing", missing), ("not of this model", further)]
@@ -88,6 +90,14 @@ class LineartimePreTrainedModel(PreTrainedModel):
                 "all weights of the model of its config.json, and no others"
             )
         return (model, info) if output_loading_info else model
+
+    def get_input_embeddings(self) -> nn.Module:
+        """transformers' hook: the token embeddings, of the encoder if there are two sides."""
+        return self.get_submodule(self.token_embeddings)
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """transformers' hook: replace the token embeddings."""
+        self.set_submodule(self.token_embeddings, value)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -129,7 +139,7 @@ class LineartimePreTrainedModel(PreTrainedModel):
 
         Parameters are initialised where modules are built.
         """
-        if isinstance(module, RemembersOptions) and module.counts:
+        if isinstance(module, StoresOptions) and module.counts:
             module.restore_counts({name: getattr(module, name) for name in module.counts})
 
 
@@ -162,7 +172,7 @@ def read_inputs(
     if config.reset_at_eos:
         if position_ids is not None:
             raise ValueError("position_ids is given; allowed for a model with reset_at_eos: None")
-        segment_ids = documents_by_eos(input_ids, config.eos_token_id, stack.causal, seen)
+        segment_ids = documents_by_eos(input_ids, config.eos_token_id, stack.causal, seen.get("document"))
     elif position_ids is not None:
         segment_ids = documents_by_position(position_ids, padding_mask, seen)
     else:  # the last document goes on
@@ -253,20 +263,13 @@ class LineartimeForCausalLM(_DecoderModel):
     be padded on the left. Assisted and contrastive generation are refused.
     """
 
+    token_embeddings = "decoder.embed_tokens"
     _tied_weights_keys = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
 
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
         self.decoder = Decoder(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """transformers' hook: the token embeddings."""
-        return self.decoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """transformers' hook: replace the token embeddings."""
-        self.decoder.embed_tokens = value
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         """transformers' hook: the arguments of a step, without positions, which the model counts itself."""
@@ -397,18 +400,11 @@ class _EncoderModel(LineartimePreTrainedModel):
     """The base of models around a ``RobertaEncoder``."""
 
     has_lm_head = False
+    token_embeddings = "encoder.sentence_encoder.embed_tokens"
 
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
         self.encoder = RobertaEncoder(config, self.has_lm_head)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """transformers' hook: the token embeddings."""
-        return self.encoder.sentence_encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """transformers' hook: replace the token embeddings."""
-        self.encoder.sentence_encoder.embed_tokens = value
 
 
 class LineartimeForMaskedLM(_EncoderModel):
@@ -464,7 +460,7 @@ class ClassifierHead(nn.Module):
         self.dropout = nn.Dropout(0.0 if self.arena else config.classifier_dropout)
         labels = list((config.id2label or {}).values())
         named = {} if labels == [f"LABEL_{i}" for i in range(len(labels))] else {"labels": labels}
-        self.remembered = Remembered(pooling=config.pooling, classifier_style=config.classifier_style, **named)
+        self.remembered = StoredOptions(pooling=config.pooling, classifier_style=config.classifier_style, **named)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, C) -> (B, labels)."""
@@ -521,6 +517,8 @@ class LineartimeForSequenceClassification(_EncoderModel):
 class LineartimeForSeq2SeqLM(_DecoderModel):
     """An encoder-decoder: ``NAME`` of fairseq, such as ``flowformer``; targets begin with eos, as there."""
 
+    token_embeddings = "encoder.embed_tokens"
+
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
         self.loss_type = "ForCausalLM"
@@ -537,14 +535,6 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
     def has_one_table(self) -> bool:
         """See ``LineartimePreTrainedModel``: each side may have a table of its own."""
         return self.config.tie_encoder_embeddings
-
-    def get_input_embeddings(self) -> nn.Module:
-        """transformers' hook: the token embeddings of the encoder."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """transformers' hook: replace the token embeddings of the encoder."""
-        self.encoder.embed_tokens = value
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """transformers' hook: labels (B, n) as the decoder reads them, after a first token that begins a target."""

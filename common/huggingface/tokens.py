@@ -78,17 +78,6 @@ def read_tokens(
     return Tokens(padding_mask, documents.positions(before), documents.ids, seen)
 
 
-def documents_by_eos(input_ids: Tensor, eos: int, causal: bool, seen: State | None = None) -> Tensor:
-    """Document ids (B, n) of ``input_ids`` (B, n) in a model that begins a document at each ``eos``.
-
-    In a language model the first token of a document is predicted at the eos that ended the one before, so a document
-    begins at an eos; in a masked model it begins after one.
-    """
-    ends = input_ids.eq(eos).long()
-    ids = ends.cumsum(1) if causal else ends.cumsum(1) - ends
-    return seen["document"][:, None] + ids if seen and "document" in seen else ids
-
-
 def documents_by_position(position_ids: Tensor, padding_mask: Tensor | None, seen: State) -> Tensor | None:
     """Document ids (B, n) of tokens with ``position_ids`` (B, n), which begin anew at 0 in each document.
 

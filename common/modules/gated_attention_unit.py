@@ -32,13 +32,13 @@ from .norms import build_norm
 from .relative_bias import RELATIVE_BIASES, ToeplitzBias, relative_bias
 from .rotary import check_even, cos_and_sin, document_positions, rotate_by
 from .silu import silu_parts
-from .stored_options import RemembersOptions
+from .stored_options import StoresOptions
 
 #: From this many numbers in x on, the backward pass recomputes activations; smaller inputs need little memory.
 RECOMPUTED_FROM = 2**17
 
 
-class GatedAttentionUnit(RemembersOptions):
+class GatedAttentionUnit(StoresOptions):
     """x + (U ⊙ attention(Q, K, V)) W_o, where U, V and the base Z of Q and K are silu(norm(x) W) (FLASH, section 2).
 
     With ``chunk_size`` None attention is quadratic, ``gau_attention`` (FLASH-Quad); with C tokens it is mixed chunk
@@ -187,7 +187,7 @@ class GatedAttentionUnit(RemembersOptions):
             if value != (name in ("local", "linear")):
                 raise ArgumentError(f"`{name}={value}` is given; allowed: with `chunk_size`")
 
-    def remembered_options(self) -> dict[str, str | int | float | bool | None]:
+    def stored_options(self) -> dict[str, str | int | float | bool | None]:
         """Return the options that change the result, but not the shape of any weight."""
         names = ("causal", "kernel", "chunk_size", "divisor", "local", "linear", "rotary")
         names += ("first_softmax", "first_to_all", "overlap", "chunk_summaries")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.shared.checks import check_choice
+from ..ops.shared.checks import check_choice, check_table
 from .rotary import check_even, rotate
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class ToeplitzBias(nn.Module):
 
     def __init__(self, max_positions: int, heads: int = 1) -> None:
         super().__init__()
+        check_table("max_positions", max_positions, (heads, 2 * max_positions - 1))
         self.max_positions = max_positions
         self.weight = nn.Parameter(torch.empty(heads, 2 * max_positions - 1))
         self.reset_parameters()

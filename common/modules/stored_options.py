@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 #: The last part of a record's name in a state dict: torch's name for a module's extra state.
-RECORD = "_extra_state"
+EXTRA_STATE = "_extra_state"
 #: The length of every record is a multiple of this, so that options and counts rarely change it: torch's distributed
 #: checkpoints and averages of files need tensors of the same shape.
 _LENGTH = 512
@@ -16,7 +16,7 @@ _LENGTH = 512
 _DIGITS = 19
 
 
-class RemembersOptions(nn.Module):
+class StoresOptions(nn.Module):
     """Base class of modules that record the options of their weights, such as the mechanism and form of an attention.
 
     ``state_dict()`` holds a record of them, torch's extra state: JSON, one byte in each number of a float32 tensor. It
@@ -34,7 +34,7 @@ class RemembersOptions(nn.Module):
     #: A noun for the options, in the warning about a file without a record.
     belongs_to: ClassVar[str] = "attention"
 
-    def remembered_options(self) -> dict[str, str | int | float | bool | None]:
+    def stored_options(self) -> dict[str, str | int | float | bool | None]:
         """Names and values of the options to record; subclasses override it."""
         return {}
 
@@ -49,7 +49,7 @@ class RemembersOptions(nn.Module):
     def get_extra_state(self) -> Tensor:
         """torch's hook: the record."""
         counts = {name: f"{getattr(self, name):0{_DIGITS}d}" for name in self.counts}
-        text = json.dumps({"options": self.remembered_options(), "counts": counts})
+        text = json.dumps({"options": self.stored_options(), "counts": counts})
         text = text.ljust(-(-len(text) // _LENGTH) * _LENGTH)
         # Floating point, because fairseq's moving average multiplies all tensors; half precision is exact for bytes.
         return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
@@ -58,7 +58,7 @@ class RemembersOptions(nn.Module):
         """torch's hook: compare the record of a file with this module."""
         if isinstance(state, Tensor) and state.is_meta:  # weights on "meta" have no values either
             return
-        record = read_record(state)
+        record = read_extra_state(state)
         if record is None:
             self._warn(f"the record of weights that are loaded cannot be read; here they are used with {self._own()}")
             return
@@ -85,7 +85,7 @@ class RemembersOptions(nn.Module):
             error_msgs += [f"{prefix}{name} has shape {x}, not {y}" for name, (x, y) in shapes.items() if x != y]
             if not error_msgs:
                 self.restore_former(former)
-        name = prefix + RECORD
+        name = prefix + EXTRA_STATE
         if name in state_dict:
             return
         if name in missing_keys:
@@ -93,14 +93,14 @@ class RemembersOptions(nn.Module):
         self.restore_counts({})
         if "options" in local_metadata:  # version 0.2 kept them there
             self._compare(local_metadata["options"])
-        elif self.remembered_options() and _is_loaded(prefix, state_dict, missing_keys):
+        elif self.stored_options() and _is_loaded(prefix, state_dict, missing_keys):
             self._warn(
                 f"the weights that are loaded do not say which {self.belongs_to} they belong to (those of stock models "
                 f"and of earlier versions do not); here they are used with {self._own()}"
             )
 
     def _compare(self, stored: dict[str, Any]) -> None:
-        current = _as_stored(self.remembered_options())
+        current = _as_stored(self.stored_options())
         stored = _as_stored(stored)
         changed = [name for name in current if name in stored and stored[name] != current[name]]
         if changed:
@@ -111,14 +111,14 @@ class RemembersOptions(nn.Module):
             )
 
     def _own(self) -> str:
-        return spelled(self.remembered_options())
+        return spelled(self.stored_options())
 
     def _warn(self, message: str) -> None:
         # The text omits the module's place in the model, so that Python shows the warning once for all layers.
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
 
 
-class Remembered(RemembersOptions):
+class StoredOptions(StoresOptions):
     """A child module that records ``options`` for a module of a host; no parameters, no forward.
 
     Values must fit JSON: text, numbers, True and False, None, and lists of these.
@@ -130,17 +130,17 @@ class Remembered(RemembersOptions):
         super().__init__()
         self.options = options
 
-    def remembered_options(self) -> dict[str, str | int | float | bool | None]:
+    def stored_options(self) -> dict[str, str | int | float | bool | None]:
         """Return the options that were given."""
         return self.options
 
 
-def is_record(name: str) -> bool:
+def is_extra_state(name: str) -> bool:
     """Whether ``name`` is the name of a record in a state dict."""
-    return name.rpartition(".")[2] == RECORD
+    return name.rpartition(".")[2] == EXTRA_STATE
 
 
-def read_record(stored: Any) -> dict[str, dict[str, Any]] | None:
+def read_extra_state(stored: Any) -> dict[str, dict[str, Any]] | None:
     """``{"options": ..., "counts": ...}`` of a record in a state dict; None if it is not a readable record."""
     try:
         record = json.loads(bytes(round(x) for x in stored.tolist()).decode())

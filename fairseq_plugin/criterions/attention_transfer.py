@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
@@ -16,7 +16,7 @@ from common.attention import LolcatsAttention
 from common.imitation import IMITATION_LOSSES, check_imitates
 
 from ..distill.attention_transfer import AttentionLoss, check_pair, share_memory, transfer
-from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
+from ..distill.teacher import TeacherConfig, TeacherCriterion, bare, check_of_pair
 from ..loading.known_options import option_field
 from ..modules.converted import converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
@@ -46,7 +46,7 @@ class AttentionTransferConfig(TeacherConfig):
 
 
 @register_criterion("attention_transfer", dataclass=AttentionTransferConfig)
-class AttentionTransferCriterion(FairseqCriterion):
+class AttentionTransferCriterion(TeacherCriterion):
     """The distance of each converted attention from the teacher's softmax attention, on the same inputs.
 
     For language models, masked models and encoder-decoders that start from the teacher's weights; see
@@ -69,8 +69,7 @@ class AttentionTransferCriterion(FairseqCriterion):
         ddp_backend: str,
         distributed_world_size: int,
     ) -> None:
-        super().__init__(task)
-        self.teacher = Teacher(teacher, task, ddp_backend)
+        super().__init__(task, teacher, ddp_backend)
         self.teacher.check_file()
         if distributed_world_size > 1 and ddp_backend not in ("legacy_ddp", "no_c10d"):
             raise ValueError(
@@ -83,19 +82,13 @@ class AttentionTransferCriterion(FairseqCriterion):
         self._checked = False
         self._padding_idx = getattr(self, "padding_idx", -100)  # fairseq sets it for tasks with a target dictionary
 
-    def train(self, mode: bool = True) -> "AttentionTransferCriterion":
-        """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
-        if mode:
-            self.teacher.read()
-        return super().train(mode)
-
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, float, dict]:
         """The mean over attentions of the loss summed over real queries, their mean number, and the logging output.
 
         With ``reduce`` False, the first is the part of each attention, which add up to the loss.
         """
         student = bare(model)
-        teacher = self.teacher.beside(student)
+        teacher = self.teacher.model_like(student)
         if not self._checked:
             with check_of_pair():
                 self._check(student, teacher)
@@ -153,11 +146,6 @@ class AttentionTransferCriterion(FairseqCriterion):
         for name in [name.removesuffix(_SUM) for name in sums if name.endswith(_SUM)]:
             queries = sums[name + _QUERIES]
             metrics.log_scalar(name, sums[name + _SUM] / queries, queries, round=4)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """fairseq's hook: True."""
-        return True
 
 
 def by_group(attentions: dict[str, nn.Module], losses: dict[str, AttentionLoss]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class AWACCriterion(FairseqCriterion):
         """
         net_input, task = sample["net_input"], self.task
         steps = transitions(net_input, task.cfg.return_scale, task.context, task.description.longest)
-        errors = (model.values(steps.states, steps.actions) - self.wanted(model, steps)[:, None]).square().sum(1)
+        values = model.values(steps.states, steps.actions)
+        errors = (values - self.critic_targets(model, steps)[:, None]).square().sum(1)
         likelihood = model.distribution(steps.states).log_prob(steps.actions).sum(1)
         losses = errors - self.weights(model, steps) * likelihood
         with torch.no_grad():
@@ -100,16 +101,16 @@ class AWACCriterion(FairseqCriterion):
         return losses.sum() if reduce else losses, len(losses), logging_output
 
     @torch.no_grad()
-    def wanted(self, model: nn.Module, found: Transitions) -> Tensor:
+    def critic_targets(self, model: nn.Module, steps: Transitions) -> Tensor:
         """The target of the critics for each transition, r + discount * min Q'(s', a'): (N,)."""
-        next_values = model.values(found.next_states, model.sample(found.next_states), targets=True).amin(1)
-        return found.rewards + self.discount * next_values.masked_fill(found.ends, 0.0)
+        next_values = model.values(steps.next_states, model.sample(steps.next_states), targets=True).amin(1)
+        return steps.rewards + self.discount * next_values.masked_fill(steps.ends, 0.0)
 
     @torch.no_grad()
-    def weights(self, model: nn.Module, found: Transitions) -> Tensor:
+    def weights(self, model: nn.Module, steps: Transitions) -> Tensor:
         """The weight of the action of each transition in the likelihood, at most ``max_weight``: (N,)."""
-        data_values = model.values(found.states, found.actions).amin(1)
-        policy_values = model.values(found.states, model.sample(found.states)).amin(1)
+        data_values = model.values(steps.states, steps.actions).amin(1)
+        policy_values = model.values(steps.states, model.sample(steps.states)).amin(1)
         return ((data_values - policy_values) / self.temperature).exp().clamp(max=self.max_weight)
 
     @staticmethod

@@ -68,21 +68,21 @@ class CtcDistillationCriterion(CtcCriterion):
 
     def _divergence(self, model: nn.Module, sample: dict[str, Any], output: dict[str, Any]) -> Tensor:
         """The KL divergence of each real frame, of the student's ``output`` on ``sample``, from the teacher's."""
-        teacher = self.teacher.beside(bare(model))
+        teacher = self.teacher.model_like(bare(model))
         with torch.no_grad():
             teacher_output = teacher(**sample["net_input"])
-            wanted = teacher.get_normalized_probs(teacher_output, log_probs=True)  # (T, B, V)
+            teacher_log_probs = teacher.get_normalized_probs(teacher_output, log_probs=True)  # (T, B, V)
         logits = output["encoder_out"]  # (T, B, V); fairseq has added a weight of blanks, if there is one
         with check_of_pair():
-            if logits.shape != wanted.shape:
-                (frames, _, letters), (teacher_frames, _, teacher_letters) = logits.shape, wanted.shape
+            if logits.shape != teacher_log_probs.shape:
+                (frames, _, letters), (teacher_frames, _, teacher_letters) = logits.shape, teacher_log_probs.shape
                 raise ValueError(
                     f"--teacher {self.teacher.path!r} gives {teacher_frames} frames of {teacher_letters} letters; "
                     f"allowed: {frames} of {letters}, as the model"
                 )
         mask = output["padding_mask"]
         real = torch.ones_like(logits[..., 0], dtype=torch.bool) if mask is None else ~mask.T  # (T, B)
-        return divergences(logits[real].float(), wanted[real], self.temperature)
+        return divergences(logits[real].float(), teacher_log_probs[real], self.temperature)
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

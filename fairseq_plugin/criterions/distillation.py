@@ -17,7 +17,7 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..distill.teacher import Teacher, TeacherConfig, bare, check_of_pair
+from ..distill.teacher import TeacherConfig, TeacherCriterion, bare, check_of_pair
 from ..loading.known_options import option_field
 
 #: Entries of a logging output: whether it is for masked tokens, the sum of divergences, and the number of tokens.
@@ -36,7 +36,7 @@ class DistillationConfig(TeacherConfig):
 
 
 @register_criterion("distillation", dataclass=DistillationConfig)
-class DistillationCriterion(FairseqCriterion):
+class DistillationCriterion(TeacherCriterion):
     """(1 - w) · cross-entropy + w · T² · KL(teacher || student) over real targets, with the KL at temperature T.
 
     For language models, encoder-decoders, and masked models, where only masked tokens count. Only the student gets
@@ -58,13 +58,12 @@ class DistillationCriterion(FairseqCriterion):
         sentence_avg: bool,
         ddp_backend: str,
     ) -> None:
-        super().__init__(task)
         if isinstance(task, AudioPretrainingTask | HubertPretrainingTask):
             raise ValueError(
                 "--criterion is distillation; allowed for models of audio: attention_transfer, or ctc_distillation "
                 "with --task audio_finetuning, since they have no logits of words"
             )
-        self.teacher = Teacher(teacher, task, ddp_backend)
+        super().__init__(task, teacher, ddp_backend)
         check_distillation(distillation_temperature, distillation_weight)
         self.temperature, self.weight = distillation_temperature, distillation_weight
         self.masked, self.sentence_avg = isinstance(task, MaskedLMTask), sentence_avg
@@ -72,12 +71,6 @@ class DistillationCriterion(FairseqCriterion):
             MaskedLmLoss(MaskedLmConfig(tpu=False), task) if self.masked else CrossEntropyCriterion(task, sentence_avg)
         )
         self.own_criterion: FairseqCriterion = criterion
-
-    def train(self, mode: bool = True) -> "DistillationCriterion":
-        """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
-        if mode:
-            self.teacher.read()
-        return super().train(mode)
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict]:
         """The sum of the loss over the targets of ``sample``, the sample size and the logging output, as in fairseq.
@@ -93,7 +86,7 @@ class DistillationCriterion(FairseqCriterion):
         target = sample["target"][real]  # (N,)
         logits = self._logits(model, sample, real)  # (N, V)
         with torch.no_grad():
-            teacher = self.teacher.beside(bare(model))
+            teacher = self.teacher.model_like(bare(model))
             with check_of_pair():
                 _check_softmax(teacher)
             teacher_logits = self._logits(teacher, sample, real)
@@ -131,11 +124,6 @@ class DistillationCriterion(FairseqCriterion):
         (MaskedLmLoss if masked else CrossEntropyCriterion).reduce_metrics(logging_outputs)
         log_divergence(logging_outputs)
 
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        """fairseq's hook: True."""
-        return True
-
 
 def check_distillation(temperature: float, weight: float) -> None:
     """Raise ValueError unless ``temperature`` is above 0 and finite, and ``weight`` in 0 to 1."""
@@ -145,9 +133,9 @@ def check_distillation(temperature: float, weight: float) -> None:
         raise ValueError(f"--distillation-weight is {weight}; allowed: 0 to 1")
 
 
-def divergences(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+def divergences(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
     """The KL divergence (N,) of the student's distributions from the teacher's, from logits (N, V) of both."""
-    student_log_probs, teacher_log_probs = ((x / temperature).log_softmax(1) for x in (logits, wanted))
+    student_log_probs, teacher_log_probs = ((x / temperature).log_softmax(1) for x in (logits, teacher_logits))
     return F.kl_div(student_log_probs, teacher_log_probs, reduction="none", log_target=True).sum(1)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu, prune_state_dict
+from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.constants import DDP_BACKEND_CHOICES
 from fairseq.models import ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel, FairseqLanguageModel, build_model
@@ -25,15 +26,12 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import II
 from torch import nn
 
-from common.checkpoints import check_state_dict, read_checkpoint
+from common.checkpoints import check_state_dict
 
-from ..loading.checkpoint_config import EMBEDDING_FILES, check_configuration
-from ..loading.checkpoints import hint, stored_architecture
+from ..loading.checkpoint_config import EMBEDDING_FILES
+from ..loading.checkpoints import UNWRAPPED, hint, read_training
 from ..loading.configuration_errors import configuration_errors
 from ..loading.known_options import option_field
-
-#: Overrides of the stored configuration: options that a teacher does not need, since it computes no gradients.
-_NOT_TAKEN = {"checkpoint_activations": False, "offload_activations": False}
 
 
 @dataclass
@@ -87,10 +85,29 @@ class Teacher:
             self._model.eval().requires_grad_(False)
         return self._model
 
-    def beside(self, student: nn.Module) -> nn.Module:
+    def model_like(self, student: nn.Module) -> nn.Module:
         """The model on the device and in the precision of ``student``."""
         like = next(student.parameters())
         return self.read().to(device=like.device, dtype=like.dtype)
+
+
+class TeacherCriterion(FairseqCriterion):
+    """A criterion with a teacher, which is read before the first update."""
+
+    def __init__(self, task: FairseqTask, teacher: str | None, ddp_backend: str) -> None:
+        super().__init__(task)
+        self.teacher = Teacher(teacher, task, ddp_backend)
+
+    def train(self, mode: bool = True) -> "TeacherCriterion":
+        """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
+        if mode:
+            self.teacher.read()
+        return super().train(mode)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """fairseq's hook: True."""
+        return True
 
 
 class UnfitPairError(ValueError, RuntimeError):
@@ -138,16 +155,14 @@ def _family(task: FairseqTask) -> tuple[type | tuple[type, ...], str]:
 
 
 def _load(path: str, task: FairseqTask) -> nn.Module:
-    state = read_checkpoint(path)
-    stored = stored_architecture(state, path)
+    _, stored = read_training(path)
     family, stock = _family(task)
     if not issubclass(ARCH_MODEL_REGISTRY.get(stored, object), family):
         raise ValueError(
             f"--teacher {path!r} holds {stored!r}; allowed with --task {_name(task)}: {stock!r} and its like"
         )
-    check_configuration(state, path)
     with configuration_errors(path):
-        state = load_checkpoint_to_cpu(path, {**dict.fromkeys(EMBEDDING_FILES), **_NOT_TAKEN})
+        state = load_checkpoint_to_cpu(path, {**dict.fromkeys(EMBEDDING_FILES), **UNWRAPPED})
         config = state["cfg"].model
         # By fairseq's function, since the task's own may keep the model, as translation does for --eval-bleu.
         model = build_model(config, task, from_checkpoint=True)

@@ -13,8 +13,9 @@ from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import NORMS
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
 
+from ..loading.known_options import flag_of
 from ..models._classifier import ClassifierOptions
-from ..models._options import flag_of, option
+from ..models._options import option
 from ..modules.multihead_attention import LayerDesign
 from ..modules.positions import LearnedPositions, ScaledSinPositions, SinusoidalPositions
 
@@ -162,8 +163,7 @@ def _cross_entry(layer: nn.Module) -> dict[str, Any]:
 
 def _of_masked(model: nn.Module) -> dict[str, Any]:
     """The fields of a masked model or of a classifier."""
-    fields: dict[str, Any] = {}
-    fields = {"bos_token_id": 0}
+    fields: dict[str, Any] = {"bos_token_id": 0}
     lm_head = getattr(model.encoder, "lm_head", None)
     if lm_head is not None:
         fields["tie_word_embeddings"] = lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight

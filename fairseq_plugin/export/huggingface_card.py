@@ -1,10 +1,10 @@
 """The model card of an exported folder: what the checkpoint says about the model, and how to load it."""
 
-from itertools import groupby
 from typing import Any
 
 from common.huggingface import LineartimeConfig
 
+from ..loading.weight_options import layer_pattern
 from .huggingface_checkpoint import Source
 
 _PURPOSES = {
@@ -78,8 +78,7 @@ def _about(source: Source, config: LineartimeConfig, kind: str) -> dict[str, Any
 
 def _pattern(entries: list[dict[str, Any]]) -> str:
     """Kinds of attention, layer by layer: ``flow*3, softmax``."""
-    runs = [(kind, len(list(run))) for kind, run in groupby(entry["kind"] for entry in entries)]
-    return ", ".join(kind if count == 1 else f"{kind}*{count}" for kind, count in runs)
+    return layer_pattern(entry["kind"] for entry in entries).replace(",", ", ")
 
 
 def _training(source: Source) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from common.checkpoints import read_checkpoint
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 
 from ..loading.checkpoint_config import FREE_TEXTS, check_configuration
-from ..loading.checkpoints import stored_architecture
+from ..loading.checkpoints import UNWRAPPED, read_training
 from ..loading.configuration_errors import configuration_errors
 from ..loading.folders import find_folder
+from ..loading.new_checkpoint import numbered_dictionary
 from ..models._classifier import LinearTimeClassifier
 from ..models._configuration import read_stored
 from ..models._encoder_decoder import LinearTimeTransformer
@@ -84,16 +84,12 @@ def load_source(checkpoint: Path, data: Path | None = None) -> Source:
         transformers, or lacks weights; or a dictionary is missing.
     """
     path = str(checkpoint)
-    state = read_checkpoint(checkpoint)
-    architecture = stored_architecture(state, path)
-    check_configuration(state, path)
+    state, architecture = read_training(checkpoint)
     kind, model_class = _kind_of(architecture, path)
     task = _check_task(state, kind, path)
     folder = Path(find_folder("--data", str(checkpoint.parent if data is None else data)))
     _check_dictionaries(folder, kind, task, state)
-    # Activation checkpointing wraps layers for training.
-    plain = {"checkpoint_activations": False, "offload_activations": False}
-    loaded = model_class.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **plain)
+    loaded = model_class.from_pretrained(str(checkpoint.parent), checkpoint.name, str(folder.absolute()), **UNWRAPPED)
     model = loaded.models[0] if hasattr(loaded, "models") else loaded.model
     model.eval()
     if kind == "causal" and len(loaded.task.target_dictionary) < len(loaded.task.source_dictionary):
@@ -242,7 +238,7 @@ def rebuilt_checkpoint(options: Mapping[str, Any], weights: dict[str, Tensor], p
     for names in tied_names(model):
         stored = [name for name in names if name in weights]
         weights.update({name: weights[stored[0]] for name in names if stored and name not in weights})
-    dtype = next((x.dtype for name, x in weights.items() if x.is_floating_point() and not is_record(name)), None)
+    dtype = next((x.dtype for name, x in weights.items() if x.is_floating_point() and not is_extra_state(name)), None)
     weights.update({name: x.to(dtype) for name, x in model.state_dict().items() if name.endswith(_VERSION)})
     model.fitted_state_dict(weights, deepcopy(cfg["model"]))
     order = [name for name in model.state_dict() if name in weights]
@@ -279,8 +275,8 @@ def _bookkeeping(trained: Mapping[str, Any]) -> dict[str, Any]:
 def _built(cfg: Mapping[str, Any], weights: Mapping[str, Tensor], kind: str) -> nn.Module:
     """The model of ``cfg`` for dictionaries of the sizes of ``weights``, without any of their values."""
     sizes = {name: len(x) for name, x in weights.items() if name.endswith("embed_tokens.weight")}
-    first = _dictionary(next(iter(sizes.values()), 0))
-    last = _dictionary(sizes.get("decoder.embed_tokens.weight", len(first)))
+    first = numbered_dictionary(next(iter(sizes.values()), 0))
+    last = numbered_dictionary(sizes.get("decoder.embed_tokens.weight", len(first)))
     longest = cfg["task"].get("max_positions") or cfg["task"].get("tokens_per_sample")
     task = SimpleNamespace(source_dictionary=first, target_dictionary=last, max_positions=lambda: longest)
     config = deepcopy(cfg["model"])
@@ -290,11 +286,3 @@ def _built(cfg: Mapping[str, Any], weights: Mapping[str, Tensor], kind: str) -> 
         config = OmegaConf.create(config, flags={"allow_objects": True})
     with torch.random.fork_rng(devices=[]):
         return build_model(config, task, from_checkpoint=True)
-
-
-def _dictionary(size: int) -> Dictionary:
-    """A dictionary of ``size`` symbols."""
-    symbols = Dictionary()
-    for i in range(size - len(symbols)):
-        symbols.add_symbol(f"symbol{i}")
-    return symbols

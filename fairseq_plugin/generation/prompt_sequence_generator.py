@@ -265,10 +265,10 @@ class PromptGenerator(SequenceGenerator):
         finally:
             self.min_len, self.max_len_a, self.max_len_b = limits
 
-    def _joined(self, prompt: Tensor, scores: Tensor, found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Prepend ``prompt`` (m,) with its ``scores`` (m,) to the hypotheses ``found``; the best first."""
+    def _joined(self, prompt: Tensor, scores: Tensor, hypotheses: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Prepend ``prompt`` (m,) with its ``scores`` (m,) to each of ``hypotheses``; the best first."""
         joined = []
-        for hypothesis in found:
+        for hypothesis in hypotheses:
             positional = torch.cat([scores.to(hypothesis["positional_scores"]), hypothesis["positional_scores"]])
             score = positional.sum()
             if self.normalize_scores:

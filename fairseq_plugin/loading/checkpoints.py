@@ -4,6 +4,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint_utils import prune_state_dict
@@ -14,8 +15,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
-from common.checkpoints import LoadReport, check_state_dict, is_read, leave_out_foreign_records, read_checkpoint
-from common.modules.stored_options import is_record
+from common.checkpoints import LoadReport, check_state_dict, is_read, leave_out_foreign_extra_states, read_checkpoint
+from common.modules.stored_options import is_extra_state
 
 from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files
 from .configuration_errors import configuration_errors
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _BOOKKEEPING = ({"optimizer_history", "extra_state"}, {"best_loss", "optimizer", "epoch"})
 #: Options that let all parameters learn, even if some did not in the training of the checkpoint.
 _LEARNING = {"lineartime_trained_parameters": "all"}
+#: Options with which layers are not wrapped to save memory in training, as a model needs that does not learn.
+UNWRAPPED = {"checkpoint_activations": False, "offload_activations": False}
 #: A hint where to read how weights of softmax attention are transferred to another attention.
 HOW_TO_TRANSFER = "fairseq_plugin/README.md has how to train it to do what softmax attention did, in four commands"
 #: The suffix of fairseq's buffers that hold the version of a state dict.
@@ -81,7 +84,7 @@ class CheckedLoading:
         vars(fitted).update(getattr(state_dict, "__dict__", {}))  # torch keeps its metadata there
         self.upgrade_state_dict(fitted)
         fitted = prune_state_dict(fitted, model_cfg)
-        leave_out_foreign_records(fitted, self)
+        leave_out_foreign_extra_states(fitted, self)
         try:
             check_state_dict(fitted, self, shapes_only=not strict)
         except ValueError as error:
@@ -153,6 +156,18 @@ class CheckedLoading:
         elif cls.stock_model is not None:
             stock = f"; python -m fairseq_plugin.convert makes one of {stock_name(cls)!r}"
         raise ValueError(f"the checkpoint {path!r} holds {stored!r}; allowed for {cls.__name__}: {names}{stock}")
+
+
+def read_training(path: str | Path) -> tuple[dict[str, Any], str]:
+    """Read the checkpoint ``path`` of a training; returns it and the name of its architecture.
+
+    Raises:
+        ValueError: it cannot be read, is no checkpoint of fairseq, or would run code.
+    """
+    state = read_checkpoint(path)
+    architecture = stored_architecture(state, str(path))
+    check_configuration(state, str(path))
+    return state, architecture
 
 
 def stored_architecture(state: dict[str, Any], path: str) -> str:
@@ -228,13 +243,13 @@ def load_report(state_dict: dict[str, Any], fitted: dict[str, Any], model: nn.Mo
     loaded = [
         name
         for name in fitted
-        if name in model_state and not is_record(name) and _memory(fitted[name]) in stored_memory
+        if name in model_state and not is_extra_state(name) and _memory(fitted[name]) in stored_memory
     ]
     used = {_memory(fitted[name]) for name in loaded}
     left_out = [name for name, x in state_dict.items() if _memory(x) not in used]
     new = [name for name in model_state if name not in loaded and not name.endswith(_VERSION)]
     # Records of options, and tensors that only files of earlier versions have, count as neither.
-    left_out, new = ([x for x in names if not is_record(x) and not is_read(x, model)] for names in (left_out, new))
+    left_out, new = ([x for x in names if not is_extra_state(x) and not is_read(x, model)] for names in (left_out, new))
     return LoadReport(loaded, left_out, new)
 
 
@@ -274,8 +289,8 @@ def _dictionary_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Ite
 
 
 def _new_parameter_hints(state_dict: dict[str, Any], own: dict[str, Tensor]) -> Iterator[str]:
-    missing = [name for name in own if name not in state_dict and not is_record(name)]
-    if missing and all(".inner." in name for name in missing) and not any(map(is_record, state_dict)):
+    missing = [name for name in own if name not in state_dict and not is_extra_state(name)]
+    if missing and all(".inner." in name for name in missing) and not any(map(is_extra_state, state_dict)):
         yield "python -m fairseq_plugin.convert adds what an attention has beside softmax attention to stock weights"
 
 

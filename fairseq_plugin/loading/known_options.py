@@ -39,6 +39,11 @@ def declared_options(model: type) -> dict[str, argparse.Action]:
     return parser.declared
 
 
+def flag_of(name: str) -> str:
+    """The command-line spelling of an option: ``flash_chunk_size`` -> ``--flash-chunk-size``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def model_options(model: type) -> set[str]:
     """The names of the options of a fairseq model."""
     return set(declared_options(model))

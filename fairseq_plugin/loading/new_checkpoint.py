@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
@@ -42,3 +43,11 @@ def new_checkpoint(config: DictConfig, weights: Mapping[str, Tensor]) -> dict[st
     extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "version": 2}, "val_loss": None}
     state = {"args": None, "cfg": content, "model": dict(weights), "criterion": None, "task_state": {}}
     return {**state, "optimizer_history": [{**history, "lr_scheduler_state": {"best": None}}], "extra_state": extra}
+
+
+def numbered_dictionary(size: int) -> Dictionary:
+    """A dictionary of ``size`` symbols, for a model without data; fairseq's own symbols count."""
+    symbols = Dictionary()
+    for i in range(size - len(symbols)):
+        symbols.add_symbol(f"symbol{i}")
+    return symbols

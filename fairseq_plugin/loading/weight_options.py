@@ -1,7 +1,7 @@
 """Hints on weights that do not fit: differing attentions, and options that affect weights."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -9,9 +9,9 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS, InnerAttention
-from common.modules.stored_options import is_record, read_record
+from common.modules.stored_options import is_extra_state, read_extra_state
 
-from .known_options import model_options
+from .known_options import flag_of, model_options
 
 #: The option of models with different attentions.
 _LAYERS = "lineartime_layers"
@@ -27,7 +27,7 @@ def attention_hints(state_dict: dict[str, Any], own: dict[str, Tensor], model_cf
     stored, current = _attentions(state_dict), _attentions(own)
     for path in sorted(stored.keys() | current.keys()) if stored else ():
         if stored.get(path) != current.get(path):
-            saved, expected = (_pattern(x.get(path, ["not of lineartime"])) for x in (stored, current))
+            saved, expected = (layer_pattern(x.get(path, ["not of lineartime"])) for x in (stored, current))
             pattern = safe_getattr(model_cfg, _LAYERS)
             option = f"--lineartime-layers, which is {pattern!r} here," if pattern else "--arch and its options"
             yield f"attention of {path} is {saved} in the checkpoint and {expected} here: {option} must be the same"
@@ -43,7 +43,7 @@ def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
             value = safe_getattr(model_cfg, name)
             value = getattr(value, "value", value)
             shown = "not given" if value is None or value is False else "given" if value is True else value
-            values.append(f"--{name.replace('_', '-')} {shown}")
+            values.append(f"{flag_of(name)} {shown}")
     if values:
         yield f"here are {', '.join(values)}; the checkpoint has others of these, or other sizes"
 
@@ -51,8 +51,8 @@ def option_hints(model: nn.Module, model_cfg: Any) -> Iterator[str]:
 def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
     """The names of attentions in layer order, by module path with ``*`` in place of the layer number."""
     attentions: dict[str, dict[str, str]] = {}
-    for name in filter(is_record, state_dict):
-        record = read_record(state_dict[name])
+    for name in filter(is_extra_state, state_dict):
+        record = read_extra_state(state_dict[name])
         attention = (record or {"options": {}})["options"].get("attention")
         if attention is not None:
             module = re.sub(r"(\.inner)*\.[^.]+$", "", name)  # of nested ones the innermost comes last
@@ -60,7 +60,7 @@ def _attentions(state_dict: dict[str, Any]) -> dict[str, list[str]]:
     return {path: list(by_layer.values()) for path, by_layer in attentions.items()}
 
 
-def _pattern(names: list[str]) -> str:
+def layer_pattern(names: Iterable[str]) -> str:
     """Names in the format of ``--lineartime-layers``: ``flow*3,softmax``."""
     runs = [(name, len(list(run))) for name, run in groupby(names)]
     return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)

@@ -11,7 +11,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor
 
-from common.modules.stored_options import Remembered, is_record
+from common.modules.stored_options import StoredOptions, is_extra_state
 from common.ops.shared.checks import check_positive_int
 
 from ..loading.known_options import option_field
@@ -125,7 +125,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             super().register_classification_head(name, num_classes, inner_dim)
         meaning = {x: option(self.args, ClassifierOptions, x) for x in ("pooling", "classifier_style")}
         labels = {} if self.labels is None else {"labels": self.labels[:num_classes]}
-        self.classification_heads[name].remembered = Remembered(**meaning, **labels)
+        self.classification_heads[name].remembered = StoredOptions(**meaning, **labels)
         self.mark_decay(self.args)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
@@ -136,7 +136,7 @@ class LinearTimeClassifier(LinearTimeMaskedModel):
             prefix = f"{name}.classification_heads.{head}.".lstrip(".")
             weight = f"{prefix}out_proj.weight"
             if weight in stored and state_dict[weight] is stored[weight]:
-                for record in [x for x in state_dict if x.startswith(prefix) and is_record(x) and x not in stored]:
+                for record in [x for x in state_dict if x.startswith(prefix) and is_extra_state(x) and x not in stored]:
                     del state_dict[record]
 
     def forward(

@@ -11,10 +11,11 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from common.modules.norms import build_norm
+from common.ops.shared.segments import documents_by_eos
 
 from ..modules.carried_state import CarriedState
 from ..modules.chunked_prefill import layers_after, positions_after
-from ..modules.documents import ResetAtEos, begin_at_eos, read_documents, within_documents
+from ..modules.documents import ResetAtEos, read_documents, within_documents
 from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.multihead_attention import IncrementalState
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
@@ -126,7 +127,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
             return features[:, -1:], extra
         if self.context is not None:
             raise ValueError("--lineartime-reset-at-eos is given; allowed where processes hold one sequence: not given")
-        documents = read_documents(tokens, begin_at_eos(tokens, self.eos_idx), self.padding_idx)
+        documents = read_documents(tokens, documents_by_eos(tokens, self.eos_idx, True), self.padding_idx)
         check_count(documents.longest, self.max_tokens, _LENGTH_OPTIONS)
         with within_documents(self.layers, self.embed_positions, documents):
             return self.extract_features_scriptable(tokens, None, None, False, *alignment, **further)
@@ -154,7 +155,7 @@ class LinearTimeDecoder(NoTorchScript, TransformerDecoder):
                 "extend_features filled"
             )
         if self.resets_at_eos:
-            ids = begin_at_eos(tokens, self.eos_idx, None if seen is None else seen["document"])
+            ids = documents_by_eos(tokens, self.eos_idx, True, None if seen is None else seen["document"])
             documents = read_documents(tokens, ids, self.padding_idx, seen)
             check_count(documents.longest, self.max_tokens, _LENGTH_OPTIONS)
             within = within_documents(self.layers, self.embed_positions, documents)

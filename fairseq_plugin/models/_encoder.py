@@ -8,7 +8,9 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoder
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from ..modules.documents import begin_after_eos, read_documents, within_documents
+from common.ops.shared.segments import documents_by_eos
+
+from ..modules.documents import read_documents, within_documents
 from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.positions import check_count, check_length, count_real_tokens
 from ._decoder import complete_side, wrap_layer
@@ -47,7 +49,7 @@ class LinearTimeEncoder(NoTorchScript, TransformerEncoder):
         """fairseq's forward, for inputs no longer than the model has parameters for."""
         check_not_exported(self)
         if hasattr(self, "documents") and self.documents.resets:
-            ids = begin_after_eos(src_tokens, self.eos_idx)
+            ids = documents_by_eos(src_tokens, self.eos_idx, False)
             documents = read_documents(src_tokens, ids, self.padding_idx)
             check_count(documents.longest, self.max_tokens, self.length_options)
             with within_documents(self.layers, self.embed_positions, documents):

@@ -16,14 +16,21 @@ from common.attention import ATTENTIONS, options_of
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.cross_attention import CrossDesign
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
-from ._options import attention_config, attention_options, errors_with_options, flag_of, option, plain_options
+from ._options import (
+    attention_config,
+    attention_options,
+    check_positions,
+    errors_with_options,
+    option,
+    plain_options,
+)
 from ._trained_parameters import TrainedOptions, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay
 
@@ -95,6 +102,7 @@ class BuildsLayers:
         args = plain_options(args) if OmegaConf.is_config(args) else args
         check_texts(cls, args)
         _check_cross_options(args)
+        check_positions(args)
         model = super().build_model(args, task)
         model.mark_decay(args)
         train_only_chosen(model, args)

@@ -22,7 +22,7 @@ from common.ops.shared.checks import check_positive_int
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
 from ..modules.transformer_layer import LinearTimeDecoderLayer
@@ -30,10 +30,10 @@ from ._decoder import BuildLayer, LinearTimeDecoder
 from ._options import (
     DocumentOptions,
     attention_options,
+    check_positions,
     complete_checkpointing,
     design_with,
     errors_with_options,
-    flag_of,
 )
 from ._registration import register_checked
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
@@ -161,6 +161,7 @@ def _complete_options(args) -> None:
         check_positive_int("--tokens-per-sample", args.tokens_per_sample)
         args.max_target_positions = args.tokens_per_sample + int(args.add_bos_token)
     check_positive_int("--max-target-positions", args.max_target_positions)
+    check_positions(args)
     if args.tie_adaptive_weights:
         if not args.adaptive_input:
             raise ValueError("--tie-adaptive-weights is given; allowed: with --adaptive-input")

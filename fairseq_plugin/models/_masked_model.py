@@ -23,15 +23,15 @@ from torch import nn
 
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.graphs import NoTorchScript
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
     DocumentOptions,
+    check_positions,
     checkpointing_field,
     complete_checkpointing,
     errors_with_options,
-    flag_of,
     offloading_field,
     option,
 )
@@ -128,6 +128,7 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
             cls.complete_options(args)
             if safe_getattr(args, "max_positions") is None:
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
+            check_positions(args)
             complete_checkpointing(args)
             layers = {"build_layer": cls.layer_builder(args), **cls.encoder_options(args)}
             with errors_with_options(cls, cls.option_prefix, "encoder"):

@@ -1,7 +1,7 @@
 """The options of a model: reading them, deriving an attention's options from its declaration, naming them in errors."""
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
 from enum import Enum
@@ -12,10 +12,17 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
 from common.attention import Option, options_of
-from common.ops.shared.checks import ArgumentError, check_positive_int
+from common.ops.shared.checks import ArgumentError, check_positive_int, check_table
 
-from ..loading.known_options import model_options, option_field
+from ..loading.known_options import flag_of, model_options, option_field
 from ..modules.multihead_attention import LayerDesign
+
+#: Options that limit the positions of a sequence, and the width of each position's embedding.
+_POSITIONS = {
+    "max_positions": "encoder_embed_dim",
+    "max_source_positions": "encoder_embed_dim",
+    "max_target_positions": "decoder_embed_dim",
+}
 
 
 def option(args, config: type, name: str) -> Any:
@@ -68,6 +75,16 @@ def complete_checkpointing(args) -> None:
     """Let ``--offload-activations`` imply ``--checkpoint-activations``, as in fairseq's named architectures."""
     if safe_getattr(args, "offload_activations", False):
         args.checkpoint_activations = True
+
+
+def check_positions(args) -> None:
+    """Raise ValueError for more positions than fit into memory, of which fairseq makes a table, learned or not."""
+    if safe_getattr(args, "no_token_positional_embeddings", False):
+        return
+    for name, width in _POSITIONS.items():
+        longest = safe_getattr(args, name)
+        if isinstance(longest, int):
+            check_table(flag_of(name), longest, (longest, safe_getattr(args, width) or 1))
 
 
 def plain_options(args) -> Namespace:
@@ -144,7 +161,7 @@ def errors_with_options(model: type, prefix: str, side: str) -> Iterator[None]:
         raise ValueError(error.with_names(_typed_names(model_options(model), prefix, side))) from None
 
 
-def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, str]:
+def _typed_names(options: Collection[str], prefix: str, side: str) -> dict[str, str]:
     """A dictionary from Python arguments, and "NAME=True" or "NAME=False" for flags, to command-line options."""
     heads, width = f"--{side}-attention-heads", f"--{side}-embed-dim"
     names = {
@@ -154,6 +171,7 @@ def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, st
         "expanded_dim": f"--{side}-ffn-embed-dim",
         "xformers_att_config": f"--{side}-xformers-att-config",
         "bias": "--flash-relative-bias",
+        "max_tokens": flag_of(_longest(options, side)),
     }
     for name in options:
         argument = name.removeprefix(f"{prefix}_")
@@ -162,9 +180,11 @@ def _typed_names(options: Iterable[str], prefix: str, side: str) -> dict[str, st
     return names
 
 
-def flag_of(name: str) -> str:
-    """The command-line spelling of an option: ``flash_chunk_size`` -> ``--flash-chunk-size``."""
-    return f"--{name.replace('_', '-')}"
+def _longest(options: Collection[str], side: str) -> str:
+    """The option of a model that limits the tokens of ``side``."""
+    if side == "decoder":
+        return "max_target_positions"
+    return "max_positions" if "max_positions" in options else "max_source_positions"
 
 
 def camel_case(name: str) -> str:

@@ -19,7 +19,7 @@ from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.modules.stored_options import Remembered
+from common.modules.stored_options import StoredOptions
 from common.ops.shared.padding import real_positions
 
 from ..loading.checkpoints import CheckedLoading
@@ -253,7 +253,7 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
             args.dropout,
             self.head_activation,
         )
-        head.remembered = Remembered() if labels is None else Remembered(labels=list(labels))
+        head.remembered = StoredOptions() if labels is None else StoredOptions(labels=list(labels))
         self.mark_decay(args)
 
     def forward(

@@ -6,9 +6,9 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import safe_getattr
 from torch import nn
 
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.converted import converted_attentions, mechanism_name, projections
-from ._options import flag_of, option
+from ._options import option
 
 OPTION = "lineartime_trained_parameters"
 FLAG = flag_of(OPTION)

@@ -19,7 +19,7 @@ from torch import nn
 
 from common.attention import ATTENTIONS, layer_kinds, supporting
 
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
@@ -27,7 +27,7 @@ from ._decoder import BuildLayer
 from ._encoder_decoder import BuildsLayers, LinearTimeTransformer, design_of
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
-from ._options import attention_config, build_design, errors_with_options, flag_of, option
+from ._options import attention_config, build_design, errors_with_options, option
 from .encoder_decoder import SIZES, complete
 
 _PATTERN = "lineartime_layers"

@@ -1,9 +1,4 @@
-"""Documents in the rows of fairseq's batches: where they begin, and how layers and positions get to know them.
-
-Each eos ends a document. In the input of a language model, tokens are shifted by one: the first token of a document is
-predicted at the eos that ended the previous one, so a document begins *at* an eos. In the input of a masked model,
-tokens are not shifted, and a document begins *after* an eos.
-"""
+"""Documents in the rows of fairseq's batches: how layers and positions get to know them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from common.modules.stored_options import RECORD, RemembersOptions
+from common.modules.stored_options import EXTRA_STATE, StoresOptions
 from common.ops.shared.segments import SEGMENT, find_documents
 
 from .chunked_prefill import positions_after
@@ -24,18 +19,6 @@ class DocumentsOfTokens(NamedTuple):
     start: Tensor  # (B, T): the start of positions at each token; see ``positions_from``
     longest: Tensor  # (B,): the number of real tokens of the longest document of each row so far
     seen: dict[str, Tensor]  # the state to continue from: the last document's id and number of real tokens, (B,) each
-
-
-def begin_at_eos(tokens: Tensor, eos: int, before: Tensor | None = None) -> Tensor:
-    """Document ids of a language model's input (B, T); ``before`` (B,) is the id of the current document."""
-    ids = tokens.eq(eos).cumsum(1)
-    return ids if before is None else before[:, None] + ids
-
-
-def begin_after_eos(tokens: Tensor, eos: int) -> Tensor:
-    """Document ids of a masked model's input (B, T)."""
-    ends = tokens.eq(eos).long()
-    return ends.cumsum(1) - ends
 
 
 def read_documents(
@@ -75,7 +58,7 @@ def _all(layers: nn.Module) -> Iterable[nn.Module]:
     return layers.children()
 
 
-class ResetAtEos(RemembersOptions):
+class ResetAtEos(StoresOptions):
     """Records in a state dict whether the documents of a model do not see each other.
 
     State dicts of models without the option have no record, and do not need one.
@@ -87,7 +70,7 @@ class ResetAtEos(RemembersOptions):
         super().__init__()
         self.resets = resets
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         """The option."""
         return {"reset_at_eos": self.resets}
 
@@ -96,5 +79,5 @@ class ResetAtEos(RemembersOptions):
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if self.resets or prefix + RECORD in state_dict:
+        if self.resets or prefix + EXTRA_STATE in state_dict:
             super()._load_from_state_dict(state_dict, prefix, *rest)

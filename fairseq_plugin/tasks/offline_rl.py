@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 from torch import nn
@@ -22,9 +21,10 @@ from ..criterions import action_mse, awac  # noqa: F401  registers the criteria
 from ..data.episode_folder import EpisodeDescription, read_description, read_split
 from ..data.episodes import EpisodeDataset
 from ..data.stored_arrays import described_by
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..models._decision import DecisionModel
 from ..models.decision_hub_interface import FULL
+from ._checks import check_architecture, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class OfflineRLTask(FairseqTask):
     def __init__(self, cfg: OfflineRLConfig, **kwargs) -> None:
         super().__init__(cfg)
         for name in ("max_episode_length", "windows_per_epoch"):
-            check_positive_int(f"--{name.replace('_', '-')}", getattr(cfg, name))
+            check_positive_int(flag_of(name), getattr(cfg, name))
         if not 0.0 < cfg.return_scale < math.inf:
             raise ValueError(f"--return-scale is {cfg.return_scale}; allowed: above 0 and finite")
         #: The criterion that trains the model; the model is built before the criterion.
@@ -110,11 +110,7 @@ class OfflineRLTask(FairseqTask):
         Raises:
             ValueError: the architecture is no model of this task.
         """
-        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
-        if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), DecisionModel):
-            allowed = sorted(x for x, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, DecisionModel))
-            raise ValueError(f"--arch is {name}; allowed with --task offline_rl: {', '.join(allowed)}")
-        self.wanted_criterion = ARCH_MODEL_REGISTRY[name].criterion
+        self.wanted_criterion = check_architecture(cfg, DecisionModel, "offline_rl").criterion
         return super().build_model(cfg, from_checkpoint)
 
     def build_criterion(self, cfg, from_checkpoint: bool = False) -> FairseqCriterion:
@@ -123,7 +119,7 @@ class OfflineRLTask(FairseqTask):
         Raises:
             ValueError: it is not the criterion of the model.
         """
-        name = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)
+        name = name_of(cfg, "criterion")
         if name != self.wanted_criterion:
             raise ValueError(
                 f"--criterion is {name}; allowed with --task offline_rl and this --arch: {self.wanted_criterion}"

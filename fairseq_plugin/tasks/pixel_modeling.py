@@ -23,6 +23,7 @@ from ..data.indexed_sums import check_sums
 from ..data.pixels import VALUES, ImageShape, pixel_dictionary, to_images, to_tokens
 from ..generation.pixel_sequence_generator import build_pixel_generator
 from ..loading.known_options import option_field
+from ._checks import check_required
 
 # Options of language modeling with which a sample would not be one image: name -> allowed value.
 _REQUIRED = {
@@ -74,12 +75,7 @@ class PixelModelingTask(LanguageModelingTask):
             ValueError: an option with which a sample is not one image, a folder without the shape of its images, a
                 dictionary other than that of the 256 values, or ``--tokens-per-sample`` other than an image's length.
         """
-        for name, allowed in _REQUIRED.items():
-            value = getattr(args, name, allowed)
-            value = getattr(value, "value", value)
-            if value != allowed:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is {value}; allowed with --task pixel_modeling: {allowed}")
+        check_required(args, _REQUIRED, "pixel_modeling")
         if not 0 <= args.pixel_max_shift < VALUES:
             raise ValueError(f"--pixel-max-shift is {args.pixel_max_shift}; allowed: 0..{VALUES - 1}")
         length = _load_shape(args.data).length

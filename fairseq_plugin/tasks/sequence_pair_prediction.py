@@ -34,7 +34,7 @@ from common.ops.shared.checks import check_positive_int
 
 from ..data.indexed_sums import load_tokens
 from ..loading.known_options import option_field
-from ._criterion import check_classification
+from ._checks import check_classification
 
 #: The folders of a data set.
 _PARTS = ("input0", "input1", "label")

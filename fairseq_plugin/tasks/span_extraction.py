@@ -26,7 +26,7 @@ from ..criterions.span_extraction import SpanExtractionCriterion
 from ..data.span_answers import spell
 from ..data.span_folder import find_dictionary, read_span_split
 from ..data.span_windows import SPECIAL_TOKENS, Layout, SpanWindowDataset
-from ..loading.known_options import option_field
+from ..loading.known_options import flag_of, option_field
 from ..models._classifier import LinearTimeClassifier
 from ..models._weight_decay import MarksDecay
 from ..modules.positions import find_max_tokens
@@ -64,7 +64,7 @@ class SpanExtractionTask(FairseqTask):
     def __init__(self, cfg: SpanExtractionConfig, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         for name in ("max_positions", "max_question_length", "max_answer_length"):
-            check_positive_int(f"--{name.replace('_', '-')}", getattr(cfg, name))
+            check_positive_int(flag_of(name), getattr(cfg, name))
         least = SPECIAL_TOKENS + cfg.max_question_length + 1
         if cfg.max_positions < least:
             raise ValueError(

@@ -21,6 +21,7 @@ from ..data.streams import PLACE, StreamBatchIterator, StreamPlace, StreamRows
 from ..generation.stream_memory import SavedStreams, StreamingBatches, StreamMemory, gathered, sealed, with_state
 from ..models._decoder import LinearTimeDecoder
 from ..modules.carried_state import CarriedState
+from ._checks import check_required
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +65,7 @@ class StreamingLanguageModelingTask(LanguageModelingTask):
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None) -> None:
         super().__init__(args, dictionary, output_dictionary, targets)
-        for name, allowed in _REQUIRED.items():
-            value = safe_getattr(args, name, allowed)
-            value = getattr(value, "value", value)
-            if (value or allowed) != allowed:
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(
-                    f"{flag} is {value}; allowed with --task streaming_language_modeling: {allowed}, since blocks are "
-                    "parts of one text"
-                )
+        check_required(args, _REQUIRED, "streaming_language_modeling", ", since blocks are parts of one text")
         self._training, self._validation = StreamMemory(), StreamMemory()
         self._model: nn.Module | None = None  # the trained model, without wrappers
         self._place: StreamPlace | None = None  # of the last batch in training

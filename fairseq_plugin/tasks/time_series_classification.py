@@ -14,7 +14,6 @@ import torch
 from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import MISSING
 from torch import nn
@@ -26,7 +25,7 @@ from ..data.stored_arrays import described_by
 from ..data.time_series import TimeSeriesDataset
 from ..loading.known_options import option_field
 from ..models._time_series import TimeSeriesClassifier
-from ._criterion import check_classification
+from ._checks import check_architecture, check_classification
 
 logger = logging.getLogger(__name__)
 
@@ -107,12 +106,7 @@ class TimeSeriesClassificationTask(FairseqTask):
         Raises:
             ValueError: the architecture is no classifier of time series.
         """
-        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
-        if not issubclass(ARCH_MODEL_REGISTRY.get(name, object), TimeSeriesClassifier):
-            allowed = sorted(
-                arch for arch, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, TimeSeriesClassifier)
-            )
-            raise ValueError(f"--arch is {name}; allowed with --task time_series_classification: {', '.join(allowed)}")
+        check_architecture(cfg, TimeSeriesClassifier, "time_series_classification")
         model = super().build_model(cfg, from_checkpoint)
         labels = self.description.labels
         model.register_classification_head(self.cfg.classification_head_name, len(labels), labels)

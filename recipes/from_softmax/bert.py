@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.files import tensor_files
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 from fairseq_plugin.loading.huggingface import ForeignModel, read_foreign_model
 from fairseq_plugin.loading.new_checkpoint import new_checkpoint, new_configuration
 
@@ -64,7 +64,7 @@ class Bert(NamedTuple):
     def _has_initial(self, name: str) -> bool:
         """Whether a tensor of a masked model may keep its initial value: BERT's file need not have it."""
         is_head = self.model.may_be_new and name.startswith(self.model.may_be_new)
-        return is_head or ".inner." in name or name.endswith("version") or is_record(name)
+        return is_head or ".inner." in name or name.endswith("version") or is_extra_state(name)
 
 
 def read_bert(folder: Path) -> Bert:

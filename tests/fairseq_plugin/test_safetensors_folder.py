@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 from fairseq_plugin import FlowformerLanguageModel, LinearTimeLanguageModel, from_safetensors, to_safetensors
 from tests.fairseq_plugin.helpers.checkpoint_files import save, save_model
 from tests.fairseq_plugin.helpers.text import tokens
@@ -72,8 +72,8 @@ def test_half_precision_takes_half_of_the_memory(folder: Path, checkpoint: Path,
     half = _write(checkpoint, tmp_path / "half", dictionary, "--half")
     stored, whole = (load_file(path / "model.safetensors") for path in (half, folder))
     assert {x.dtype for x in stored.values() if x.is_floating_point()} == {torch.float16}
-    assert any(map(is_record, stored))
-    for name in filter(is_record, stored):
+    assert any(map(is_extra_state, stored))
+    for name in filter(is_extra_state, stored):
         assert torch.equal(stored[name].float(), whole[name])
     torch.testing.assert_close(_logits(half), _logits(folder), atol=0.02, rtol=0.02)
     assert not torch.equal(_logits(half), _logits(folder))

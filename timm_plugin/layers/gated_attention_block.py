@@ -91,9 +91,9 @@ class GatedAttentionBlock(GatedAttentionUnit):
         """Rows and columns of the tokens that see each other in pairs."""
         return grid_size if self.chunk_rows is None else (self.chunk_rows, grid_size[1])
 
-    def remembered_options(self) -> dict[str, str | int | float | bool | None]:
+    def stored_options(self) -> dict[str, str | int | float | bool | None]:
         """The unit's options, with the rows of a chunk instead of its tokens, which depend on the image size."""
-        options = super().remembered_options()
+        options = super().stored_options()
         del options["chunk_size"]
         return {**options, "chunk_rows": self.chunk_rows}
 

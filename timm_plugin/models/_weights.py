@@ -16,8 +16,8 @@ from timm.models.vision_transformer import checkpoint_filter_fn as timm_filter_f
 from torch import Tensor, nn
 
 from common.attention import InnerAttention
-from common.checkpoints import check_state_dict, leave_out_foreign_records
-from common.modules.stored_options import is_record
+from common.checkpoints import check_state_dict, leave_out_foreign_extra_states
+from common.modules.stored_options import is_extra_state
 
 from ..layers.position_bias import resample_grid_bias, resample_position_bias
 
@@ -86,7 +86,7 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
             if there in state_dict and here in own and there not in own:
                 state_dict[here] = state_dict.pop(there)
     patches = state_dict.get("patch_embed.proj.weight")
-    stock = not any(".attn.attention." in name and not is_record(name) for name in state_dict)
+    stock = not any(".attn.attention." in name and not is_extra_state(name) for name in state_dict)
     if not any(".attn.attention." in name for name in state_dict) and _has_other_attention(model):
         logger.info(
             f"{type(model).__name__}: if these weights were trained with softmax attention, they are a start for "
@@ -107,7 +107,7 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
                 state_dict[name] = torch.cat([own[name][: -model.embed_dim], tensor[-model.embed_dim :].to(own[name])])
                 in_part.append(name)
     fitted = timm_filter_fn(state_dict, model, adapt_layer_scale=True)
-    new = [name for name in own if ".attn.attention." in name and not is_record(name)] if stock else []
+    new = [name for name in own if ".attn.attention." in name and not is_extra_state(name)] if stock else []
     return checked(fitted, model, left_out, new, in_part)
 
 
@@ -132,7 +132,7 @@ def checked(
     """
     own, cfg = model.state_dict(), getattr(model, "pretrained_cfg", None) or {}
     left_out, new = list(left_out), list(new)
-    leave_out_foreign_records(fitted, model)
+    leave_out_foreign_extra_states(fitted, model)
     classifiers = cfg.get("classifier", "classifier")  # two if a transformer is distilled
     classifiers = tuple(f"{name}." for name in ([classifiers] if isinstance(classifiers, str) else classifiers))
     stem = f"{cfg.get('first_conv', 'first_conv')}."
@@ -151,7 +151,7 @@ def checked(
     check_state_dict(complete, model)
     lists = [("left out", left_out), ("new, as first drawn", new), ("taken in part", in_part)]
     summary = "; ".join(f"{label}: {_grouped(names)}" for label, names in lists if names)
-    whole = sum(not is_record(name) for name in fitted) - len(list(in_part))
+    whole = sum(not is_extra_state(name) for name in fitted) - len(list(in_part))
     message = f"{type(model).__name__}: {whole} tensors of the checkpoint are taken"
     logger.log(logging.WARNING if summary else logging.INFO, f"{message}; {summary}" if summary else message)
     return fitted

@@ -256,10 +256,8 @@ def main(arguments: Sequence[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    try:
+    with parser.one_line_errors(RuntimeError, TypeError):  # TypeError: an unknown name in --model-kwargs
         losses = transfer(options)
-    except (ValueError, RuntimeError, TypeError, OSError) as error:  # TypeError: an unknown name in --model-kwargs
-        raise SystemExit(f"{parser.prog}: {error}") from error
     for name, loss in losses.items():
         print(f"{name}: loss {loss:#.4g}")
     print(f"{options.output}: {options.teacher} with attention {' '.join(options.attn)}")

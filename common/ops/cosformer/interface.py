@@ -18,7 +18,7 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import elu_plus_one
-from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, real_positions, zero_padding
@@ -65,8 +65,7 @@ def cosformer_attention(
     The authors' code uses the length of the batch as M, so its output depends on padding and on the other sequences of
     the batch, and decoding does not give the same result as the whole sequence.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, one mask alone
@@ -89,22 +88,18 @@ def cosformer_attention(
     if not causal:
         check_real_tokens(q, query_padding_mask, before, max_tokens)
     with autocast_off(q):
-        if not causal:
-            queries, keys = (
-                _features(x.to(dtype), phi, mask, _turn(_positions(x, mask, None), max_tokens, dtype))
-                for x, mask in ((q, query_padding_mask), (k, key_padding_mask))
-            )
-            out, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
-            return (out / weights.clamp(min=EPS)).to(v.dtype)
-        turn = _turn(_positions(k, key_padding_mask, before), max_tokens, dtype)
-        hidden = either_mask(query_padding_mask, key_padding_mask)
-        queries = _features(in_dtype(q, dtype), phi, hidden, turn)
-        keys = _features(in_dtype(k, dtype), phi, key_padding_mask, turn)
+        key_turn = _turn(_positions(k, key_padding_mask, before), max_tokens, dtype)
+        if causal:
+            hidden, query_turn = either_mask(query_padding_mask, key_padding_mask), key_turn
+        else:
+            hidden, query_turn = query_padding_mask, _turn(_positions(q, query_padding_mask, None), max_tokens, dtype)
+        queries = _features(in_dtype(q, dtype), phi, hidden, query_turn)
+        keys = _features(in_dtype(k, dtype), phi, key_padding_mask, key_turn)
         values = zero_padding(in_dtype(v, dtype), key_padding_mask)
         log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
         if log_decay is not None and log_decay.dim() == 4:
             log_decay = torch.cat([log_decay, log_decay], dim=-1)
-        out, sums = causal_means(queries, keys, values, chunk_size, state, log_decay, least=EPS)
+        out, sums = means(queries, keys, values, causal, chunk_size, state, log_decay, least=EPS)
     out = out.to(v.dtype)
     return (out, {"count": count, **sums}) if return_state else out
 
@@ -144,8 +139,7 @@ def attend_source(
     with autocast_off(q):
         turn = _turn(positions, max_tokens, compute_dtype(q))
         queries = _features(q.to(compute_dtype(q)), phi, query_padding_mask, turn)
-        values, weights = read_source(queries, state)
-        return (values / weights.clamp(min=EPS)).to(q.dtype)
+        return source_means(queries, state, least=EPS).to(q.dtype)
 
 
 def _positions(x: Tensor, padding_mask: Tensor | None, before: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value, shape_of
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
@@ -51,8 +51,7 @@ def favor_attention(
     Exponents are relative to the largest one, which cancels: nothing overflows, and in causal attention no token
     depends on a later one. The README describes what underflows, and the difference from the authors' code.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state or gates without ``causal``.
@@ -175,6 +174,5 @@ def _divided(values: Tensor, weights: Tensor) -> Tensor:
 
 def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
     if not isinstance(directions, Tensor) or directions.dim() != 2 or directions.shape[1] != x.shape[3]:
-        actual = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
         allowed = f"(features, channels of {name})"
-        raise ValueError(f"{name} has {x.shape[3]} channels and directions {actual}; allowed: {allowed}")
+        raise ValueError(f"{name} has {x.shape[3]} channels and directions {shape_of(directions)}; allowed: {allowed}")

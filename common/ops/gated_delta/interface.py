@@ -7,7 +7,7 @@ after Schlag, Irie, Schmidhuber, *Linear Transformers Are Secretly Fast Weight P
 
 from torch import Tensor
 
-from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_of_tokens, check_positive_int, check_query_key_value
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -47,8 +47,7 @@ def gated_delta_attention(
     O(n (d + e) + (n / C) d e) memory with C = ``chunk_size``, which changes no result. ``initial_state`` and
     ``return_state`` continue a sequence: state ``memory`` (B, H, d, e), Sᵀ, float32.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.
@@ -61,9 +60,9 @@ def gated_delta_attention(
         raise ValueError(f"causal is {causal}; allowed for the delta rule: True")
     check_query_key_value(q, k, v, one_length=True)
     check_masks(key_padding_mask, k, query_padding_mask, q)
-    _check_of_tokens("beta", beta, q)
+    check_of_tokens("beta", beta, q)
     if log_decay is not None:
-        _check_of_tokens("log_decay", log_decay, q)
+        check_of_tokens("log_decay", log_decay, q)
     dtype, out_dtype, shape = compute_dtype(q), v.dtype, (*k.shape[:2], k.shape[3], v.shape[3])
     state = state_of_sums(initial_state, {"memory": shape}, dtype, q)
     memory = None if state is None else state["memory"]
@@ -95,12 +94,3 @@ def _attend(
 def _of_real(x: Tensor | None, padding_mask: Tensor) -> Tensor | None:
     """``x`` (B, H, n), 0 at padding: nothing is written there, and nothing decays."""
     return None if x is None else x.masked_fill(padding_mask[:, None], 0.0)
-
-
-def _check_of_tokens(name: str, x: Tensor, q: Tensor) -> None:
-    """Raise ValueError unless ``x`` is a floating point tensor (B, H, n) for q (B, H, n, d), on its device."""
-    if not isinstance(x, Tensor) or x.shape != q.shape[:3]:
-        actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} is {actual}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
-    if not x.is_floating_point() or x.device != q.device:
-        raise ValueError(f"{name} is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")

@@ -6,7 +6,7 @@ Yang, Wang, Shen, Panda, Kim, *Gated Linear Attention Transformers with Hardware
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_masks, check_positive_int, check_query_key_value, check_tokens
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value, check_tokens, shape_of
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_sums import decayed_sums
 from ..shared.packed import takes_segments
@@ -43,8 +43,7 @@ def gla_attention(
     (n / C) d e) memory with C = ``chunk_size``, rounded up to a power of two. ``initial_state`` and ``return_state``
     continue a sequence: state ``sum_kv`` (B, H, d, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; ``causal=False``.
@@ -79,8 +78,7 @@ def _check_gate(q: Tensor, gate_down: Tensor, gate_up: Tensor, gate_bias: Tensor
     weights = {"gate_down": gate_down, "gate_up": gate_up, "gate_bias": gate_bias}
     for (name, tensor), dims in zip(weights.items(), (2, 2, 1)):
         if not isinstance(tensor, Tensor) or tensor.dim() != dims:
-            actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name} is {actual}; allowed: a tensor of {dims} dimensions")
+            raise ValueError(f"{name} is {shape_of(tensor)}; allowed: a tensor of {dims} dimensions")
     expected = {"gate_up": (channels, gate_down.shape[0]), "gate_bias": (channels,)}
     for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features, number_of_features
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -46,8 +46,7 @@ def hedgehog_attention(
     C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, 2r),
     ``sum_kv`` (B, H, 2r, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; maps of different r; a state without ``causal``.
@@ -63,11 +62,7 @@ def hedgehog_attention(
         queries = learned_features(q, query_weight, query_bias, "softmax", query_padding_mask)
         keys = learned_features(k, key_weight, key_bias, "softmax", key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        if causal:
-            out, state = causal_means(queries, keys, values, chunk_size, state, eps=EPS)
-        else:
-            out, weights = full_sums(queries, keys, values)
-            out = out / (weights + EPS)
+        out, state = means(queries, keys, values, causal, chunk_size, state, eps=EPS)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -110,5 +105,4 @@ def attend_source(
     check_map("query", q, query_weight, query_bias)
     with autocast_off(q):
         features = learned_features(q, query_weight, query_bias, "softmax", query_padding_mask)
-        values, weights = read_source(features, state)
-        return (values / (weights + EPS)).to(q.dtype)
+        return source_means(features, state, eps=EPS).to(q.dtype)

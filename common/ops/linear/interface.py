@@ -14,7 +14,7 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import FEATURE_MAPS, real_features
-from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -56,8 +56,7 @@ def linear_attention(
     ``log_decay`` (causal) makes both sums decay: before token t is added they are multiplied by exp(log_decay_t). It is
     (B, H, n), one gate per head, or (B, H, n, d), one per channel of the keys.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, or gates with
@@ -81,15 +80,12 @@ def linear_attention(
         if not causal or cumulative_sum == "scan" or key_padding_mask is not None or query_padding_mask is not None:
             queries = real_features(queries, phi, query_padding_mask)
             keys, in_sums = real_features(keys, phi, key_padding_mask), None
-        if causal and cumulative_sum == "matmul":
-            log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
-            out, state = causal_means(queries, keys, values, chunk_size, initial_state, log_decay, eps=EPS, phi=in_sums)
-        else:
-            if causal:
-                out, weights, state = scanned_sums(queries, keys, values, initial_state)
-            else:
-                out, weights = full_sums(queries, keys, values)
+        if causal and cumulative_sum == "scan":
+            out, weights, state = scanned_sums(queries, keys, values, initial_state)
             out = out / (weights + EPS)
+        else:
+            decay, state = decay_of_real_tokens(log_decay, key_padding_mask, dtype), initial_state
+            out, state = means(queries, keys, values, causal, chunk_size, state, decay, eps=EPS, phi=in_sums)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -109,5 +105,5 @@ def attend_source(q: Tensor, state: State, query_padding_mask: Tensor | None, ph
     ``query_padding_mask`` (B, n), True = padding, gives 0. Only ``state`` is checked (ValueError).
     """
     with autocast_off(q):
-        values, weights = read_source(real_features(q.to(compute_dtype(q)), phi, query_padding_mask), state)
-        return (values / (weights + EPS)).to(q.dtype)
+        features = real_features(q.to(compute_dtype(q)), phi, query_padding_mask)
+        return source_means(features, state, eps=EPS).to(q.dtype)

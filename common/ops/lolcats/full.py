@@ -16,7 +16,7 @@ from ..shared.feature_sums import causal_sums
 from ..shared.learned_features import learned_features, number_of_features
 from ..shared.padding import put_back, real_first, take
 from ..shared.state import State
-from ..shared.window_softmax import Window, beside, hide, join_blocks, sliding_window, split_blocks
+from ..shared.window_softmax import Window, hide, join_blocks, scores_in_window, sliding_window
 
 
 class Maps(NamedTuple):
@@ -136,14 +136,9 @@ def near(q: Tensor, k: Tensor, v: Tensor, window: Window, share: Tensor, real: T
 
     The first ``real`` (B, 1) tokens of each row are not padding; None for all.
     """
-    n, size, before, after = q.shape[2], window.size, window.blocks_before, window.blocks_after
+    n = q.shape[2]
     seen = torch.arange(n, device=q.device) < (n if real is None else real)  # (n,) or (B, n)
-    seen = seen.view(-1, 1, n, 1)
-    near_k, near_v, near_seen = (beside(split_blocks(x, size), before, after) for x in (k, v, seen))
-    position = torch.arange(size, device=q.device) + before * size
-    distance = position.unsqueeze(1) - torch.arange(near_k.shape[3], device=q.device)  # (S, K)
-    visible = near_seen.transpose(-2, -1) & (distance <= window.before) & (distance >= -window.after)
-    scores = hide(split_blocks(q * q.shape[3] ** -0.5, size) @ near_k.transpose(-2, -1), visible)  # (B, H, G, S, K)
+    scores, near_v = scores_in_window(q * q.shape[3] ** -0.5, k, v, seen.view(-1, 1, n, 1), window)
     weights = window_weights(scores, share.unsqueeze(2))
     return join_blocks(weights @ near_v, n), join_blocks(weights.sum(-1, keepdim=True), n)
 

@@ -7,7 +7,7 @@ ICLR 2025, equation 7, with a sliding window.
 from torch import Tensor
 
 from ..hedgehog.interface import check_maps
-from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value, shape_of
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.held_tokens import held_length
 from ..shared.learned_features import LEARNED_MAPS
@@ -63,8 +63,7 @@ def lolcats_attention(
     ``part`` is "both" in the paper. "window" is only the softmax over the near tokens, "linear" only the learned linear
     attention, which then sees the near tokens too, with 1e-6 added to its normaliser. Both are for whole sequences.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number, name or state that does not fit; maps of different r; a state without
@@ -81,8 +80,9 @@ def lolcats_attention(
     check_continuation(causal, initial_state, return_state)
     check_maps(q, k, query_weight, query_bias, key_weight, key_bias)
     if not isinstance(window_gate, Tensor) or window_gate.shape != q.shape[1:2] or window_gate.device != q.device:
-        given = tuple(window_gate.shape) if isinstance(window_gate, Tensor) else type(window_gate).__name__
-        raise ValueError(f"window_gate is {given}; allowed: a tensor ({q.shape[1]},) on {q.device}, one for each head")
+        raise ValueError(
+            f"window_gate is {shape_of(window_gate)}; allowed: a tensor ({q.shape[1]},) on {q.device}, one per head"
+        )
     dtype, given = compute_dtype(q), v.dtype
     maps = Maps(query_weight, query_bias, key_weight, key_bias, feature_map)
     shapes = state_shapes(k, v, held_length(initial_state, "k", window), window, maps.number_of_features())

@@ -17,20 +17,15 @@ from torch.nn import functional as F
 
 from ..shared.chunks import carry_sums
 from ..shared.padding import invert, real_first, take
-from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at, bias_so_far
 from ..shared.score_kernels import score_kernel
-from ..shared.state import State, zero_state
+from ..shared.state import State
 from . import sizes
 from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_keys, score_divisor, split
 
 
-def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
-    """The allowed shape of every tensor of ``state``."""
-    return _shapes(tokens, sizes.of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=True))
-
-
-def _shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
+def state_shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state with the sizes ``held``."""
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
@@ -39,12 +34,6 @@ def _shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
         "ring": (batch, heads, held.slots, 2 * s + e),
         "block": (batch, heads, held.block, 2 * s + e),
     }
-
-
-def empty_state(tokens: Tokens, chunk_size: int) -> State:
-    """The state before the first token."""
-    shapes = _shapes(tokens, sizes.first(chunk_size, tokens.k_quad.shape[3]))
-    return zero_state(shapes, compute_dtype(tokens.v), tokens.v.device)
 
 
 def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State) -> tuple[Tensor, State]:

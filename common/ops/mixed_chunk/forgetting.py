@@ -21,10 +21,9 @@ from torch.nn import functional as F
 from ..shared.checks import ArgumentError
 from ..shared.chunks import carry_decayed_sums, chunk_length, reverse_cumsum, split_chunks
 from ..shared.padding import invert, put_back, real_first, take
-from ..shared.precision import compute_dtype
 from ..shared.relative_bias import bias_at
 from ..shared.score_kernels import score_kernel
-from ..shared.state import State, zero_state
+from ..shared.state import State
 from . import sizes
 from .decoding import attend_at, block_slots, slot_index
 from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_divisor, split
@@ -39,12 +38,8 @@ def check_terms(options: MixedChunkOptions) -> None:
             raise ArgumentError(f"`log_decay` is given; allowed: without {name}=True")
 
 
-def state_shapes(tokens: Tokens, chunk_size: int, state: State) -> dict[str, tuple[int, ...]]:
-    """The allowed shape of every tensor of ``state``."""
-    return _shapes(tokens, sizes.of_state(state, chunk_size, tokens.k_quad.shape[3], keeps_chunk_before=False))
-
-
-def _shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
+def state_shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state with the sizes ``held``."""
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
@@ -54,12 +49,6 @@ def _shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
         "chunk": (batch, heads, held.slots, s + e),
         "block": (batch, heads, held.block, s + e),
     }
-
-
-def empty_state(tokens: Tokens, chunk_size: int) -> State:
-    """The state before the first token."""
-    shapes = _shapes(tokens, sizes.first(chunk_size, tokens.k_quad.shape[3]))
-    return zero_state(shapes, compute_dtype(tokens.v), tokens.v.device)
 
 
 def whole_sequence(

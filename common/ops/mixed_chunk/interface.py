@@ -13,9 +13,9 @@ from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.relative_bias import check_bias
-from ..shared.state import State, check_continuation, state_of_sums
+from ..shared.state import State, check_continuation, state_of_sums, zero_state
 from ..shared.tracing import is_compiled
-from . import causal_cpu, decoding, forgetting
+from . import causal_cpu, decoding, forgetting, sizes
 from .extra_terms import attend_with_extra_terms
 from .gpu import operator as gpu_operator
 from .gpu import sequence as gpu_sequence
@@ -78,8 +78,7 @@ def mixed_chunk_attention(
             ``chunk_summaries`` the state holds all tokens so far, each input by its name as (B, H, m, s or e) and
             ``padding_mask`` (B, m), and each call computes the whole sequence.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms
@@ -103,17 +102,20 @@ def mixed_chunk_attention(
         out = _with_extra_terms(tokens, bias, options, key_padding_mask, state)
         out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
         return (out, state) if return_state else out
-    forms = decoding if log_decay is None else forgetting
+    forms, s = decoding if log_decay is None else forgetting, tokens.k_quad.shape[3]
     if initial_state is not None:
-        shapes = forms.state_shapes(tokens, options.chunk_size, initial_state)
-        initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
+        held = sizes.of_state(initial_state, options.chunk_size, s, keeps_chunk_before=log_decay is None)
+        initial_state = state_of_sums(initial_state, forms.state_shapes(tokens, held), compute_dtype(v), v)
     with autocast_off(v):
         state, dtype = None, compute_dtype(v)
         gates = () if log_decay is None else (decay_of_real_tokens(log_decay, key_padding_mask, dtype),)
         if initial_state is None and not return_state:
             out = _whole(tokens, bias, options, key_padding_mask, *gates)
         else:
-            state = forms.empty_state(tokens, options.chunk_size) if initial_state is None else initial_state
+            state = initial_state
+            if state is None:
+                shapes = forms.state_shapes(tokens, sizes.first(options.chunk_size, s))
+                state = zero_state(shapes, dtype, v.device)
             prepared, bias = prepare(tokens, bias, key_padding_mask)
             if v.shape[-2] == 1 and key_padding_mask is None:
                 out, state = forms.step(prepared, *gates, bias, options, state)

@@ -7,7 +7,7 @@ Self-Attention*, AAAI 2021.
 import torch
 from torch import Tensor
 
-from ..shared.checks import ArgumentError, check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import ArgumentError, check_masks, check_positive_int, check_query_key_value, shape_of
 from ..shared.depthwise import depthwise_conv2d
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, put_back, real_first, real_positions, take, zero_padding
@@ -42,8 +42,7 @@ def nystrom_attention(
     Queries and keys are the same tokens: a token that is padding by either mask gives 0 and is in no landmark of
     queries. Cost: O(n m (d + e) + m³ + n K e) time, O(n m + m²) memory.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.
@@ -117,7 +116,7 @@ def _check_weight(weight: Tensor | None, v: Tensor) -> None:
         return
     fits = isinstance(weight, Tensor) and weight.dim() == 4 and weight.shape[2] % 2 == 1
     if not fits or weight.shape != (v.shape[1], 1, weight.shape[2], 1):
-        value = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
-            f"v has {v.shape[1]} heads and conv_weight is {value}; allowed: (heads of v, 1, an odd number of tokens, 1)"
+            f"v has {v.shape[1]} heads and conv_weight is {shape_of(weight)}; allowed: (heads of v, 1, an odd number "
+            "of tokens, 1)"
         )

@@ -6,7 +6,7 @@ Kitaev, Kaiser, Levskaya, *Reformer: The Efficient Transformer*, ICLR 2020, sect
 import torch
 from torch import Tensor
 
-from ..shared.checks import check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import check_masks, check_positive_int, check_query_key_value, shape_of
 from ..shared.held_tokens import held_length
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -46,8 +46,7 @@ def reformer_attention(
     (B, H, L, d), ``v`` (B, H, L, e) and ``codes`` (B, H, L, R) of the tokens that may still be found, at most
     L = R 2D C, and ``count`` (B, H, R, 2D). One token costs O(L (d + e + R)).
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.
@@ -55,9 +54,9 @@ def reformer_attention(
     check_positive_int("chunk_size", chunk_size)
     check_query_key_value(q, q, v, one_length=True, names=("q", "q", "v"))
     if not isinstance(rotations, Tensor) or rotations.dim() != 3 or rotations.shape[1] != q.shape[3]:
-        actual = tuple(rotations.shape) if isinstance(rotations, Tensor) else type(rotations).__name__
         raise ValueError(
-            f"q has {q.shape[3]} channels and rotations {actual}; allowed: (rounds, channels of q, directions)"
+            f"q has {q.shape[3]} channels and rotations {shape_of(rotations)}; allowed: (rounds, channels of q, "
+            "directions)"
         )
     check_masks(key_padding_mask, q, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)

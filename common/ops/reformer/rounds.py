@@ -6,7 +6,7 @@ Every round of a head is treated as a head here: H R is the dimension of both, w
 import torch
 from torch import Tensor
 
-from ..shared.window_softmax import beside, split_blocks
+from ..shared.window_softmax import split_blocks, with_neighbours
 from .hashes import finds
 
 
@@ -23,8 +23,8 @@ def attend_rounds(
     code = _in_order(codes.transpose(2, 3), order)  # (B, H R, n, R)
     q, k, v = _in_order(q, order), _in_order(k, order), _in_order(v, order)  # (B, H R, n, channels)
     q, code = split_blocks(q, chunk_size), split_blocks(code, chunk_size)  # (B, H R, G, C, channels)
-    key_code = beside(code, 1, after)  # (B, H R, G, K, R) with K = 2C or 3C
-    k, v = beside(split_blocks(k, chunk_size), 1, after), beside(split_blocks(v, chunk_size), 1, after)
+    key_code = with_neighbours(code, 1, after)  # (B, H R, G, K, R) with K = 2C or 3C
+    k, v = (with_neighbours(split_blocks(x, chunk_size), 1, after) for x in (k, v))
     visible = finds_first(code, key_code, chunk_size, causal)  # (B, H R, G, C, K)
     slot = torch.arange(k.shape[3], device=k.device)
     own = slot == slot[chunk_size : 2 * chunk_size, None]

@@ -7,9 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_masks, check_padding_mask, check_positive_int, check_query_key_value, check_tokens
+from ..shared.checks import (
+    check_floor,
+    check_masks,
+    check_of_tokens,
+    check_padding_mask,
+    check_positive_int,
+    check_query_key_value,
+    check_tokens,
+    shape_of,
+)
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
@@ -48,15 +57,13 @@ def rfa_attention(
     ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, 2r), ``sum_kv`` (B, H, 2r, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``; both gates.
     """
     check_positive_int("chunk_size", chunk_size)
-    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
-        raise ValueError(f"floor is {floor!r}; allowed: a number above 0")
+    check_floor(floor)
     check_query_key_value(q, k, v, causal)
     check_masks(key_padding_mask, k, query_padding_mask, q)
     check_continuation(causal, initial_state, return_state)
@@ -68,18 +75,13 @@ def rfa_attention(
     dtype = compute_dtype(q)
     state = state_of_sums(initial_state, state_shapes(2 * directions.shape[1], v), dtype, q)
     with autocast_off(q):
-        if not causal:
-            queries = _features(q, directions, query_padding_mask)
-            keys = _features(k, directions, key_padding_mask)
-            values, weights = full_sums(queries, keys, zero_padding(v.to(dtype), key_padding_mask))
-            return (values / weights.clamp(min=floor)).to(v.dtype)
         keys = _features(k, directions, key_padding_mask)
         log_decay = decay_of_real_tokens(log_decay if log_gate is None else log_gate, key_padding_mask, dtype)
         if log_gate is not None:
             keys = keys * -torch.expm1(log_decay).unsqueeze(-1)
         queries = _features(q, directions, query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, state = causal_means(queries, keys, values, chunk_size, state, log_decay, least=floor)
+        out, state = means(queries, keys, values, causal, chunk_size, state, log_decay, least=floor)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -108,8 +110,7 @@ def rfa_gate_attention(
     x (B, n, D) are the tokens before their projection, ``gate_weight`` (H, D) and ``gate_bias`` (H,). Otherwise shapes,
     masks, state, cost and errors as in ``rfa_attention``, and ``causal=False`` is a ValueError.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
     """
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)
@@ -147,8 +148,7 @@ def attend_source(
     """
     _check_directions("q", q, directions)
     with autocast_off(q):
-        values, weights = read_source(_features(q, directions, query_padding_mask), state)
-        return (values / weights.clamp(min=floor)).to(q.dtype)
+        return source_means(_features(q, directions, query_padding_mask), state, least=floor).to(q.dtype)
 
 
 def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -163,9 +163,8 @@ def _features(x: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Ten
 def _check_directions(name: str, x: Tensor, directions: Tensor) -> None:
     fits = isinstance(directions, Tensor) and directions.dim() == 3
     if not fits or (directions.shape[0], directions.shape[2]) != (x.shape[1], x.shape[3]):
-        actual = tuple(directions.shape) if isinstance(directions, Tensor) else type(directions).__name__
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)} and directions {actual}; "
+            f"{name} has shape {tuple(x.shape)} and directions {shape_of(directions)}; "
             f"allowed: (heads of {name}, features, channels of {name})"
         )
 
@@ -175,6 +174,4 @@ def _check_gate(q: Tensor, log_gate: Tensor | None, causal: bool) -> None:
         return
     if not causal:
         raise ValueError("log_gate is given with causal=False; allowed: only with causal=True")
-    if not isinstance(log_gate, Tensor) or log_gate.shape != q.shape[:3]:
-        actual = tuple(log_gate.shape) if isinstance(log_gate, Tensor) else type(log_gate).__name__
-        raise ValueError(f"log_gate is {actual}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
+    check_of_tokens("log_gate", log_gate, q)

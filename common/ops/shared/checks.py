@@ -1,29 +1,17 @@
 """Checks of arguments: each raises a ValueError that names the argument, its value and what is allowed."""
 
 import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_NAME = re.compile(r"`([^`]*)`")
+from ...argument_error import ArgumentError
 
-
-class ArgumentError(ValueError):
-    """A ValueError about options, whose names are in backquotes in its text and bare in its message.
-
-    A host can substitute command line options: ``error.with_names({"heads": "--attention-heads"})``. A flag that is on
-    or off is named with its value, as in "local=False", since a command line has one word for both.
-    """
-
-    def __str__(self) -> str:
-        return self.with_names({})
-
-    def with_names(self, names: Mapping[str, str]) -> str:
-        """The message with the option names replaced by ``names``."""
-        return _NAME.sub(lambda found: names.get(found[1], found[1]), self.args[0])
+#: The most numbers of a table of parameters, 16 GiB in float32: more than any has.
+_MOST_NUMBERS = 2**32
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
@@ -45,10 +33,31 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def shape_of(value: Any) -> tuple[int, ...] | str:
+    """The shape of a tensor, or the type of another value, for a message."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_positive_int(argument: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"`{argument}` is {shortened(value)}; allowed: an integer of at least 1")
+
+
+def check_table(argument: str, length: int, shape: Sequence[int]) -> None:
+    """Raise ValueError if a table of ``shape``, which follows from ``argument``, would fill all memory."""
+    numbers = math.prod(shape)
+    if numbers > _MOST_NUMBERS:
+        raise ArgumentError(
+            f"`{argument}` is {length:,}, for a table of {numbers:,} numbers; allowed: a table of at most "
+            f"{_MOST_NUMBERS:,}"
+        )
+
+
+def check_floor(floor: float) -> None:
+    """Raise ValueError unless ``floor`` is a number above 0."""
+    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
+        raise ArgumentError(f"`floor` is {floor!r}; allowed: a number above 0")
 
 
 def check_probability(argument: str, value: float) -> None:
@@ -80,6 +89,14 @@ def check_query_key_value(
             f"{key} has {k_shape[2]} tokens and {query} {q_shape[2]}; "
             "allowed in causal attention and self-attention: the same number"
         )
+
+
+def check_of_tokens(name: str, x: Tensor, q: Tensor) -> None:
+    """Raise ValueError unless ``x`` is a floating point tensor (B, H, n) for q (B, H, n, d), on its device."""
+    if not isinstance(x, Tensor) or x.shape != q.shape[:3]:
+        raise ValueError(f"{name} is {shape_of(x)}; allowed for q of {tuple(q.shape)}: a tensor {tuple(q.shape[:3])}")
+    if not x.is_floating_point() or x.device != q.device:
+        raise ValueError(f"{name} is {x.dtype} on {x.device}; allowed: floating point on the device of q, {q.device}")
 
 
 def check_key_value(k: Tensor, v: Tensor) -> None:

@@ -51,6 +51,10 @@ def read_source(q: Tensor, state: State) -> tuple[Tensor, Tensor]:
     return _read(q, state["sum_k"], state["sum_kv"])
 
 
+def _divided(values: Tensor, weights: Tensor, eps: float, least: float) -> Tensor:
+    return values / (weights + eps if eps else weights.clamp(min=least))
+
+
 def _sums_over_keys(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.sum(2), k.transpose(-2, -1) @ v
 
@@ -76,10 +80,11 @@ def causal_sums(
     return sums_in_chunks(q, k, v, chunk_size, state, log_decay)
 
 
-def causal_means(
+def means(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    causal: bool,
     chunk_size: int,
     state: State | None,
     log_decay: Tensor | None = None,
@@ -87,18 +92,26 @@ def causal_means(
     eps: float = 0.0,
     least: float = 0.0,
     phi: str | None = None,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, State | None]:
     """The values of ``causal_sums`` divided by max(weights + ``eps``, ``least``), and the state after the tokens.
 
-    ``phi`` is the feature map that q and k are given to, None if they are features already.
+    If not ``causal``, those of ``full_sums``, and None. ``phi`` is the feature map that q and k are given to, None if
+    they are features already, as they must be if not ``causal``.
     """
+    if not causal:
+        return _divided(*full_sums(q, k, v), eps, least), None
     if kernels_apply(q, k, v, log_decay, *_sums_before(state)):
         out, _, state = _by_kernels(q, k, v, state, log_decay, (eps, least), phi)
         return out, state
     if phi is not None:
         q, k = feature_map(q, phi), feature_map(k, phi)
     values, weights, state = causal_sums(q, k, v, chunk_size, state, log_decay)
-    return values / (weights + eps if eps else weights.clamp(min=least)), state
+    return _divided(values, weights, eps, least), state
+
+
+def source_means(q: Tensor, state: State, *, eps: float = 0.0, least: float = 0.0) -> Tensor:
+    """The values of ``read_source`` divided by max(weights + ``eps``, ``least``)."""
+    return _divided(*read_source(q, state), eps, least)
 
 
 def decayed_sums(

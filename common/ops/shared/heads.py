@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from .checks import shape_of
+
 
 def with_heads(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], bool]:
     """(B, n, c) -> (B, 1, n, c) for tensors without heads, and whether they were without heads.
@@ -15,7 +17,6 @@ def with_heads(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[tup
     for name, tensor in zip(names, tensors):
         if isinstance(tensor, Tensor) and tensor.dim() == allowed and allowed in (3, 4):
             continue
-        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         fits = "(B, n, s) or (B, H, n, s)" if tensor is first else f"of {allowed} dimensions, as {names[0]} is"
-        raise ValueError(f"{name} is {shape}; allowed: a tensor {fits}")
+        raise ValueError(f"{name} is {shape_of(tensor)}; allowed: a tensor {fits}")
     return tuple(x.unsqueeze(1) for x in tensors) if without_heads else tensors, without_heads

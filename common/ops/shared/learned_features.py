@@ -6,6 +6,7 @@ Legend: B batch, H heads, n tokens, d channels of a query or key, r rows of the 
 import torch
 from torch import Tensor
 
+from .checks import shape_of
 from .padding import zero_padding
 from .precision import compute_dtype
 
@@ -41,11 +42,11 @@ def check_map(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None
     """Raise ValueError unless ``name``_weight (H, r, d) and ``name``_bias, (H, r) or None, are a map of x."""
     fits = isinstance(weight, Tensor) and weight.dim() == 3 and weight.is_floating_point()
     if not fits or (weight.shape[0], weight.shape[2]) != (x.shape[1], x.shape[3]) or weight.shape[1] < 1:
-        actual = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"{name}_weight is {actual}; allowed: a tensor ({x.shape[1]}, features, {x.shape[3]})")
+        raise ValueError(
+            f"{name}_weight is {shape_of(weight)}; allowed: a tensor ({x.shape[1]}, features, {x.shape[3]})"
+        )
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:2]):
-        actual = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
-        raise ValueError(f"{name}_bias is {actual}; allowed: a tensor {tuple(weight.shape[:2])}, or None")
+        raise ValueError(f"{name}_bias is {shape_of(bias)}; allowed: a tensor {tuple(weight.shape[:2])}, or None")
     for what, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name}_{what} is on {tensor.device}; allowed: the device of the queries, {x.device}")

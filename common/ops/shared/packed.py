@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .checks import shape_of
 from .relative_bias import check_bias, cut_bias
 from .segments import SEGMENT, Documents, find_documents, without_segment
 from .state import State, joined_entries
@@ -361,5 +362,6 @@ def _check_state(state: State | None, batch: int) -> None:
     """Raise ValueError unless each entry of ``state`` has ``batch`` rows; the function itself checks the rest."""
     for name, x in (state or {}).items():
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != batch:
-            actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"initial_state[{name!r}] is {actual}; allowed: a tensor whose first dimension is {batch}")
+            raise ValueError(
+                f"initial_state[{name!r}] is {shape_of(x)}; allowed: a tensor whose first dimension is {batch}"
+            )

@@ -66,6 +66,18 @@ def find_documents(segment_ids: Tensor, padding_mask: Tensor | None, state: Stat
     return Documents(ids, places, goes_on, count, ids[:, -1], goes_on[:, -1])
 
 
+def documents_by_eos(tokens: Tensor, eos: int, causal: bool, before: Tensor | None = None) -> Tensor:
+    """Document ids (B, n) of the input ``tokens`` (B, n) of a model whose documents each end with ``eos``.
+
+    In a language model, tokens are shifted by one: the first token of a document is predicted at the eos that ended the
+    previous one, so a document begins *at* an eos. In a masked model it begins *after* one. ``before`` (B,) is the id
+    of the document so far.
+    """
+    ends = tokens.eq(eos).long()
+    ids = ends.cumsum(1) if causal else ends.cumsum(1) - ends
+    return ids if before is None else before[:, None] + ids
+
+
 def without_segment(state: State | None) -> State | None:
     """``state`` without ``SEGMENT``, for a function of one document per row."""
     return None if state is None else {name: x for name, x in state.items() if name != SEGMENT}

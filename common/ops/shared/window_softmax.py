@@ -42,9 +42,8 @@ def sliding_window(before: int, after: int, n: int) -> Window:
 
 def own_chunk(chunk_size: int, causal: bool, n: int) -> Window:
     """Keys of the query's own chunk, up to itself if ``causal``, for n tokens."""
-    size = (
-        chunk_size if torch.compiler.is_compiling() else min(chunk_size, n)
-    )  # a shorter sequence is one smaller chunk
+    # A shorter sequence is one smaller chunk.
+    size = chunk_size if torch.compiler.is_compiling() else min(chunk_size, n)
     return Window(size, 0 if causal else size, size, 0, 0)
 
 
@@ -109,7 +108,7 @@ def _first(x: Tensor, n: int) -> Tensor:
     return x[:, :, :n]
 
 
-def beside(blocks: Tensor, before: int, after: int) -> Tensor:
+def with_neighbours(blocks: Tensor, before: int, after: int) -> Tensor:
     """Each block with its neighbours: (B, H, G, S, c) -> (B, H, G, K, c) with K = (before + 1 + after) S.
 
     Zeros or False outside of the sequence.
@@ -130,6 +129,19 @@ def hide(scores: Tensor, visible: Tensor) -> Tensor:
     return scores.masked_fill(~visible, -1e30)
 
 
+def scores_in_window(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Scores (B, H, G, S, K) of queries in blocks with the keys near them, hidden outside of ``window``; their values.
+
+    Arguments as in ``window_softmax``; the values are (B, H, G, K, e).
+    """
+    size, before, after = window.size, window.blocks_before, window.blocks_after
+    near_k, near_v, near_seen = (with_neighbours(split_blocks(x, size), before, after) for x in (k, v, seen))
+    place = torch.arange(size, device=q.device) + before * size
+    distance = place.unsqueeze(1) - torch.arange(near_k.shape[3], device=q.device)  # (S, K): of a key before the query
+    visible = near_seen.transpose(-2, -1) & (distance <= window.before) & (distance >= -window.after)
+    return hide(split_blocks(q, size) @ near_k.transpose(-2, -1), visible), near_v
+
+
 def window_softmax(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, window: Window, further: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -140,15 +152,8 @@ def window_softmax(
     -> the sum over the window (B, H, n, e) and the weights (B, H, G, S, m) with which the caller sums the other values.
     O(n K (d + e)) time and O(n (K + m)) memory; see ``sliding_window`` for K.
     """
-    n, size, before, after = q.shape[2], window.size, window.blocks_before, window.blocks_after
-    near_k = beside(split_blocks(k, size), before, after)  # (B, H, G, K, d)
-    near_v = beside(split_blocks(v, size), before, after)
-    near_seen = beside(split_blocks(seen, size), before, after).transpose(-2, -1)  # (B, 1, G, 1, K)
-    keys = near_k.shape[3]
-    place = torch.arange(size, device=q.device) + before * size
-    distance = place.unsqueeze(1) - torch.arange(keys, device=q.device)  # (S, K): distance of a key before the query
-    near = (distance <= window.before) & (distance >= -window.after)
-    scores = hide(split_blocks(q, size) @ near_k.transpose(-2, -1), near_seen & near)  # (B, H, G, S, K)
+    n, (scores, near_v) = q.shape[2], scores_in_window(q, k, v, seen, window)
+    keys = near_v.shape[3]
     if further is not None:
         scores = torch.cat([scores, further], dim=-1)
     weights = scores.softmax(-1)

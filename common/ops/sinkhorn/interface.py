@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value, shape_of
 from ..shared.chunks import split_chunks
 from ..shared.packed import takes_segments
 from ..shared.padding import put_back, real_first, take, zero_padding
@@ -61,8 +61,7 @@ def sinkhorn_attention(
             rows, once. The paper's Gumbel noise in training is not implemented.
         normaliser: "joint", one softmax over both chunks; "separate", one over each, and the sum of both.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or option that does not fit, or more than ``max_tokens`` real tokens.
@@ -98,10 +97,9 @@ def _check_sort_weight(sort_weight: Tensor, q: Tensor, chunks: int) -> None:
     """Raise ValueError unless ``sort_weight`` is (H, d, M) for q (B, H, n, d), with M at least ``chunks``."""
     is_tensor = isinstance(sort_weight, Tensor) and sort_weight.dim() == 3
     if not is_tensor or tuple(sort_weight.shape[:2]) != (q.shape[1], q.shape[3]) or sort_weight.shape[2] < chunks:
-        actual = tuple(sort_weight.shape) if isinstance(sort_weight, Tensor) else type(sort_weight).__name__
         raise ValueError(
-            f"q has shape {tuple(q.shape)} and sort_weight {actual}; allowed: (heads of q, channels of q, at least "
-            f"{chunks} chunks)"
+            f"q has shape {tuple(q.shape)} and sort_weight {shape_of(sort_weight)}; allowed: (heads of q, channels of "
+            f"q, at least {chunks} chunks)"
         )
 
 

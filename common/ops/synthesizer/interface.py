@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.checks import check_masks, check_query_key_value
+from ..shared.checks import check_masks, check_query_key_value, shape_of
 from ..shared.kv_cache import extend_kv_cache
 from ..shared.packed import takes_segments
 from ..shared.padding import real_first, real_positions, take, zero_padding
@@ -43,8 +43,7 @@ def synthesizer_attention(
     (causal) continue a sequence; the state holds all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m),
     and a token costs O(m (c + e)).
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, more than M real tokens, or a state without ``causal``.
@@ -115,9 +114,9 @@ def _check_features(features: Tensor, v: Tensor, columns: Tensor | None, bias: T
     fits = isinstance(features, Tensor) and features.dim() in (3, 4)
     fits = fits and features.shape[:-1] in (v.shape[:3], (v.shape[1], features.shape[1]))
     if not fits:
-        given = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(
-            f"features is {given}; allowed for v of {tuple(v.shape)}: (B, H, n, c) of tokens or (H, M, c) of positions"
+            f"features is {shape_of(features)}; allowed for v of {tuple(v.shape)}: (B, H, n, c) of tokens or (H, M, c) "
+            "of positions"
         )
     heads, channels = v.shape[1], features.shape[-1]
     if columns is not None and (columns.dim() != 3 or columns.shape != (heads, columns.shape[1], channels)):

@@ -6,9 +6,9 @@ Kasai, Peng, Zhang, Yogatama, Ilharco, Pappas, Mao, Chen, Smith, *Finetuning Pre
 
 from torch import Tensor
 
-from ..shared.checks import ArgumentError, check_masks, check_positive_int, check_query_key_value
+from ..shared.checks import check_floor, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_means, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
 from ..shared.learned_features import check_map, learned_features
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -41,8 +41,7 @@ def t2r_attention(
     Cost: O(n f (d + e)) time and, causal, O(n (C + f) + (n / C) f e) memory with C = ``chunk_size``. ``initial_state``
     and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, f), ``sum_kv`` (B, H, f, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease along a row: its documents, which do not see each other;
-    see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state without ``causal``.
@@ -59,11 +58,7 @@ def t2r_attention(
         queries = _query_features(q, map_weight, map_bias, query_padding_mask)
         keys = learned_features(k, map_weight, map_bias, "relu", key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        if causal:
-            out, state = causal_means(queries, keys, values, chunk_size, state, least=floor)
-        else:
-            out, weights = full_sums(queries, keys, values)
-            out = out / weights.clamp(min=floor)
+        out, state = means(queries, keys, values, causal, chunk_size, state, least=floor)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 
@@ -93,14 +88,8 @@ def attend_source(
     """
     check_map("map", q, map_weight, map_bias)
     with autocast_off(q):
-        values, weights = read_source(_query_features(q, map_weight, map_bias, query_padding_mask), state)
-        return (values / weights.clamp(min=floor)).to(q.dtype)
-
-
-def check_floor(floor: float) -> None:
-    """Raise ValueError unless ``floor`` is a number above 0."""
-    if isinstance(floor, bool) or not isinstance(floor, (int, float)) or not 0.0 < floor < float("inf"):
-        raise ArgumentError(f"`floor` is {floor!r}; allowed: a number above 0")
+        features = _query_features(q, map_weight, map_bias, query_padding_mask)
+        return source_means(features, state, least=floor).to(q.dtype)
 
 
 def _query_features(q: Tensor, map_weight: Tensor, map_bias: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -52,6 +52,12 @@ def test_heads_of_an_odd_number_of_channels_are_refused_where_they_are_rotated(n
         build(name, head_dim=5)
 
 
+@pytest.mark.parametrize("name", ["daft_full", "linformer", "synthesizer"])
+def test_a_table_that_would_fill_all_memory_is_refused(name):
+    with refused("max_tokens", "1,000,000,000,000", "4,294,967,296"):
+        build(name, max_tokens=10**12)
+
+
 @pytest.mark.parametrize("window", [4, (5, 4), (5, 5, 5), ()], ids=str)
 def test_windows_of_daft_conv_are_one_odd_number_or_two(window):
     with refused("window", repr(window), ""):

@@ -225,6 +225,12 @@ def test_options_that_are_no_dictionary_are_refused() -> None:
         LineartimeForCausalLM(LineartimeConfig(attention=[{"kind": "flow", "options": 3}]))
 
 
+def test_learned_positions_that_would_fill_all_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_position_embeddings is 1,000,000,000, .*; allowed"):
+        fields = {"positions": "learned", "max_position_embeddings": 10**9}
+        LineartimeForCausalLM(LineartimeConfig(attention=[{"kind": "flow"}], **fields))
+
+
 def test_a_classifier_is_trained_and_evaluated(tmp_path: Path) -> None:
     """``Trainer`` passes it nothing that it does not read."""
     rows = [{"input_ids": [4 + i] * 6, "attention_mask": [1] * 6, "labels": i % 3} for i in range(4)]

@@ -409,6 +409,6 @@ def test_extra_terms_in_pieces(further, bias):
 
 
 def test_extra_terms_are_remembered_and_of_chunks_alone():
-    assert unit(overlap=True).remembered_options()["overlap"] is True
+    assert unit(overlap=True).stored_options()["overlap"] is True
     with pytest.raises(ValueError, match="chunk_summaries=True is given; allowed: with chunk_size"):
         unit("quad", chunk_summaries=True)

@@ -98,7 +98,7 @@ def _literal(student: nn.Module, teacher: nn.Module, inputs: Tensor, source: Ten
 
 def _literal_loss(pair: Pair, sample: dict, loss: str) -> Tensor:
     """The mean over attentions and real queries, of the inputs that the teacher's own layers give."""
-    teacher = Teacher(pair.path, pair.task, "").beside(pair.student)
+    teacher = Teacher(pair.path, pair.task, "").model_like(pair.student)
     inputs: dict[str, tuple] = {}
     hooks = [
         module.register_forward_pre_hook(

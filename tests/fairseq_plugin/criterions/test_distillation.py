@@ -34,7 +34,7 @@ def case(request, tmp_path_factory) -> tuple[str, Pair, dict]:
 
 def _literal(pair: Pair, sample: dict) -> tuple[Tensor, Tensor, int]:
     """Both terms, target by target: sums of cross-entropy and of divergence, and how many there are."""
-    teacher = Teacher(pair.path, pair.task, "").beside(pair.student)
+    teacher = Teacher(pair.path, pair.task, "").model_like(pair.student)
     student, wanted = (model(**sample["net_input"])[0] for model in (pair.student, teacher))
     losses, divergences = [], []
     for b, i in sample["target"].ne(PAD).nonzero().tolist():

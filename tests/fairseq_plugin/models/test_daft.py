@@ -171,6 +171,12 @@ BAD = [
     ("daft_conv_lm", "--daft-gumbel-temperature 1 --daft-local-only", "--daft-local-only is given; allowed: without"),
     ("daft_full_lm", "--daft-bias-dim 0", "--daft-bias-dim is 0; allowed"),
     ("daft_full_lm", "--max-target-positions 0", "--max-target-positions is 0; allowed"),
+    ("daft_conv_lm", "--max-target-positions 1000000000", "--max-target-positions is 1,000,000,000, .*; allowed"),
+    (
+        "daft_full_lm",
+        "--max-target-positions 70000 --daft-free-bias --no-token-positional-embeddings",
+        "--max-target-positions is 70,000, .*; allowed",
+    ),
     ("daft_full_lm", "--decoder-attention-heads 5", "heads is 5; allowed: .*--decoder-embed-dim, 32"),
     ("daft_conv_lm", "--decoder-xformers-att-config {'name':'linformer'}", "--decoder-xformers-att-config is"),
 ]

@@ -10,8 +10,8 @@ from fairseq.data import TokenBlockDataset
 from fairseq.models import MODEL_REGISTRY
 from torch import Tensor, nn
 
+from common.ops.shared.segments import documents_by_eos
 from fairseq_plugin.modules.carried_state import CarriedState
-from fairseq_plugin.modules.documents import begin_after_eos, begin_at_eos
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.language_models import build_model, build_tiny
 from tests.fairseq_plugin.helpers.masked_models import build_masked, build_random
@@ -58,7 +58,7 @@ def check_documents(model: nn.Module) -> Tensor:
     """Assert that documents alone, single steps and parts equal whole rows; returns the outputs of whole rows."""
     sequence = rows()
     whole = model(sequence)[0]
-    for row, columns in each_alone(sequence, begin_at_eos(sequence, EOS)):
+    for row, columns in each_alone(sequence, documents_by_eos(sequence, EOS, True)):
         alone = model(sequence[row : row + 1, columns])[0][0]
         assert_close(f"document at {columns[0]} of row {row}", whole[row, columns], alone, 2e-5)
     return whole
@@ -143,7 +143,7 @@ def test_every_masked_model(name):
     first = [0, 7, 8, EOS, 9, 10, 11, 12, 13, EOS, EOS, 14, 15, 16, EOS]
     second = [0, 20, 21, 22, EOS, 23, 24, 25, 26, 27, 28, 29, EOS, PAD, PAD]
     sequence = torch.tensor([first, second])
-    ids = begin_after_eos(sequence, EOS)
+    ids = documents_by_eos(sequence, EOS, False)
     whole = model(sequence, features_only=True)[0]
     documents = each_alone(sequence, ids)
     assert [int(sequence[row, columns[-1]]) for row, columns in documents] == [EOS] * 6, "each ends with its eos"
@@ -165,7 +165,7 @@ def test_blocks_of_fairseq(mode):
         source, target, _ = blocks[i]
         if not len(target):
             continue
-        ids = begin_at_eos(source[None], EOS)[0]
+        ids = documents_by_eos(source[None], EOS, True)[0]
         for document in ids.unique():
             prefix, predicted = source[ids == document].tolist(), target[ids == document].tolist()
             # A document in a block is an eos and a sentence without its last token, or the remainder of a cut sentence;
@@ -191,8 +191,8 @@ def _is_inside(part: list[int], sentence: list[int]) -> bool:
 
 
 def test_one_that_begins_before_is_the_first():
-    assert begin_at_eos(torch.tensor([[7, EOS, 8, EOS]]), EOS).tolist() == [[0, 1, 1, 2]]
-    assert begin_after_eos(torch.tensor([[7, EOS, 8, EOS]]), EOS).tolist() == [[0, 0, 1, 1]]
+    assert documents_by_eos(torch.tensor([[7, EOS, 8, EOS]]), EOS, True).tolist() == [[0, 1, 1, 2]]
+    assert documents_by_eos(torch.tensor([[7, EOS, 8, EOS]]), EOS, False).tolist() == [[0, 0, 1, 1]]
 
 
 def test_weights_remember_it():

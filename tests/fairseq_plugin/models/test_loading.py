@@ -18,7 +18,7 @@ from fairseq_cli import eval_lm, train
 from torch import Tensor, nn
 
 from common.attention import ATTENTIONS
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save, save_model
 from tests.fairseq_plugin.helpers.commands import training_command
@@ -44,7 +44,7 @@ def _model(arch: str) -> nn.Module:
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a state dict, without stored options."""
-    return {name: x for name, x in model.state_dict().items() if not is_record(name)}
+    return {name: x for name, x in model.state_dict().items() if not is_extra_state(name)}
 
 
 def _snapshot(model: nn.Module) -> tuple[str, dict[str, Tensor]]:

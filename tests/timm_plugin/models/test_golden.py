@@ -5,7 +5,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 from tests.compare import assert_close
 from tests.golden.make_timm import FOLDER, GOLDEN, SIZES_OF, expected, registered, stored, weights
 
@@ -43,7 +43,7 @@ def test_every_tensor_matters(file):
     model = timm.create_model(name, **arguments).eval()
     state = load_file(weights(file))
     for tensor_name, tensor in state.items():
-        if is_record(tensor_name):  # records what the others mean, and changes nothing
+        if is_extra_state(tensor_name):  # records what the others mean, and changes nothing
             continue
         model.load_state_dict({**state, tensor_name: tensor + torch.randn_like(tensor)})
         assert (model(images) - logits).abs().max() > 1e-4, tensor_name

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from common.attention import RotaryAttention, build_attention, supporting
 from common.modules.gated_attention_unit import GatedAttentionUnit
-from common.modules.stored_options import RemembersOptions, read_record
+from common.modules.stored_options import StoresOptions, read_extra_state
 from common.ops.bigbird import draw_numbers
 from common.ops.favor import draw_directions
 from common.ops.reformer import draw_rotations
 
 
-class _Remembers(RemembersOptions):
+class _Remembers(StoresOptions):
     """A module with one option, and a weight."""
 
     def __init__(self, **options: Any) -> None:
@@ -28,7 +28,7 @@ class _Remembers(RemembersOptions):
         self.options = options
         self.weight = nn.Parameter(torch.ones(2))
 
-    def remembered_options(self) -> dict[str, Any]:
+    def stored_options(self) -> dict[str, Any]:
         return self.options
 
 
@@ -233,8 +233,8 @@ def test_records_that_differ_in_a_count_can_be_averaged() -> None:
     first, second = (build_attention("favor", head_dim=4, features=6, redraw=2) for _ in range(2))
     first.passes, second.passes = 99, 1234567
     records = [x.state_dict()["_extra_state"] for x in (first, second)]
-    average = read_record((records[0] + records[1]) / 2)
-    assert average is not None and average["options"] == read_record(records[0])["options"]
+    average = read_extra_state((records[0] + records[1]) / 2)
+    assert average is not None and average["options"] == read_extra_state(records[0])["options"]
     assert all(x.shape == build_attention("flow").state_dict()["_extra_state"].shape for x in records)
 
 
