@@ -49,6 +49,7 @@ recipes.bench --out {text}
 recipes.bench.compile_time --out {text}
 recipes.bench.kernels --out {text}
 recipes.bench.kernels.roofline --out {text}
+recipes.bench.kernels.times --out {text}
 recipes.cifar10_pixels.complete --checkpoint {format} --data folder
 recipes.cifar10_pixels.prepare --file {format} --out new
 recipes.cifar10_pixels.prepare --images {folder} --out new

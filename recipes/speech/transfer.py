@@ -5,7 +5,7 @@ from typing import Any
 
 from common.checkpoints import read_checkpoint
 from common.files import tensor_files
-from common.modules.stored_options import is_record
+from common.modules.stored_options import is_extra_state
 from fairseq_plugin.convert import convert
 
 from ..shared.working_folder import atomic_write
@@ -53,4 +53,4 @@ def write_joined(tuned: Path, teacher: Path, student: Path, path: Path) -> None:
 
 def learns_maps(checkpoint: Path) -> bool:
     """Whether the attention of a converted model has parameters that softmax attention lacks."""
-    return any(".inner." in name and not is_record(name) for name in read_checkpoint(checkpoint)["model"])
+    return any(".inner." in name and not is_extra_state(name) for name in read_checkpoint(checkpoint)["model"])

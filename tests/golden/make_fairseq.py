@@ -55,7 +55,7 @@ def registered() -> list[str]:
     Models of audio are not among them: their tests compare them with fairseq's own.
     """
     derived = ("attention", "decision", "decision_baselines", "encoder_decoder", "time_series", "time_series_baselines")
-    derived += ("long_range_arena", "hybrid", "_audio", "audio", "speech_to_text")
+    derived += ("long_range_arena", "hybrid", "_audio", "audio", "_data2vec_audio", "speech_to_text")
     others = tuple(f"fairseq_plugin.models.{name}" for name in derived)
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
     registered_names = [

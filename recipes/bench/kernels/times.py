@@ -156,9 +156,9 @@ def table(options: argparse.Namespace) -> Table:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write the table; 0."""
     options = parser().parse_args(arguments)
+    check_document(options.out, MODULE, "--out")
     if not torch.cuda.is_available():
         raise ValueError("there is no CUDA device; needed: a GPU that runs Triton's kernels")
-    check_document(options.out, MODULE, "--out")
     here = machine.describe(command_line(MODULE, arguments), Settings("cuda", DTYPES[options.dtype[0]], False))
     started = time.perf_counter()
     times = table(options)
