@@ -1,7 +1,7 @@
 """The bases of ``NAME_wav2vec2`` and ``NAME_hubert``: fairseq's models of raw audio with another attention.
 
 The feature extractor, positions, masking, quantisation, targets and losses are fairseq's, and so are the tasks and
-criteria that train the models, and ``wav2vec_ctc``, ``wav2vec_seq2seq``, ``hubert_ctc`` and others, which fine-tune
+criteria that train the models, and ``wav2vec_ctc``, ``wav2vec_seq2seq``, ``hubert_seq2seq`` and others, which fine-tune
 them.
 """
 
