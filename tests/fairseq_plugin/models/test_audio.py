@@ -208,7 +208,7 @@ def test_an_attention_that_needs_the_number_of_frames(kind: str) -> None:
         build_audio(f"cosformer_{kind}", short=False)
 
 
-@pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
+@pytest.mark.parametrize("kind", OF_KIND)
 def test_a_recording_without_a_frame_is_refused_beside_others(kind: str) -> None:
     """fairseq would take its padding for audio."""
     model = build_audio(f"flow_{kind}").eval()
