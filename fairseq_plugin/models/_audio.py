@@ -1,13 +1,14 @@
 """The bases of ``NAME_wav2vec2`` and ``NAME_hubert``: fairseq's models of raw audio with another attention.
 
 The feature extractor, positions, masking, quantisation, targets and losses are fairseq's, and so are the tasks and
-criteria that train the models, and ``wav2vec_ctc``, ``wav2vec_seq2seq``, ``hubert_ctc`` and others, which fine-tune
+criteria that train the models, and ``wav2vec_ctc``, ``wav2vec_seq2seq``, ``hubert_seq2seq`` and others, which fine-tune
 them.
 """
 
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, Optional
 
 import torch
@@ -123,9 +124,17 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
             del state_dict[name]
 
     def forward(self, source: Tensor, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """As fairseq's: source (B, samples); ValueError for recordings that are shorter than a frame."""
-        if int(self.frames_of(torch.tensor(source.shape[-1]))) < 1:
-            raise ValueError(f"source has {source.shape[-1]} samples; allowed: enough for a frame of the extractor")
+        """As fairseq's: source (B, samples); ValueError for a recording that is shorter than a frame.
+
+        fairseq would count the padding beside such a recording as real frames.
+        """
+        padding_mask = signature(super().forward).bind(source, *arguments, **options).arguments.get("padding_mask")
+        samples = source.shape[-1] if padding_mask is None else (~padding_mask).sum(-1).min()
+        if int(self.frames_of(torch.as_tensor(samples))) < 1:
+            raise ValueError(
+                f"source has {int(samples)} samples in a recording; allowed: enough for a frame of the extractor; "
+                "--min-sample-size leaves recordings out whose length in the manifest is below it"
+            )
         return super().forward(source, *arguments, **options)
 
     def frames_of(self, samples: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class _ReadsSpeech(NoTorchScript):
         """As fairseq's: src_tokens (B, T, features), src_lengths (B,) -> encoder_out (T', B, C), its mask and more."""
         check_not_exported(self)
         check_count(src_lengths, self.max_frames, "--max-source-positions")
-        if src_tokens.shape[1] == 0:
-            raise ValueError("src_tokens has 0 frames; allowed: at least 1")
+        if not src_lengths.all():  # attention to a recording without frames would be NaN
+            raise ValueError("src_lengths has 0 frames for a recording; allowed: at least 1")
         mask = lengths_to_mask(src_lengths, src_tokens.shape[1])
         with nullcontext() if self.padding is None else self.padding.of(mask):
             return super().forward(src_tokens, src_lengths, return_all_hiddens)

@@ -1,5 +1,11 @@
-"""From stock pretraining on audio to fine-tuning in linear time, by fairseq's commands, on recordings of noise."""
+"""From stock pretraining on audio to fine-tuning in linear time, by fairseq's commands, on recordings of noise.
 
+fairseq's own tests of speech decode a manifest with released checkpoints and compare word errors; here small models
+decode what they were trained on.
+"""
+
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,7 @@ from torch import nn
 from fairseq_plugin.criterions.ctc_distillation import CtcDistillationConfig, CtcDistillationCriterion
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients, weights
-from tests.fairseq_plugin.helpers.audio import HUBERT, PRETRAINED, recording
+from tests.fairseq_plugin.helpers.audio import FEATURES, HUBERT, PRETRAINED, SPEECH_TO_TEXT, recording
 from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named
 
 RATE = 16_000
@@ -27,6 +33,12 @@ TRAINING = (
     "--optimizer adam --lr 0.003 --max-update 3 --log-format json --log-interval 1 --cpu --seed 1 --max-tokens 8000 "
     "--no-epoch-checkpoints --required-batch-size-multiple 1"
 ).split()
+READING = "--cpu --num-workers 0 --max-tokens 8000 --required-batch-size-multiple 1".split()
+LETTERS = ("--task", "audio_finetuning", "--labels", "ltr")
+CTC = ("--criterion", "ctc", "--post-process", "letter")
+BEAM = "--gen-subset valid --beam 3 --max-len-b 5 --scoring wer".split()
+#: fairseq's decoder reads 512 channels of any wav2vec 2.0, which it is projected to.
+DECODER = "--decoder-embed-dim 512 --decoder-layers 1 --decoder-ffn-embed-dim 16".split()
 
 
 def write_manifests(folder: Path) -> None:
@@ -43,6 +55,46 @@ def write_manifests(folder: Path) -> None:
     (folder / "dict.ltr.txt").write_text("| 4\nA 3\nB 3\n")
 
 
+def write_features(folder: Path) -> None:
+    """Features of recordings, and what the task ``speech_to_text`` reads beside them, for letters A and B."""
+    folder.mkdir()
+    rows = ["id\taudio\tn_frames\ttgt_text\tspeaker"]
+    for i, length in enumerate(LENGTHS):
+        frames = length // 40
+        np.save(folder / f"{i}.npy", np.random.default_rng(i).standard_normal((frames, FEATURES)).astype(np.float32))
+        rows.append(f"{i}\t{folder / str(i)}.npy\t{frames}\t{'A B' if i % 2 else 'B'}\tnobody")
+    for split in ("train", "valid"):
+        (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "dict.txt").write_text("A 3\nB 3\n")
+    (folder / "config.yaml").write_text(f"vocab_filename: dict.txt\ninput_feat_per_channel: {FEATURES}\n")
+
+
+def training(folder: Path, name: str, *arguments: str, data: Path | None = None) -> tuple[str, list[str], str]:
+    """A short ``fairseq-train`` on ``data``, by default ``folder``, into the folder ``name`` in it."""
+    command = [str(data or folder), "--user-dir", USER_DIR, *TRAINING, *arguments, "--save-dir", str(folder / name)]
+    return "fairseq_cli.train", command, ""
+
+
+def decoding(folder: Path, pretrained: str) -> dict[str, tuple[str, list[str], str]]:
+    """Trainings of models that write text, and what they make of the recordings; "ctc" is trained before."""
+    features = folder / "features"
+    write_features(features)
+
+    def read(program: str, name: str, data: Path, *arguments: str) -> tuple[str, list[str], str]:
+        command = [str(data), "--user-dir", USER_DIR, "--path", str(folder / name / "checkpoint_last.pt"), *READING]
+        return f"fairseq_cli.{program}", [*command, *arguments], ""
+
+    sequence = (*LETTERS, "--autoregressive")
+    tuned = (*sequence, "--arch", "wav2vec_seq2seq", "--w2v-path", pretrained, "--criterion", "cross_entropy", *DECODER)
+    return {
+        "ctc errors": read("validate", "ctc", folder, *LETTERS, *CTC),
+        "seq2seq": training(folder, "seq2seq", *tuned),
+        "seq2seq decoded": read("generate", "seq2seq", folder, *sequence, *BEAM),
+        "s2t": training(folder, "s2t", "--arch", "s2t_flow", *SPEECH_TO_TEXT, data=features),
+        "s2t decoded": read("generate", "s2t", features, "--task", "speech_to_text", *BEAM),
+    }
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     """A stock model, its conversion, attention transfer, and fine-tuning of the result with CTC, in one process."""
@@ -51,32 +103,28 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     stock, start = str(folder / "stock" / "checkpoint_last.pt"), str(folder / "start.pt")
     transferred = str(folder / "transferred" / "checkpoint_last.pt")
 
-    def train(name: str, *arguments: str) -> tuple[str, list[str], str]:
-        command = [str(folder), "--user-dir", USER_DIR, *TRAINING, *arguments, "--save-dir", str(folder / name)]
-        return "fairseq_cli.train", command, ""
-
+    train = partial(training, folder)
     begun = ("--finetune-from-model", start, "--teacher", stock, "--criterion", "attention_transfer")
     units, to = str(folder / "units.pt"), ("--arch", "t2r_hubert")
     hubert = ("--task", "hubert_pretraining", "--labels", "['km']", "--label-rate", "2000", *HUBERT)
     from_units = ("--finetune-from-model", units, "--teacher", str(folder / "hubert" / "checkpoint_last.pt"))
     from_units = (*from_units, "--criterion", "attention_transfer")
-    fine_tuning = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--w2v-path", transferred)
+    fine_tuning = (*LETTERS, "--arch", "wav2vec_ctc", "--w2v-path", transferred)
     begun_average = ("--finetune-from-model", str(folder / "average.pt"))
     data2vec = (*PRETRAINED, "--criterion", "model", "--average-top-k-layers", "2", "--pos-conv-depth", "2")
-    average_tuning = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--criterion", "ctc")
-    average_tuning = (*average_tuning, "--w2v-path", str(folder / "data2vec" / "checkpoint_last.pt"))
-    average_tuning = (*average_tuning, "--post-process", "letter")
+    average_tuning = (*LETTERS, "--arch", "wav2vec_ctc", "--w2v-path", str(folder / "data2vec" / "checkpoint_last.pt"))
     stock_average, to_average = str(folder / "stock average" / "checkpoint_last.pt"), ("--arch", "t2r_data2vec_audio")
-    from_stock = ("--task", "audio_finetuning", "--labels", "ltr", "--arch", "wav2vec_ctc", "--w2v-path", stock)
+    from_stock = (*LETTERS, "--arch", "wav2vec_ctc", "--w2v-path", stock)
     learning = ("--criterion", "ctc_distillation", "--teacher", str(folder / "teacher" / "checkpoint_last.pt"))
     commands = {
         "stock": train("stock", "--arch", "wav2vec2", *PRETRAINED, *CRITERION),
         "convert": ("fairseq_plugin.convert", [stock, start, "--arch", "hedgehog_wav2vec2"], ""),
         "transfer": train("transferred", "--arch", "hedgehog_wav2vec2", *PRETRAINED, *begun),
-        "ctc": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter"),
-        "resumed": train("ctc", *fine_tuning, "--criterion", "ctc", "--post-process", "letter", "--max-update", "4"),
-        "teacher": train("teacher", *from_stock, "--criterion", "ctc", "--post-process", "letter"),
+        "ctc": train("ctc", *fine_tuning, *CTC),
+        "resumed": train("ctc", *fine_tuning, *CTC, "--max-update", "4"),
+        "teacher": train("teacher", *from_stock, *CTC),
         "distilled": train("distilled", *fine_tuning, *learning, "--post-process", "letter"),
+        **decoding(folder, transferred),
         "hubert": train("hubert", "--arch", "hubert", *hubert),
         "convert hubert": ("fairseq_plugin.convert", [str(folder / "hubert" / "checkpoint_last.pt"), units, *to], ""),
         "transfer hubert": train("units", "--arch", "t2r_hubert", *hubert, *from_units),
@@ -84,7 +132,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
         "convert average": ("fairseq_plugin.convert", [stock_average, str(folder / "average.pt"), *to_average], ""),
         "data2vec": train("data2vec", *to_average, *data2vec, *begun_average),
         "resumed data2vec": train("data2vec", *to_average, *data2vec, *begun_average, "--max-update", "4"),
-        "ctc of data2vec": train("ctc of data2vec", *average_tuning),
+        "ctc of data2vec": train("ctc of data2vec", *average_tuning, *CTC),
     }
     return run_named(folder, commands)
 
@@ -205,3 +253,16 @@ def test_data2vec_learns_from_its_own_average(runs: NamedRuns) -> None:
     assert "T2rData2vecAudioModel" in runs.outputs["ctc of data2vec"]
     updates = torch.load(runs.folder / "data2vec" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
     assert updates == 4, "resumed"
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "s2t"])
+def test_beam_search_decodes_every_recording(runs: NamedRuns, name: str) -> None:
+    """Each has a hypothesis, and the word error is computed."""
+    output = runs.outputs[f"{name} decoded"]
+    assert sorted(re.findall(r"^H-(\d+)\t\S+\t\S", output, flags=re.MULTILINE)) == ["0", "1", "2", "3"]
+    assert re.search(r"WER: \d", output)
+
+
+def test_ctc_reports_word_errors(runs: NamedRuns) -> None:
+    """fairseq decodes by the best label of each frame."""
+    assert re.search(r"\| wer \d", runs.outputs["ctc errors"])

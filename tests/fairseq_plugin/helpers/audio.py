@@ -48,6 +48,8 @@ PRETRAINED = ("--task", _TASKS["wav2vec2"][0], *_TASKS["wav2vec2"][2:], *_SMALL)
 PRETRAINED += ("--conv-feature-layers", CONVOLUTIONS)
 #: The same for a small HuBERT, without its task.
 HUBERT = ("--criterion", "hubert", "--skip-nomask", *_SMALL, "--conv-feature-layers", CONVOLUTIONS)
+#: Arguments of fairseq-train for a small model from speech to text, with its task.
+SPEECH_TO_TEXT = (*_SPEECH, "--criterion", "label_smoothed_cross_entropy")
 
 
 def _kind(arch: str) -> str:

@@ -206,3 +206,31 @@ def test_an_attention_that_needs_the_number_of_frames(kind: str) -> None:
         features(model, recording(1, 3))
     with refused("--lineartime-max-frames", "not given", "50 a second"):
         build_audio(f"cosformer_{kind}", short=False)
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_a_recording_without_a_frame_is_refused_beside_others(kind: str) -> None:
+    """fairseq would take its padding for audio."""
+    model = build_audio(f"flow_{kind}").eval()
+    mask = torch.zeros(2, SAMPLES, dtype=torch.bool)
+    mask[1, 17:] = True
+    with refused("source", "17 samples", "a frame"):
+        model.extract_features(recording(2, SAMPLES), mask)
+    mask[1, 17] = False
+    model.extract_features(recording(2, SAMPLES), mask)
+
+
+@pytest.mark.parametrize(
+    "arch", ["flow_wav2vec2", "local_wav2vec2", "nystrom_wav2vec2", "flow_hubert", "daft_full_hubert"]
+)
+def test_features_of_a_layer_are_those_of_a_model_that_ends_there(arch: str) -> None:
+    """fairseq's scripts make the targets of HuBERT of them, and its tests compare them with stored ones."""
+    model = randomised(build_audio(arch)).eval()
+    shorter = build_audio(arch, "--encoder-layers", "1").eval()
+    shorter.load_state_dict({name: model.state_dict()[name] for name in shorter.state_dict()})
+    source = recording(1, SAMPLES)
+    if "hubert" in arch:
+        of_layer = model.extract_features(source, output_layer=1)[0]
+    else:
+        of_layer = model.extract_features(source, None, layer=0)["x"]
+    assert_close("features", of_layer, features(shorter, source))

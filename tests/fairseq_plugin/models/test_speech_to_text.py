@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
@@ -36,6 +37,15 @@ def logits(model: nn.Module, source: Tensor, lengths: list[int], targets: Tensor
     return model(source, torch.tensor(lengths), targets)[0]
 
 
+def check_normalized_probabilities(model: nn.Module, out: tuple[Tensor, dict]) -> None:
+    """What fairseq's own tests assert of an encoder-decoder's output, and that probabilities add up."""
+    assert isinstance(model, FairseqEncoderDecoderModel) and len(out) == 2
+    log_probabilities, probabilities = (model.get_normalized_probs(out, log_probs=x) for x in (True, False))
+    assert log_probabilities.batch_first and probabilities.batch_first
+    assert_close("probabilities", probabilities, log_probabilities.exp())
+    assert_close("sum", probabilities.sum(-1), torch.ones(probabilities.shape[:2]))
+
+
 @pytest.mark.parametrize("arch", STOCK)
 def test_softmax_is_the_stock_model(arch: str) -> None:
     """Same parameter names and, with the same weights, the same logits, also of a padded batch."""
@@ -52,7 +62,9 @@ def test_every_parameter_learns_and_padding_changes_nothing(arch: str) -> None:
     """Each parameter has a nonzero finite gradient; with ``--lineartime-mask-padding`` padding changes no logit."""
     model = randomised(build_speech(arch, "--lineartime-mask-padding").double(), std=0.3).eval()
     source, targets = spoken(2, LONGER).double(), tokens(2, 9)
-    alone = logits(model, source[1:, :FRAMES], [FRAMES], targets[1:])
+    out = model(source[1:, :FRAMES], torch.tensor([FRAMES]), targets[1:])
+    check_normalized_probabilities(model, out)
+    alone = out[0]
     (alone * torch.randn_like(alone)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.any(), name
@@ -150,6 +162,12 @@ def test_more_frames_than_there_are_positions_for() -> None:
     with refused("the input", "97 tokens", "--max-source-positions"):
         model(spoken(1, 97), torch.tensor([97]), tokens(1, 3))
     model(spoken(1, 96), torch.tensor([96]), tokens(1, 3))
+
+
+def test_a_recording_without_frames_is_refused() -> None:
+    """Also beside others; attention to it would be NaN."""
+    with refused("src_lengths", "0 frames", "at least 1"):
+        build_speech("s2t_flow")(spoken(2, FRAMES), torch.tensor([FRAMES, 0]), tokens(2, 3))
 
 
 def test_a_text_task_is_refused() -> None:
