@@ -40,6 +40,7 @@ COMMANDS = {
     "recipes.bench.compile_time.__main__": Case(FOLDER, "--out", "--models linear_lm"),
     "recipes.bench.kernels.__main__": Case(FILE, "--out"),
     "recipes.bench.kernels.roofline": Case(FILE, "--out"),
+    "recipes.bench.kernels.times": Case(FILE, "--out"),
     "recipes.cifar10_pixels.complete": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
     "recipes.cifar10_pixels.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
     "recipes.cost.__main__": Case(FOLDER, "--out", "--model flowformer_hier_test"),
