@@ -25,7 +25,7 @@ for n, f, e in ((1, 1, 1), (3, 3, 1), (5, 1, 7), (66, 2, 17)):
             phi = ("sigmoid", "elu+1", "relu")[(n + begun) % 3]
             results = causal_sums(*random_inputs(n, f, e, gates, begun, 1, 2), True, (1e-3, 0.5), phi)
             sum(x.sum() for x in results).backward()
-for n, d, e in ((1, 1, 1), (3, 3, 1), (5, 1, 7), (66, 2, 5), (6, 17, 17)):
+for n, d, e in ((1, 1, 1), (1, 6, 17), (3, 3, 1), (5, 1, 7), (66, 2, 5), (6, 17, 17)):
     tokens = [torch.randn(1, 2, n, c, requires_grad=True) for c in (d, d, e)]
     for log_decay in (None, -torch.rand(1, 2, n)):
         for state in (None, {"memory": torch.randn(1, 2, d, e)}):
