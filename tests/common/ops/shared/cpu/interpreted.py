@@ -4,7 +4,6 @@ NumPy checks each index of an array, and ``load`` and ``store`` check each vecto
 Import this before the kernels, in a process of its own.
 """
 
-import ctypes
 import functools
 import math
 import sys
