@@ -18,7 +18,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 #: Seconds after which a process counts as stuck.
 LIMIT = 300
 #: Modules that forked processes have already imported. torch.optim imports torch._dynamo on first use.
-PRELOADED = ["torch", "torch._dynamo", "fairseq", "fairseq_plugin", "tests.common.parallel.comparisons"]
+PRELOADED = ["torch", "torch._dynamo", "fairseq", "tests.config_store", "fairseq_plugin"]
+PRELOADED += ["tests.common.parallel.comparisons"]
 
 
 def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
