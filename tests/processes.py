@@ -47,7 +47,7 @@ class Command(NamedTuple):
 
 
 class Forked:
-    """Runs commands one after another in a new process that has already imported torch and fairseq.
+    """Runs commands one after another in a new process that has already imported torch, fairseq and its plugin.
 
     Each runs like ``python -m MODULE`` or ``python SCRIPT``. Importing fairseq takes longer than most commands
     take on toy data, so one process imports it and is forked.

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests.fairseq_plugin.helpers.text import write_text
-from tests.processes import CHECKOUT, Command, run_in_turn
+from tests.processes import CHECKOUT, Command, run_in_turn, run_program
 
 EXAMPLES = ("mean", "pooled")
 _REASON = r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->"
@@ -17,14 +17,16 @@ INCLUDED = re.compile(_REASON + r"\n *```python\n(?P<code>.*?)\n *```\n", re.S)
 def run(tmp_path):
     """Runs code with arguments in a new process, where an example is registered before a plugin is imported.
 
-    Returns what it printed.
+    Returns what it printed. Forks have imported fairseq's plugin: with arguments, the interpreter is new.
     """
 
     def run(name: str, code: str, *arguments: str) -> str:
         script = tmp_path / "registered.py"
         path = f"import sys\nsys.path.insert(0, {str(CHECKOUT)!r})\n"
         script.write_text(f"{path}import tests.examples.{name}\n{textwrap.dedent(code)}")
-        return run_in_turn(Command(str(script), arguments), cwd=str(CHECKOUT))[0]
+        if arguments:
+            return run_program([str(script), *map(str, arguments)], cwd=str(CHECKOUT))
+        return run_in_turn(Command(str(script)), cwd=str(CHECKOUT))[0]
 
     return run
 
