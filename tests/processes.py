@@ -18,7 +18,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 #: Seconds after which a process counts as stuck.
 LIMIT = 300
 #: Modules that forked processes have already imported. torch.optim imports torch._dynamo on first use.
-PRELOADED = ["torch", "torch._dynamo", "fairseq", "tests.common.parallel.comparisons"]
+PRELOADED = ["torch", "torch._dynamo", "fairseq", "tests.config_store", "fairseq_plugin"]
+PRELOADED += ["tests.common.parallel.comparisons"]
 
 
 def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
@@ -46,7 +47,7 @@ class Command(NamedTuple):
 
 
 class Forked:
-    """Runs commands one after another in a new process that has already imported torch and fairseq.
+    """Runs commands one after another in a new process that has already imported torch, fairseq and its plugin.
 
     Each runs like ``python -m MODULE`` or ``python SCRIPT``. Importing fairseq takes longer than most commands
     take on toy data, so one process imports it and is forked.
@@ -108,6 +109,7 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
     gc.freeze()  # collections would look at everything that was imported, which takes a third of a second
     multiprocessing.set_start_method("fork", force=True)  # the interpreter's own; data loader workers start with it
     os.chdir(cwd)
+    _let_user_dir_find_the_plugin(Path(cwd, "fairseq_plugin"))
     os.environ.clear()
     os.environ.update(environment)
     warnings.simplefilter("ignore")
@@ -127,6 +129,13 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
             end_readers()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _let_user_dir_find_the_plugin(folder: Path) -> None:
+    """Let fairseq accept the imported plugin for a ``--user-dir`` that leads to it through a link."""
+    plugin = sys.modules.get("fairseq_plugin")
+    if plugin is not None and folder.exists() and folder.samefile(plugin.__path__[0]):
+        plugin.__path__.append(str(folder))
 
 
 def end_readers() -> None:

@@ -125,16 +125,23 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    """Run blocks one after another in one process in ``folder``; Python blocks share their names.
+def run_blocks(wanted: list[Block], folder: Path, environment: dict[str, str], new: bool) -> tuple[int, str]:
+    """Run blocks one after another in one process in ``folder``; returns its exit status and its output.
 
+    Python blocks share their names. The process is a ``new`` interpreter or a fork of one that has imported fairseq.
     If ``BEFORE_FAIRSEQ`` is in the environment, its words prefix each command of fairseq and each ``python -m``;
     ``BEFORE_TRAIN`` prefixes fairseq-train.
     """
-    command = [sys.executable, "-W", "ignore", __file__]
+    from tests.processes import Command, Forked  # the program does not need it
+
     data = json.dumps([[block.place, block.language, block.code] for block in wanted])
+    if not new:
+        forked = Forked(Command(__file__, stdin=data), cwd=str(folder), environment=environment)
+        return forked.wait(), "".join(forked.printed())
+    command = [sys.executable, "-W", "ignore", __file__]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run(command, input=data, cwd=folder, env=environment, **streams)
+    done = subprocess.run(command, input=data, cwd=folder, env=environment, **streams)
+    return done.returncode, done.stdout
 
 
 def _main() -> None:

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests.fairseq_plugin.helpers.text import write_text
-from tests.processes import CHECKOUT, Command, run_in_turn
+from tests.processes import CHECKOUT, Command, run_in_turn, run_program
 
 EXAMPLES = ("mean", "pooled")
 _REASON = r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->"
@@ -14,19 +14,16 @@ INCLUDED = re.compile(_REASON + r"\n *```python\n(?P<code>.*?)\n *```\n", re.S)
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs code with arguments in a new process, where an example is registered before a plugin is imported.
+def script(tmp_path):
+    """Writes a program for a new process, in which the examples are registered before a plugin is imported."""
 
-    Returns what it printed.
-    """
-
-    def run(name: str, code: str, *arguments: str) -> str:
-        script = tmp_path / "registered.py"
+    def write(code: str) -> str:
         path = f"import sys\nsys.path.insert(0, {str(CHECKOUT)!r})\n"
-        script.write_text(f"{path}import tests.examples.{name}\n{textwrap.dedent(code)}")
-        return run_in_turn(Command(str(script), arguments), cwd=str(CHECKOUT))[0]
+        imports = "".join(f"import tests.examples.{name}\n" for name in EXAMPLES)
+        (tmp_path / "registered.py").write_text(f"{path}{imports}{textwrap.dedent(code)}")
+        return str(tmp_path / "registered.py")
 
-    return run
+    return write
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +44,38 @@ def test_printed_code_stands_in_the_examples():
         assert code in (CHECKOUT / block["file"]).read_text(), code
 
 
-@pytest.mark.parametrize(
-    "arch, options", [("mean_lm", ["--mean-temperature", "2"]), ("pooled_mlm", ["--pooled-no-gate"])]
-)
-def test_training_in_fairseq(arch, options, data_bin, run):
-    name, kind = arch.split("_")
-    task, criterion = {"lm": ("language_modeling", "cross_entropy"), "mlm": ("masked_lm", "masked_lm")}[kind]
-    arguments = [data_bin, "--user-dir", "fairseq_plugin", "--task", task, "--criterion", criterion, "--arch", arch]
-    side = "decoder" if kind == "lm" else "encoder"
+TRAININGS = {
+    "mean_lm": "--task language_modeling --criterion cross_entropy --mean-temperature 2",
+    "pooled_mlm": "--task masked_lm --criterion masked_lm --pooled-no-gate",
+}
+
+
+def arguments_of(arch: str, data_bin) -> list[str]:
+    """A short training of one of ``TRAININGS``."""
+    side = "decoder" if arch.endswith("_lm") else "encoder"
+    arguments = [str(data_bin), "--user-dir", "fairseq_plugin", "--arch", arch, *TRAININGS[arch].split()]
     arguments += f"--{side}-layers 2 --{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-attention-heads 4".split()
-    arguments += [*options, "--optimizer", "adam", "--lr", "0.01", "--max-update", "3", "--no-save", "--cpu"]
-    arguments += ["--tokens-per-sample", "32", "--batch-size", "4", "--log-format", "simple", "--log-interval", "1"]
-    printed = run(name, "from fairseq_cli.train import cli_main; cli_main()", *arguments)
-    assert "num_updates: 3" in printed or "3 updates" in printed, printed[-2000:]
+    arguments += "--optimizer adam --lr 0.01 --max-update 3 --no-save --cpu --num-workers 0".split()
+    return arguments + "--tokens-per-sample 32 --batch-size 4 --log-format simple --log-interval 1".split()
+
+
+def test_training_in_fairseq(data_bin, script):
+    """In one new interpreter, since forks have imported the plugin already."""
+    code = f"""
+from fairseq_cli.train import cli_main
+for arguments in {[arguments_of(arch, data_bin) for arch in TRAININGS]!r}:
+    sys.argv[1:] = arguments
+    cli_main()
+    print("ENDED", flush=True)
+"""
+    *trainings, _ = run_program([script(code)], cwd=str(CHECKOUT)).split("ENDED")
+    assert len(trainings) == 2
+    for printed in trainings:
+        assert "num_updates: 3" in printed or "3 updates" in printed, printed[-2000:]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_training_in_timm(name, run):
+def test_training_in_timm(name, script):
     options = "max_tokens=16" if name == "pooled" else "temperature=2.0"
     code = f"""
 import torch, timm, timm_plugin
@@ -77,4 +89,4 @@ for _ in range(5):
     optimizer.zero_grad(); loss.backward(); optimizer.step(); losses.append(loss.item())
 assert losses[-1] < losses[0], losses
 """
-    run(name, code)
+    run_in_turn(Command(script(code)), cwd=str(CHECKOUT))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.config_store  # noqa: F401  configurations are made in half of the time
 from tests.fairseq_plugin.helpers.commands import run_module
 from tests.fairseq_plugin.helpers.text import write_sentence_pairs, write_text
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import tests.config_store  # noqa: F401  configurations are made in half of the time
 from recipes.shared import commands
 from tests.processes import Command, Forked
 

@@ -20,7 +20,7 @@ from recipes.daft import drawing, pictures
 from recipes.daft.maps import Bias, KeyMaps, key_maps, position_biases
 from recipes.shared.trained_models import load_model
 from tests.fairseq_plugin.helpers.language_models import SMALL
-from tests.processes import CHECKOUT, Command, run_in_turn
+from tests.processes import CHECKOUT, run_program
 
 CONV = dict(num_classes=10, patch_size=4, window=(5, 3))
 FULL = dict(img_size=16, patch_size=4, embed_dim=8, depth=2, num_heads=2)
@@ -175,7 +175,7 @@ def test_fairseqs_checkpoints_with_configuration_objects(tmp_path):
     state = torch.load(tmp_path / "x.pt", weights_only=True)
     torch.save({**state, "cfg": OmegaConf.create(state["cfg"])}, tmp_path / "objects.pt")
     arguments = ["--checkpoint", str(tmp_path / "objects.pt"), "--output", str(tmp_path / "out")]
-    run_in_turn(Command("recipes.daft.pictures", arguments), cwd=str(CHECKOUT))
+    run_program(["-m", "recipes.daft.pictures", *arguments], cwd=str(CHECKOUT))
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [MARK, "position_biases.png"]
 
 

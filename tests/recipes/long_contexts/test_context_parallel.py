@@ -1,11 +1,18 @@
 """The bytes that processes of one sequence send, counted by a command."""
 
 import re
+from functools import partial
+
+import torch.multiprocessing as mp
 
 from recipes.long_contexts import context_parallel
+from tests.processes import fork_server
 
 
-def test_bytes_do_not_grow_with_the_tokens_and_memory_is_shared(capsys):
+def test_bytes_do_not_grow_with_the_tokens_and_memory_is_shared(capsys, monkeypatch):
+    """Processes are forked from one that has imported torch."""
+    fork_server()
+    monkeypatch.setattr(mp, "spawn", partial(mp.start_processes, start_method="forkserver"))
     context_parallel.main("--processes 1 2 --tokens 300 1200 --layers local".split())
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| layer | processes | n = 300 | n = 1,200 |"

@@ -99,7 +99,7 @@ def test_labels_are_those_of_the_data() -> None:
     assert classify.CLASSIFIERS["dtw"](train, train.series, 1) == train.labels
 
 
-def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_comparison_fits_them_once_and_resumes(data: Path, tmp_path: Path, imported_already: None) -> None:
     """In separate processes, two seeds only for random methods; existing results are not repeated."""
     options = compare.Series(models=["dtw", "rocket"], seeds=2)
     planned = compare.EXPERIMENT.planned(options, Data(data, {}))

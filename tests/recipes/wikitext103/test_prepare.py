@@ -1,12 +1,9 @@
 """prepare.py: every source gives checked text and a data-bin."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 
-from recipes.shared.commands import ROOT
 from recipes.shared.download import Source
 from recipes.shared.sources import HUB, SOURCES
 from recipes.shared.split_text import SPLITS, Counts, count, split_path, take_file
@@ -138,12 +135,11 @@ def _zip(folder, content):
     return folder / "x.zip"
 
 
-def test_command_makes_a_data_bin(tmp_path):
+def test_command_makes_a_data_bin(tmp_path, imported_already, capsys):
     text = tmp_path / "any.txt"
     text.write_text("".join(f"the word {i % 7} again\n" for i in range(200)))
-    command = [sys.executable, "-m", "recipes.wikitext103.prepare", "--file", str(text), "--out", str(tmp_path / "out")]
-    done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "180 lines" in done.stdout
+    arguments = ["--file", str(text), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert prepare.main(arguments) == 0
+    assert "180 lines" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out" / "data-bin").iterdir()}
     assert {"dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin"} <= names

@@ -1,0 +1,84 @@
+"""Kernels in plain Python, without Numba: stand-ins for the three modules with what only Numba understands.
+
+NumPy checks each index of an array, and ``load`` and ``store`` check each vector, which compiled kernels do not.
+Import this before the kernels, in a process of its own.
+"""
+
+import functools
+import math
+import sys
+from types import ModuleType
+
+import numpy as np
+
+#: The kernels that have been called, as MODULE.NAME.
+called: set[str] = set()
+
+
+def kernel(function):
+    """``function`` itself, which is noted when it is called."""
+
+    @functools.wraps(function)
+    def noted(*arguments):
+        called.add(f"{function.__module__.removeprefix('common.ops.')}.{function.__name__}")
+        with np.errstate(all="ignore"):
+            return function(*arguments)
+
+    return noted
+
+
+def number(value, like):
+    """``value`` in the type of ``like``."""
+    return type(like)(value)
+
+
+def array(address, begin, shape, like):
+    """The numbers of a type after ``begin`` numbers at an address, as an array of a shape; without an address, none."""
+    if address == 0:
+        return np.empty(0, like.dtype)
+    kind = np.ctypeslib.as_ctypes_type(like.dtype) * int(np.prod(shape))
+    return np.frombuffer(kind.from_address(int(address + begin * like.itemsize)), like.dtype).reshape(shape)
+
+
+def row(tensor, b, h, t, size, like):
+    """The channels of a token of a tensor, which is its address and strides."""
+    return array(tensor[0], b * tensor[1] + h * tensor[2] + t * tensor[3], size, like)
+
+
+def width(like):
+    """Numbers of a vector."""
+    return 64 // like.itemsize
+
+
+def _place(x, i, j):
+    """The vector that begins at x[i, j], which must be inside of its row."""
+    rows, columns = x.shape
+    if not (0 <= i < rows and 0 <= j <= columns - width(x.dtype.type(0))):
+        raise IndexError(f"the vector at {i}, {j} is not inside of {rows} rows of {columns}")
+    return x[i, j : j + width(x.dtype.type(0))]
+
+
+def store(x, i, j, vector):
+    """Write a vector to x[i, j] and what follows."""
+    _place(x, i, j)[:] = vector
+
+
+_STAND_INS = {
+    "compiler": {"inlined": lambda function: function, "kernel": kernel},
+    "memory": {"array": array, "row": row, "number": number, "exp": lambda x: type(x)(math.exp(min(x, 88.0)))},
+    "vectors": {
+        "padded": lambda size: (size + 15) // 16 * 16,
+        "width": width,
+        "load": lambda x, i, j: _place(x, i, j).copy(),
+        "store": store,
+        "first": lambda x, count: np.where(np.arange(len(x)) < count, x, 0),
+        "filled": lambda x: np.full(width(x), x),
+        "times": lambda x, y: x * y,
+        "plus": lambda x, y, z: x + y * z,
+        "total": lambda x: x.sum(),
+    },
+}
+for name, functions in _STAND_INS.items():
+    module = ModuleType(f"common.ops.shared.cpu.{name}")
+    vars(module).update(functions)
+    sys.modules[module.__name__] = module
