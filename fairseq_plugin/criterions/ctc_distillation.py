@@ -31,7 +31,7 @@ class CtcDistillationCriterion(CtcCriterion):
 
     Raises:
         ValueError: the task is not audio_finetuning, the model is not ``wav2vec_ctc``, or the temperature or the weight
-            is out of range; there is no teacher, or it has other frames or letters.
+            is out of range; there is no teacher, or it has other frames or letters, or another --normalize.
     """
 
     def __init__(self, cfg: CtcDistillationConfig, task: FairseqTask) -> None:
@@ -45,7 +45,13 @@ class CtcDistillationCriterion(CtcCriterion):
     def train(self, mode: bool = True) -> "CtcDistillationCriterion":
         """torch's; fairseq calls it before an update, so an unreadable teacher raises its error before the update."""
         if mode:
-            _check_model(f"--teacher {self.teacher.path!r}", self.teacher.read())
+            teacher = self.teacher.read()
+            _check_model(f"--teacher {self.teacher.path!r}", teacher)
+            if self.task.cfg.normalize != teacher.cfg.normalize:
+                raise ValueError(
+                    f"--normalize is {self.task.cfg.normalize}; allowed with --teacher {self.teacher.path!r}, as it "
+                    f"was trained: {teacher.cfg.normalize}"
+                )
         return super().train(mode)
 
     def forward(

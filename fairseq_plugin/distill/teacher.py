@@ -27,6 +27,7 @@ from omegaconf import II
 from torch import nn
 
 from common.checkpoints import check_state_dict
+from common.ops.shared.checks import shortened
 
 from ..loading.checkpoint_config import EMBEDDING_FILES
 from ..loading.checkpoints import UNWRAPPED, hint, read_training
@@ -155,12 +156,13 @@ def _family(task: FairseqTask) -> tuple[type | tuple[type, ...], str]:
 
 
 def _load(path: str, task: FairseqTask) -> nn.Module:
-    _, stored = read_training(path)
+    state, stored = read_training(path)
     family, stock = _family(task)
     if not issubclass(ARCH_MODEL_REGISTRY.get(stored, object), family):
         raise ValueError(
             f"--teacher {path!r} holds {stored!r}; allowed with --task {_name(task)}: {stock!r} and its like"
         )
+    _check_dictionary(state, path, task)
     with configuration_errors(path):
         state = load_checkpoint_to_cpu(path, {**dict.fromkeys(EMBEDDING_FILES), **UNWRAPPED})
         config = state["cfg"].model
@@ -168,6 +170,16 @@ def _load(path: str, task: FairseqTask) -> nn.Module:
         model = build_model(config, task, from_checkpoint=True)
     _load_weights(model, state["model"], config, path)
     return model
+
+
+def _check_dictionary(state: dict[str, Any], path: str, task: FairseqTask) -> None:
+    """Raise ValueError for another dictionary, also of the same size; only tasks of audio store theirs."""
+    stored = (state.get("task_state") or {}).get("target_dictionary")
+    if stored is not None and stored != task.target_dictionary:
+        raise ValueError(
+            f"--teacher {path!r} has another dictionary, {shortened(stored.symbols)}; allowed: that of the data, "
+            f"{shortened(task.target_dictionary.symbols)}"
+        )
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Any], config: Any, path: str) -> None:

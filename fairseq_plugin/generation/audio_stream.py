@@ -28,9 +28,8 @@ class AudioStream:
                 f"model is a {type(model).__name__} whose frames see those that follow; allowed: NAME_wav2vec2, "
                 "NAME_hubert or NAME_data2vec_audio, built with --lineartime-causal"
             )
-        if model.training:
-            raise ValueError("model is in training mode; allowed: model.eval()")
         self.model = model
+        self._check_evaluation()
         self._state: IncrementalState = {}
         self._rest: Tensor | None = None
         self._frames = 0
@@ -40,9 +39,10 @@ class AudioStream:
         """The next samples (B, n) of B recordings -> features (B, T, C) of the T frames that they complete, maybe 0.
 
         Raises:
-            ValueError: ``samples`` has other dimensions, or another B than before; or the recording becomes longer than
-                a part of the model has parameters for.
+            ValueError: ``samples`` has other dimensions, or another B than before; the recording becomes longer than a
+                part of the model has parameters for; or the model has been set to training mode.
         """
+        self._check_evaluation()
         rows = "any" if self._rest is None else len(self._rest)
         if samples.dim() != 2 or rows not in ("any", len(samples)):
             raise ValueError(f"samples has shape {tuple(samples.shape)}; allowed: (B, n) with {rows} B")
@@ -56,3 +56,7 @@ class AudioStream:
             return samples.new_empty(len(samples), 0, self.model.encoder.embedding_dim)
         with self.model.encoder.continuing(self._state):
             return self.model(samples, mask=False, features_only=True)["x"]
+
+    def _check_evaluation(self) -> None:
+        if self.model.training:
+            raise ValueError("model is in training mode; allowed: model.eval()")

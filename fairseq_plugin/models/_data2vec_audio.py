@@ -6,6 +6,7 @@ fairseq keeps the model among its examples. Importing it registers fairseq's own
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from fairseq.examples.data2vec.models.data2vec_audio import Data2VecAudioConfig, Data2VecAudioModel
 from torch import nn
 
@@ -32,13 +33,16 @@ class LinearTimeData2vecAudioModel(LinearTimeAudioModel, Data2VecAudioModel):
         return cls.built(cfg)
 
     def make_ema_teacher(self) -> None:
-        """fairseq's hook at the beginning of pretraining; ValueError for positions that torch cannot copy."""
-        if self.cfg.pos_conv_depth < 2:
-            raise ValueError(
-                f"--pos-conv-depth is {self.cfg.pos_conv_depth}; allowed in pretraining: at least 2, as in fairseq's "
-                "configurations, since torch cannot copy a single convolution, which has weight norm"
-            )
+        """fairseq's hook at the beginning of pretraining, which copies the encoder.
+
+        torch cannot copy the weight that a single convolution with weight norm has computed with gradients, so it is
+        computed without them here, and again at the next call.
+        """
+        with torch.no_grad():
+            self.encoder.pos_conv(self.mask_emb.new_zeros(1, len(self.mask_emb), 1))
         super().make_ema_teacher()
+        average = self.ema.model  # of the encoder or of the whole model
+        getattr(average, "encoder", average).long_input = False  # results of its layers are the targets
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """fairseq's hook: leave out the moving average if this model has none, as in evaluation."""

@@ -5,6 +5,7 @@ decode what they were trained on.
 """
 
 import re
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import soundfile
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.criterions.ctc import CtcCriterion, CtcCriterionConfig
+from fairseq.data import Dictionary
 from fairseq.tasks.audio_finetuning import AudioFinetuningTask
 from fairseq.tasks.audio_pretraining import AudioPretrainingConfig, AudioPretrainingTask
 from torch import nn
@@ -214,6 +216,16 @@ def test_teachers_that_do_not_fit(runs: NamedRuns, distilled: tuple, monkeypatch
         _distillation(runs, task, distillation_weight=2.0)
     with refused("--task", "AudioPretrainingTask", "audio_finetuning"):
         _distillation(runs, AudioPretrainingTask(AudioPretrainingConfig()))
+    normalized, reordered = (AudioFinetuningTask(deepcopy(task.cfg)) for _ in range(2))
+    normalized.cfg.normalize = True
+    with refused("--normalize", "True", "False"):
+        _distillation(runs, normalized).train()
+    symbols = Dictionary()
+    for symbol in reversed(task.target_dictionary.symbols[task.target_dictionary.nspecial :]):
+        symbols.add_symbol(symbol)
+    reordered.state.merge_state_dict({"target_dictionary": symbols})
+    with refused("--teacher", "dictionary", str(symbols.symbols)):
+        _distillation(runs, reordered).train()
     pretrained = str(runs.folder / "stock" / "checkpoint_last.pt")
     with refused("--teacher", "Wav2Vec2Model", "wav2vec_ctc"):
         _distillation(runs, task, teacher=pretrained).train()

@@ -72,6 +72,9 @@ def test_bad_streams_are_refused() -> None:
     for samples in (recording(1, 30), recording(2, 30)[None]):
         with refused("samples", str(tuple(samples.shape)), "(B, n)"):
             stream.read(samples)
+    stream.model.train()
+    with refused("model", "training", "eval"):
+        stream.read(recording(2, 30))
 
 
 @pytest.mark.parametrize(

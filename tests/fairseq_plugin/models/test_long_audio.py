@@ -50,21 +50,33 @@ def test_results_of_layers_are_not_kept() -> None:
     assert kept == [2, 2, 0, 2]
 
 
-def test_the_average_of_data2vec_keeps_them() -> None:
-    """They are its targets: losses in training are those without the option, and are not 0."""
-    options = ("--pos-conv-depth", "2", "--encoder-layerdrop", "0")
+@pytest.mark.parametrize("averaged", [(), ("--ema-transformer-only", "--ema-layers-only")])  # these flags are negative
+def test_the_average_of_data2vec_keeps_them(averaged: tuple[str, ...]) -> None:
+    """They are its targets, of the encoder or of the whole model: losses are those without the option, and not 0."""
+    options = ("--pos-conv-depth", "2", "--encoder-layerdrop", "0", *averaged)
     losses, masked = [], recording(2, 24) > 0
     for further in ((), ("--lineartime-block-frames", "5")):
         model = build_audio("flow_data2vec_audio", *options, *further).train()
+        assert model.cfg.ema_transformer_only is not bool(averaged)
         model.set_num_updates(0)
         losses.append(model(recording(2, 206), mask_indices=masked)["losses"]["regression"])
     assert torch.equal(*losses) and losses[0] > 0
 
 
-def test_positions_that_torch_cannot_copy() -> None:
-    """fairseq copies the encoder of data2vec when pretraining begins."""
-    with refused("--pos-conv-depth", "1", "at least 2"):
-        build_audio("flow_data2vec_audio").set_num_updates(0)
+@pytest.mark.parametrize("option", ["--lineartime-causal", "--conv-pos-groups=4"])
+def test_a_single_convolution_of_positions_has_an_average(option: str) -> None:
+    """fairseq copies the encoder when pretraining begins; causal models have one convolution, with weight norm."""
+    model = build_audio("flow_data2vec_audio", option, "--encoder-layerdrop", "0").train()
+    model.set_num_updates(0)
+    source, masked = recording(2, 206), recording(2, 24) > 0
+    model(source, mask_indices=masked)["losses"]["regression"].backward()
+    positions = model.encoder.pos_conv[0]
+    assert positions.weight_v.grad.abs().sum() > 0, "the model's own convolution still learns"
+    with torch.no_grad():
+        positions.weight_v.add_(1.0)
+    model.set_num_updates(1)
+    average = model.ema.fp32_params["pos_conv.0.weight_v"]
+    assert_close("average", average, positions.weight_v.detach(), 1e-6)
 
 
 def test_a_block_has_at_least_one_frame() -> None:
