@@ -29,7 +29,8 @@ BASES = {
     "wav2vec2": (LinearTimeWav2vec2Model, LinearTimeWav2vec2Config),
     "hubert": (LinearTimeHubertModel, LinearTimeHubertConfig),
 }
-if find_spec("fairseq.examples") is not None:  # fairseq's packages have them; its source tree, installed as it is, not
+# fairseq's packages have its examples; its source tree, installed as it is, does not.
+if find_spec("fairseq.examples") and find_spec("fairseq.examples.data2vec"):
     from ._data2vec_audio import LinearTimeData2vecAudioConfig, LinearTimeData2vecAudioModel
 
     BASES["data2vec_audio"] = (LinearTimeData2vecAudioModel, LinearTimeData2vecAudioConfig)
