@@ -24,7 +24,7 @@ from torch import nn
 from fairseq_plugin.criterions.ctc_distillation import CtcDistillationConfig, CtcDistillationCriterion
 from tests.common.refusals import refused
 from tests.compare import assert_close, gradients, weights
-from tests.fairseq_plugin.helpers.audio import FEATURES, HUBERT, PRETRAINED, SPEECH_TO_TEXT, recording
+from tests.fairseq_plugin.helpers.audio import FEATURES, HUBERT, LETTERS, PRETRAINED, SPEECH_TO_TEXT, letters_sample
 from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named
 
 RATE = 16_000
@@ -36,7 +36,6 @@ TRAINING = (
     "--no-epoch-checkpoints --required-batch-size-multiple 1"
 ).split()
 READING = "--cpu --num-workers 0 --max-tokens 8000 --required-batch-size-multiple 1".split()
-LETTERS = ("--task", "audio_finetuning", "--labels", "ltr")
 CTC = ("--criterion", "ctc", "--post-process", "letter")
 BEAM = "--gen-subset valid --beam 3 --max-len-b 5 --scoring wer".split()
 #: fairseq's decoder reads 512 channels of any wav2vec 2.0, which it is projected to.
@@ -170,14 +169,6 @@ def distilled(runs: NamedRuns) -> tuple[nn.Module, nn.Module, AudioFinetuningTas
     return student.train(), teacher, task
 
 
-def _sample() -> dict[str, Any]:
-    """Two recordings, the second with padding, and their letters."""
-    mask = torch.zeros(2, 300, dtype=torch.bool)
-    mask[1, 200:] = True
-    net_input = {"source": recording(2, 300).masked_fill(mask, 0.0), "padding_mask": mask}
-    return {"id": torch.arange(2), "net_input": net_input, "target": torch.tensor([[5, 6, 4], [6, 4, 1]]), "ntokens": 5}
-
-
 def _distillation(runs: NamedRuns, task: AudioFinetuningTask, **options: Any) -> CtcDistillationCriterion:
     own = {"distillation_temperature": 1.5, "distillation_weight": 0.3, "sentence_avg": False, "ddp_backend": ""}
     own["teacher"] = str(runs.folder / "teacher" / "checkpoint_last.pt")
@@ -187,7 +178,7 @@ def _distillation(runs: NamedRuns, task: AudioFinetuningTask, **options: Any) ->
 def test_distillation_is_the_literal_loss(runs: NamedRuns, distilled: tuple) -> None:
     """CTC and, frame by frame without padding, the divergence from the teacher; gradients too; evaluation is CTC."""
     student, teacher, task = distilled
-    sample, criterion = _sample(), _distillation(runs, task)
+    sample, criterion = letters_sample(padding=100), _distillation(runs, task)
     own, size, _ = CtcCriterion(CtcCriterionConfig(sentence_avg=False), task)(student, sample)
     ours, wanted = (model(**sample["net_input"])["encoder_out"] for model in (student, teacher.eval()))
     frames = [((300 - 18) // 8 + 1, 0), ((200 - 18) // 8 + 1, 1)]
@@ -230,10 +221,10 @@ def test_teachers_that_do_not_fit(runs: NamedRuns, distilled: tuple, monkeypatch
     with refused("--teacher", "Wav2Vec2Model", "wav2vec_ctc"):
         _distillation(runs, task, teacher=pretrained).train()
     with refused("--arch", "HedgehogWav2vec2Model", "wav2vec_ctc"):
-        _distillation(runs, task)(student.w2v_encoder.w2v_model, _sample())
+        _distillation(runs, task)(student.w2v_encoder.w2v_model, letters_sample(padding=100))
     monkeypatch.setattr(student.w2v_encoder, "proj", nn.Linear(16, 9))
     with refused("--teacher", "7 letters", "9"):
-        _distillation(runs, task)(student, _sample())
+        _distillation(runs, task)(student, letters_sample(padding=100))
 
 
 def test_checkpoints_with_dictionaries_are_read_again(runs: NamedRuns) -> None:

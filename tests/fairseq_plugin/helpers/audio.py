@@ -1,7 +1,10 @@
 """Small models of audio, built through fairseq's own parser, and recordings of noise."""
 
+import copy
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from fairseq import tasks
@@ -13,7 +16,8 @@ from recipes.shared.fairseq_models import model_options
 
 from .language_models import flags_of
 from .registry import SHORT
-from .text import dictionary
+from .text import PAD, dictionary
+from .transfer import configuration, save_trained
 
 #: A frame begins every 8 samples and reads 18.
 CONVOLUTIONS = "[(16, 6, 2)] + [(16, 3, 2)] * 2"
@@ -50,6 +54,8 @@ PRETRAINED += ("--conv-feature-layers", CONVOLUTIONS)
 HUBERT = ("--criterion", "hubert", "--skip-nomask", *_SMALL, "--conv-feature-layers", CONVOLUTIONS)
 #: Arguments of fairseq-train for a small model from speech to text, with its task.
 SPEECH_TO_TEXT = (*_SPEECH, "--criterion", "label_smoothed_cross_entropy")
+#: Arguments of fairseq-train for fine-tuning to letters.
+LETTERS = ("--task", "audio_finetuning", "--labels", "ltr")
 
 
 def _kind(arch: str) -> str:
@@ -90,6 +96,26 @@ def build_speech(arch: str, *arguments: str, seed: int = 1, short: bool = True) 
     symbols = dictionary()
     torch.default_generator.manual_seed(seed)
     return tasks.FairseqTask.build_model(SimpleNamespace(source_dictionary=None, target_dictionary=symbols), given)
+
+
+def save_ctc(path: Path, arch: str, seed: int) -> None:
+    """Write a checkpoint of fairseq's ``wav2vec_ctc`` on a small wav2vec 2.0 ``arch``, with its dictionary."""
+    letters = ("--arch", "wav2vec_ctc", "--w2v-path", "none", "--criterion", "ctc")
+    config = copy.deepcopy(configuration("data", *LETTERS, *letters))
+    config.model.w2v_args = configuration("data", "--arch", arch, *PRETRAINED, "--criterion", "wav2vec")
+    symbols = dictionary()
+    host = SimpleNamespace(target_dictionary=symbols)
+    torch.default_generator.manual_seed(seed)
+    save_trained(path, config, tasks.FairseqTask.build_model(host, config.model), target_dictionary=symbols)
+
+
+def letters_sample(padding: int, seed: int = 0) -> dict[str, Any]:
+    """Two recordings of 300 samples, the second with ``padding`` in it, and their letters."""
+    mask = torch.zeros(2, 300, dtype=torch.bool)
+    mask[1, 300 - padding :] = True
+    net_input = {"source": recording(2, 300, seed).masked_fill(mask, 0.0), "padding_mask": mask}
+    letters = torch.tensor([[5, 6, 4], [6, 4, PAD]])
+    return {"id": torch.arange(2), "net_input": net_input, "target": letters, "ntokens": 5}
 
 
 def recording(batch: int, samples: int, seed: int = 0) -> Tensor:

@@ -50,7 +50,7 @@ class Pair(NamedTuple):
         """fairseq's trainer of the student, on a CPU, with a new folder for checkpoints."""
         save_dir.mkdir()
         arguments = ("--cpu", "--optimizer", "adam", "--lr", "0.01", "--save-dir", str(save_dir))
-        return Trainer(_configuration(self.kind, arguments), self.task, self.student, criterion)
+        return Trainer(_of_kind(self.kind, arguments), self.task, self.student, criterion)
 
     def transfer(self, loss: str = "outputs", window_dropout: float = 0.0) -> AttentionTransferCriterion:
         """``--criterion attention_transfer``."""
@@ -72,26 +72,34 @@ def make_task(kind: str, words: int = 60) -> FairseqTask:
 
 def save_teacher(path: Path, kind: str, *arguments: str, words: int = 60) -> nn.Module:
     """Write a checkpoint of a teacher, as fairseq-train does, and return the model."""
-    configuration = _configuration(kind, arguments)
+    config = _of_kind(kind, arguments)
     torch.manual_seed(3)
-    model = build_model(copy.deepcopy(configuration.model), make_task(kind, words))
+    model = build_model(copy.deepcopy(config.model), make_task(kind, words))
     for parameter in model.parameters():  # weights under which attention shows
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.4)
-    history = [{"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "num_updates": 7}]
-    history[0]["lr_scheduler_state"] = {"best": None}
-    extra = {"train_iterator": {"epoch": 2, "iterations_in_epoch": 0, "version": 2}, "val_loss": 4.2}
-    state = {"args": None, "cfg": OmegaConf.to_container(configuration, resolve=True, enum_to_str=True)}
-    state |= {"model": model.state_dict(), "optimizer_history": history, "extra_state": extra}
-    torch.save({**state, "criterion": None, "task_state": {}}, path)
+    save_trained(path, config, model)
     return model.eval()
 
 
+def save_trained(path: Path, config: Any, model: nn.Module, **task_state: Any) -> None:
+    """Write a checkpoint of ``model``, of the configuration ``config``, as fairseq-train does."""
+    history = [{"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "num_updates": 7}]
+    history[0]["lr_scheduler_state"] = {"best": None}
+    extra = {"train_iterator": {"epoch": 2, "iterations_in_epoch": 0, "version": 2}, "val_loss": 4.2}
+    state = {"args": None, "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True)}
+    state |= {"model": model.state_dict(), "optimizer_history": history, "extra_state": extra}
+    torch.save({**state, "criterion": None, "task_state": task_state}, path)
+
+
+def _of_kind(kind: str, arguments: tuple[str, ...]) -> Any:
+    return configuration("data", *TEACHERS[kind].split(), *arguments)
+
+
 @cache
-def _configuration(kind: str, arguments: tuple[str, ...]) -> Any:
+def configuration(*command: str) -> Any:
     """What fairseq-train makes of the command line; it takes most of a second."""
-    command = ["data", *TEACHERS[kind].split(), *arguments]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), list(command)))
 
 
 def make_pair(folder: Path, kind: str, arch: str, teacher: tuple[str, ...] = (), **overrides: Any) -> Pair:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from fairseq import options, tasks
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.logging.meters import AverageMeter
@@ -21,10 +22,11 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
+from fairseq_plugin.criterions.ctc_distillation import CtcDistillationConfig, CtcDistillationCriterion
 from recipes.lra.examples import Example, symbol_dictionary, write_examples
 from recipes.shared.indexed_files import write_dictionary, write_split
 
-from . import episodes, pixels, series, spans, text, transfer
+from . import audio, episodes, pixels, series, spans, text, transfer
 from .language_models import awake, small
 from .masked_models import small as small_masked
 
@@ -70,7 +72,7 @@ _OF_A_TEACHER = {
     "transfer_weights": ("attention_transfer", "lm", "weights"),
     **{f"distillation_{kind}": ("distillation", kind, None) for kind in transfer.TEACHERS},
 }
-CASES = (*_COMMANDS, *_OF_A_TEACHER)
+CASES = (*_COMMANDS, *_OF_A_TEACHER, "ctc_distillation")
 #: Cases in which no batch has padding: images have one size.
 WITHOUT_PADDING = ("pixels",)
 #: Cases whose validation in several processes needs GPUs.
@@ -101,6 +103,9 @@ def write(folder: Path) -> None:
     series.write_waves(folder / "series", train=24, test=3)
     spans.write_names(folder / "spans", {"train": 8})
     episodes.write_episodes(folder / "episodes", count=6)
+    (folder / "letters").mkdir()
+    for seed, arch in enumerate(("wav2vec2", "hedgehog_wav2vec2")):
+        audio.save_ctc(folder / "letters" / f"{arch}.pt", arch, seed)
 
 
 def build(name: str, folder: Path, processes: int = 1) -> Training:
@@ -108,6 +113,8 @@ def build(name: str, folder: Path, processes: int = 1) -> Training:
     torch.manual_seed(1)
     if name in _OF_A_TEACHER:
         return _of_a_teacher(*_OF_A_TEACHER[name], folder / name, processes)
+    if name == "ctc_distillation":
+        return _of_letters(folder / "letters")
     data, *command = _COMMANDS[name].split()
     arch = command[command.index("--arch") + 1]
     command += small(arch) if arch.endswith("_lm") else []
@@ -128,6 +135,13 @@ def _of_a_teacher(criterion: str, kind: str, loss: str | None, folder: Path, pro
         made = AttentionTransferCriterion(pair.task, pair.path, loss, 0.0, "legacy_ddp", processes)
     updates = _of_both(transfer.make_sample(kind), transfer.make_sample(kind, right=3, seed=2))
     return Training(pair.task, pair.student, made, updates)
+
+
+def _of_letters(folder: Path) -> Training:
+    (student,), _, task = load_model_ensemble_and_task([str(folder / "hedgehog_wav2vec2.pt")])
+    cfg = CtcDistillationConfig(teacher=str(folder / "wav2vec2.pt"), ddp_backend="legacy_ddp", sentence_avg=False)
+    updates = _of_both(audio.letters_sample(padding=0), audio.letters_sample(padding=100, seed=1))
+    return Training(task, student.train(), CtcDistillationCriterion(cfg, task), updates)
 
 
 def _updates(name: str, task: Any) -> Callable[[int, int], list[list[dict[str, Any]]]]:
@@ -197,11 +211,17 @@ def _seed(*_: Any) -> None:
 
 
 def _logged(step: Callable[[], Any]) -> dict[str, float]:
-    """The means that ``step`` logs, to all of their digits, but for what counts batches or bytes."""
+    """The means that ``step`` logs, or the sums of its counts, to all of their digits, but for batches and bytes."""
     with metrics.aggregate(new_root=True) as logged:
         step()
-    means = {name: meter for name, meter in logged.items() if isinstance(meter, AverageMeter)}
-    return {name: float(meter.avg) for name, meter in means.items() if name not in ("wpb", "bsz", "context_bytes")}
+    kept = {
+        name: meter
+        for name, meter in logged.items()
+        if isinstance(meter, AverageMeter) and name not in ("wpb", "bsz", "context_bytes")
+    }
+    # fairseq's ctc counts errors, in names that begin with "_", and adds them up.
+    counts = {name for name in kept if name.startswith("_") or name in ("ntokens", "nsentences")}
+    return {name: float(meter.sum if name in counts else meter.avg) for name, meter in kept.items()}
 
 
 def kinds(name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
