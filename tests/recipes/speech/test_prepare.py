@@ -14,7 +14,9 @@ ARGUMENTS = "--sentences 40 --seconds 2 --lengths 2 5 --train 6 --test-seconds 5
 TEXT = """The first line, and more of it!
 Only 3 words. One
 Don't stop—never; it's the last one, my friend.
-the first line"""
+the first line
+' '
+a ' sign"""
 
 
 def main(out: Path, *more: object) -> int:
