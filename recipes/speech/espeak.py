@@ -11,6 +11,8 @@ import soundfile
 from .recordings import resampled
 
 PROGRAM = "espeak-ng"
+#: The lowest speed in words per minute; espeak-ng speaks at this one when a lower one is asked for.
+SLOWEST = 80
 
 
 def speak(text: str, voice: str, speed: int) -> np.ndarray:
@@ -38,6 +40,8 @@ def speak(text: str, voice: str, speed: int) -> np.ndarray:
 
 
 def check_voices(voices: Iterable[str], speed: int) -> None:
-    """Raise ValueError unless espeak-ng speaks with each of ``voices``."""
+    """Raise ValueError unless espeak-ng speaks with each of ``voices`` at ``speed``."""
+    if speed < SLOWEST:
+        raise ValueError(f"--speed is {speed}; allowed: from {SLOWEST}, the slowest of {PROGRAM}")
     for voice in voices:
         speak("one", voice, speed)

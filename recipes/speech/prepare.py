@@ -21,7 +21,7 @@ from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
 from ..shared.text_files import cut_trial, write_lines
-from ..shared.working_folder import working_folder
+from ..shared.working_folder import remove_own, working_folder
 from . import espeak
 from .recordings import (
     RATE,
@@ -120,22 +120,25 @@ def _write(out: Path, spoken: dict[str, list[str]], settings: Settings) -> dict[
         sounds[split] = [sound for sound in every if sound.samples <= longest * RATE]
         left_out += len(every) - len(sounds[split])
         if not sounds[split]:
+            for name in ("sentences", "data.json"):  # so that other lengths are allowed in this folder
+                remove_own(out / name)
             raise ValueError(
                 f"the shortest of --seconds and --lengths is {longest}; allowed: more, since no sentence of {split} is "
                 "so short"
             )
     plan = {"train": (settings.seconds, settings.train), "valid": (settings.seconds, settings.valid)}
     plan |= {split_of_length(length): (length, max(1, settings.test_seconds // length)) for length in settings.lengths}
-    parts = {}
+    parts, dictionary = {}, {}
     for split, (seconds, count) in plan.items():
         generator = random.Random(f"{settings.seed} {split}")
         recordings = list(_join(out / "data", split, sounds[split.partition("_")[0]], seconds, count, generator))
         write_lists(out / "data", split, recordings)
         samples = sum(recording.samples for recording in recordings)
         parts[split] = {"recordings": len(recordings), "seconds": samples / RATE}
-        if split == "train":
-            counts = Counter(" ".join(letters(recording.text) for recording in recordings).split())
-            write_lines(out / "data" / "dict.ltr.txt", [f"{letter} {n}\n" for letter, n in counts.most_common()])
+        counts = Counter(" ".join(letters(recording.text) for recording in recordings).split())
+        for letter, n in counts.most_common():  # those that are not trained too, or fairseq reads them as "<unk>"
+            dictionary.setdefault(letter, n if split == "train" else 0)
+    write_lines(out / "data" / "dict.ltr.txt", [f"{letter} {n}\n" for letter, n in dictionary.items()])
     return {"parts": parts, "left_out": left_out}
 
 

@@ -24,7 +24,8 @@ _MINUTES = "ten fifteen twenty thirty forty fifty".split()
 def read_sentences(path: Path) -> list[str]:
     """The different sentences of a text of ``FEWEST_WORDS`` to ``MOST_WORDS`` words, in small letters, in order.
 
-    Commas end a sentence too. Sentences with signs other than letters and apostrophes are left out.
+    Commas end a sentence too. Sentences with signs other than letters and apostrophes are left out, and
+    those with a word of apostrophes alone, which no voice speaks.
 
     Raises:
         ValueError: there is no such file, or it is not text in UTF-8.
@@ -37,7 +38,7 @@ def read_sentences(path: Path) -> list[str]:
         raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
     words = (part.lower().replace("’", "'").replace("-", " ").split() for part in _ENDS.split(text))
     fitting = (" ".join(part) for part in words if FEWEST_WORDS <= len(part) <= MOST_WORDS)
-    return list(dict.fromkeys(sentence for sentence in fitting if all(x.isalpha() or x in "' " for x in sentence)))
+    return list(dict.fromkeys(x for x in fitting if all(word.replace("'", "").isalpha() for word in x.split())))
 
 
 def commands(generator: random.Random) -> Iterator[str]:

@@ -14,7 +14,9 @@ ARGUMENTS = "--sentences 40 --seconds 2 --lengths 2 5 --train 6 --test-seconds 5
 TEXT = """The first line, and more of it!
 Only 3 words. One
 Don't stop—never; it's the last one, my friend.
-the first line"""
+the first line
+' '
+a ' sign"""
 
 
 def main(out: Path, *more: object) -> int:
@@ -200,3 +202,23 @@ def test_a_sentence_must_fit_into_the_shortest_recording(tmp_path: Path, monkeyp
     monkeypatch.setattr(espeak, "speak", lambda *_: np.zeros(20_000))
     assert main(tmp_path / "other", "--lengths", 1) == 1
     assert "--lengths is 1" in capsys.readouterr().err
+    assert main(tmp_path / "other", "--lengths", 2) == 0
+
+
+def test_letters_that_only_a_test_recording_has_are_in_the_dictionary(tmp_path: Path, spoken: list[str]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(f"word {chr(number)}" for number in range(ord("а"), ord("а") + 30)), encoding="utf-8")
+    assert main(tmp_path / "out", "--file", path) == 0
+    data = tmp_path / "out" / "data"
+    texts = {split: (data / f"{split}.ltr").read_text(encoding="utf-8") for split in ("train", "test_5")}
+    transcripts = {split: set(text.split()) for split, text in texts.items()}
+    counts = dict(line.split() for line in (data / "dict.ltr.txt").read_text(encoding="utf-8").splitlines())
+    assert transcripts["test_5"] - transcripts["train"]
+    assert {letter for letter, count in counts.items() if count != "0"} == transcripts["train"]
+    assert prepare.main(["--check", str(data)]) == 0
+
+
+def test_a_speed_that_no_voice_has_is_refused(tmp_path: Path, spoken: list[str], capsys) -> None:
+    assert main(tmp_path / "out", "--speed", 79) == 1
+    assert "--speed is 79" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() and not spoken
