@@ -6,6 +6,7 @@ The losses are those of ``common.imitation``.
 Legend: B batch, T queries, S keys, C width.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -107,12 +108,21 @@ def transfer(
             layer.need_attn = False  # weights of cross-attention, which decoders return in evaluation
     try:
         with torch.no_grad():
-            further = {} if "source" in net_input else {"return_all_hiddens": False}  # models of audio lack it
-            teacher(**net_input, features_only=True, **further)
+            teacher(**net_input, **_least_work(teacher))
     finally:
         for hook in hooks:
             hook.remove()
     return losses
+
+
+def _least_work(model: nn.Module) -> dict[str, bool]:
+    """Arguments of ``model`` that leave out logits and outputs of layers, as far as it takes them."""
+    arguments = {"features_only": True, "return_all_hiddens": False}
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):  # handed on to a decoder
+        return arguments
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in arguments.items() if name in names}  # models of audio lack one or both
 
 
 def _differing_parameters(student: nn.Module, teacher: nn.Module) -> Iterator[str]:

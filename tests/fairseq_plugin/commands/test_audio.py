@@ -93,6 +93,19 @@ def decoding(folder: Path, pretrained: str) -> dict[str, tuple[str, list[str], s
         "seq2seq decoded": read("generate", "seq2seq", folder, *sequence, *BEAM),
         "s2t": training(folder, "s2t", "--arch", "s2t_flow", *SPEECH_TO_TEXT, data=features),
         "s2t decoded": read("generate", "s2t", features, "--task", "speech_to_text", *BEAM),
+        **transferring(folder, features),
+    }
+
+
+def transferring(folder: Path, features: Path) -> dict[str, tuple[str, list[str], str]]:
+    """A stock model from speech to text, its conversion, and attention transfer."""
+    stock, start = str(folder / "stock s2t" / "checkpoint_last.pt"), str(folder / "start s2t.pt")
+    begun = ("--finetune-from-model", start, "--teacher", stock, "--lineartime-trained-parameters", "attention")
+    begun = (*SPEECH_TO_TEXT, *begun, "--criterion", "attention_transfer")
+    return {
+        "stock s2t": training(folder, "stock s2t", "--arch", "s2t_transformer", *SPEECH_TO_TEXT, data=features),
+        "convert s2t": ("fairseq_plugin.convert", [stock, start, "--arch", "s2t_hedgehog"], ""),
+        "transfer s2t": training(folder, "transfer s2t", "--arch", "s2t_hedgehog", *begun, data=features),
     }
 
 
@@ -264,6 +277,15 @@ def test_beam_search_decodes_every_recording(runs: NamedRuns, name: str) -> None
     output = runs.outputs[f"{name} decoded"]
     assert sorted(re.findall(r"^H-(\d+)\t\S+\t\S", output, flags=re.MULTILINE)) == ["0", "1", "2", "3"]
     assert re.search(r"WER: \d", output)
+
+
+def test_attention_transfer_of_speech_to_text(runs: NamedRuns) -> None:
+    """The attentions of the encoder and of the decoder learn, and nothing else."""
+    start = weights(torch.load(runs.folder / "start s2t.pt")["model"])
+    learned = _weights(runs, "transfer s2t")
+    changed = {name for name in start if not torch.equal(start[name], learned[name])}
+    assert {name.split(".")[0] for name in changed if ".inner." in name} == {"encoder", "decoder"}
+    assert all(".self_attn." in name for name in changed)
 
 
 def test_ctc_reports_word_errors(runs: NamedRuns) -> None:
