@@ -10,7 +10,7 @@ from ..shared.depthwise import depthwise_conv2d
 from ..shared.padding import put_back
 from ..shared.precision import autocast_remains
 from .heads import align_heads
-from .weighted_means import WeightedMean, exponentials, headroom, mean_of_sums, merge
+from .weighted_means import WeightedMean, exponentials, headroom, mean_of_sums, merge, sums_before
 
 
 def attend_centred(
@@ -65,14 +65,9 @@ def _outside(maps: Tensor, height: int, width: int) -> Tensor:
     if height > 1:  # the sum over the rows of the window
         ones = torch.ones([maps.shape[1], 1, height, 1], dtype=maps.dtype, device=maps.device)
         sides = F.conv2d(sides, ones, padding=[height // 2, 0], groups=maps.shape[1])
-    if maps.shape[2] == 1:  # a sequence; also, a cumulative sum over one number is wrong on a GPU under torch.compile
-        return sides
     return sides + _beyond(maps.sum(3), height // 2).unsqueeze(3)
 
 
 def _beyond(x: Tensor, reach: int) -> Tensor:
     """The sum over the places more than ``reach`` before or after each, along the last dimension; O(size of x)."""
-    length = x.shape[-1]
-    before = F.pad(x, [reach + 1, 0])[..., :length].cumsum(-1)
-    after = F.pad(x.flip([-1]), [reach + 1, 0])[..., :length].cumsum(-1)
-    return before + after.flip([-1])
+    return sums_before(x, reach + 1) + sums_before(x.flip([-1]), reach + 1).flip([-1])

@@ -13,7 +13,7 @@ from ..shared.packed import takes_segments
 from ..shared.padding import put_back
 from ..shared.precision import autocast_off
 from .heads import align_heads, check_windowed, gate_heads, split_heads
-from .weighted_means import WeightedMean, empty_log_weight, exponentials, mean_of_sums, merge
+from .weighted_means import WeightedMean, empty_log_weight, exponentials, mean_of_sums, merge, sums_before
 
 
 @takes_segments("q", "k", "v")
@@ -154,7 +154,7 @@ def _causal(k: Tensor, v: Tensor, index: Tensor, bias: Tensor, window: int, padd
 
 def _sums_before(x: Tensor) -> Tensor:
     """The sum over the tokens before each token of x (B, h, T, c)."""
-    return F.pad(x, [0, 0, 1, 0])[:, :, : x.shape[2]].cumsum(2)
+    return sums_before(x.transpose(2, 3), 1).transpose(2, 3)
 
 
 def _sums_of_last(x: Tensor, counts: Tensor, limit: int) -> Tensor:

@@ -60,6 +60,14 @@ def mean_of_sums(weighted: Tensor, weight: Tensor, log_scale: Tensor) -> Weighte
     return WeightedMean((weighted / constant) / relative, log_weight.masked_fill(weight == 0.0, empty_log_weight()))
 
 
+def sums_before(x: Tensor, distance: int) -> Tensor:
+    """The sum over the places at least ``distance`` before each, along the last dimension of x; O(size of x)."""
+    length = x.shape[-1]
+    if length == 1:  # the sum below, over one place, is wrong on a GPU under torch.compile of torch 2.11
+        return torch.zeros_like(x)
+    return F.pad(x, [distance, 0])[..., :length].cumsum(-1)
+
+
 def merge(first: WeightedMean, second: WeightedMean) -> WeightedMean:
     """The mean over both sets; elementwise, so that shapes may broadcast."""
     share = torch.sigmoid(first.log_weight - second.log_weight)

@@ -145,6 +145,19 @@ def _shares_so_far(logits, real, largest, total, T: tl.constexpr):
 
 
 @triton.jit
+def _weights_so_far(logits, real, c, largest, total, KIND: tl.constexpr, T: tl.constexpr):
+    """The weights of T logits by the option KIND, and the sum of exponentials after them, as in ``_shares_so_far``."""
+    if KIND == "softmax":
+        shares, largest, total = _shares_so_far(logits, real, largest, total, T)
+        weights = shares * c
+    elif KIND == "sigmoid":
+        weights = tl.sigmoid(logits)
+    else:
+        weights = logits * 0.0 + 1.0
+    return weights, largest, total
+
+
+@triton.jit
 def _block(padding, count, rows, n, batch, count_stride, PADDED: tl.constexpr):
     """Which of the rows exist, which are real tokens, and their counts c."""
     exist = (rows >= 0) & (rows < n)
@@ -173,24 +186,13 @@ def weights(
         exist, real, c = _block(padding, count, rows, n, batch, count_stride, PADDED)
         logits = tl.load(conserved_outgoing + at, mask=exist, other=0.0) / c
         logits = tl.where(logits > clamp, clamp, logits)
-        if COMPETITION == "softmax":
-            shares, largest, total = _shares_so_far(logits, real, largest, total, T)
-            tl.store(competition + at, shares * c, mask=exist)
-        elif COMPETITION == "sigmoid":
-            tl.store(competition + at, tl.sigmoid(logits), mask=exist)
-        else:
-            tl.store(competition + at, logits * 0.0 + 1.0, mask=exist)
+        weight, largest, total = _weights_so_far(logits, real, c, largest, total, COMPETITION, T)
+        tl.store(competition + at, weight, mask=exist)
         logits = tl.load(conserved_incoming + at, mask=exist, other=0.0) / c
         safe = _replace_zero_by_one(tl.load(incoming + at, mask=exist, other=1.0))
-        if ALLOCATION == "softmax":
-            shares, allocation_largest, allocation_total = _shares_so_far(
-                logits, real, allocation_largest, allocation_total, T
-            )
-            weight = shares * c
-        elif ALLOCATION == "sigmoid":
-            weight = tl.sigmoid(logits)
-        else:
-            weight = logits * 0.0 + 1.0
+        weight, allocation_largest, allocation_total = _weights_so_far(
+            logits, real, c, allocation_largest, allocation_total, ALLOCATION, T
+        )
         tl.store(allocation + at, weight, mask=exist)
         tl.store(scale + at, weight / safe, mask=exist)
     tl.store(logs + head, largest + tl.log(total))
@@ -203,11 +205,23 @@ def _decay_and_add(decay, total, later_decay, later_total):
 
 
 @triton.jit
-def _logit_gradients(grads, shares, next_shares, later, T: tl.constexpr):
-    """dx of a block from its end to its beginning, and S of its first token; ``later`` is that after the block."""
-    decay, total = tl.associative_scan((1.0 - next_shares, grads), 0, _decay_and_add)
-    total += decay * later
-    return grads - shares * total, _last(total, T)
+def _logit_gradients(grads, weights, at, c, next_c, exist, has_next, later, KIND: tl.constexpr, T: tl.constexpr):
+    """Gradients of T logits, from the last to the first, and S of the first, from those of the logarithms of weights.
+
+    ``weights`` points to those of all tokens, by the option KIND; ``later`` is S of the token after these.
+    """
+    weight = tl.load(weights + at, mask=exist, other=0.0)
+    if KIND == "softmax":
+        next_shares = tl.load(weights + at + 1, mask=has_next, other=0.0) / next_c
+        decay, total = tl.associative_scan((1.0 - next_shares, grads), 0, _decay_and_add)
+        total += decay * later
+        grads -= weight / c * total
+        later = _last(total, T)
+    elif KIND == "sigmoid":
+        grads *= 1.0 - weight
+    else:
+        grads *= 0.0
+    return grads, later
 
 
 @with_warps(4)
@@ -237,28 +251,16 @@ def weights_backward(
         for part in range(PARTS):
             grad_weight += tl.load(grad_competition + part * size + at, mask=exist, other=0.0)
             grad_scale += tl.load(grad_log_scale + part * size + at, mask=exist, other=0.0)
-        weight = tl.load(competition + at, mask=exist, other=0.0)
-        grad_weight *= weight
-        if COMPETITION == "softmax":
-            next_shares = tl.load(competition + at + 1, mask=has_next, other=0.0) / next_c
-            grads, later = _logit_gradients(grad_weight, weight / c, next_shares, later, T)
-        elif COMPETITION == "sigmoid":
-            grads = grad_weight * (1.0 - weight)
-        else:
-            grads = grad_weight * 0.0
+        grad_weight *= tl.load(competition + at, mask=exist, other=0.0)
+        grads, later = _logit_gradients(grad_weight, competition, at, c, next_c, exist, has_next, later, COMPETITION, T)
         logits = tl.load(conserved_outgoing + at, mask=exist, other=0.0) / c
         tl.store(grad_conserved_outgoing + at, tl.where(logits > clamp, 0.0, grads / c), mask=exist)
         flow = tl.load(incoming + at, mask=exist, other=1.0)
         safe = _replace_zero_by_one(flow)
         tl.store(grad_incoming + at, tl.where(flow < 1e-18, 0.0, -grad_scale / safe), mask=exist)
-        weight = tl.load(allocation + at, mask=exist, other=0.0)
-        if ALLOCATION == "softmax":
-            next_shares = tl.load(allocation + at + 1, mask=has_next, other=0.0) / next_c
-            grads, allocation_later = _logit_gradients(grad_scale, weight / c, next_shares, allocation_later, T)
-        elif ALLOCATION == "sigmoid":
-            grads = grad_scale * (1.0 - weight)
-        else:
-            grads = grad_scale * 0.0
+        grads, allocation_later = _logit_gradients(
+            grad_scale, allocation, at, c, next_c, exist, has_next, allocation_later, ALLOCATION, T
+        )
         tl.store(grad_conserved_incoming + at, grads / c, mask=exist)
     c = tl.load(count + batch * count_stride)
     if COMPETITION == "softmax":
