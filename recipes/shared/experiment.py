@@ -53,7 +53,7 @@ from .comparison import (
     table,
     train_and_read,
 )
-from .plots import STYLE, Series, curves_and_dots, save
+from .plots import STYLE, Series, curves_and_dots, label_upwards, save
 from .scripts import command_line, positive_int, positive_number, script
 from .settings import check_settings, keep_settings
 from .tables import Table, spread
@@ -204,8 +204,7 @@ class Picture:
             figure, curves, dots = curves_and_dots(models)
             curves.set(xlabel="update", **self.curves)
             if curves.get_yscale() == "log":
-                for set_formatter in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
-                    set_formatter("{x:g}")
+                label_upwards(curves)
             dots.set(**self.dots)
             save(figure, path, dpi=130)
 

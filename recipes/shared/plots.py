@@ -27,6 +27,8 @@ DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 #: Ticks of a logarithmic axis that spans little more than a decade, in times a power of ten.
 STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
+#: Ticks of axes that span more, the more of them first.
+_FEWER_STEPS = ((1.0, 2.0, 3.0, 5.0), (1.0, 3.0), (1.0,))
 
 
 class Style(NamedTuple):
@@ -74,6 +76,18 @@ def logarithmic(axes: Axes, lengths: Sequence[int]) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
+
+
+def label_upwards(axes: Axes, most: int = 12) -> None:
+    """Label the logarithmic y axis of ``axes`` with at most ``most`` plain numbers, after everything is drawn on it."""
+    low, high = axes.get_ylim()
+    for steps in (STEPS, *_FEWER_STEPS):
+        locator = LogLocator(subs=steps)
+        if sum(low <= value <= high for value in locator.tick_values(low, high)) <= most:
+            break
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 class Series(NamedTuple):
