@@ -13,8 +13,9 @@ rest of the file does not change. Its records are lines of JSON in ``records.jso
 For a stored results.json of a command, each table has a single line instead:
 ``{"table": NAME, "experiment": MODULE, "results": FILE}``. The table is the first one that the module's ``EXPERIMENT``
 makes from that file, or with ``"number": N`` one of those below it, counted from 1; with all columns or only
-``"columns": [HEADER, ...]``. Its first column has names that are typed, or with ``"typed": false`` titles. ``"picture":
-FILE`` is its picture, which has the digest of the records in its metadata.
+``"columns": [HEADER, ...]``, or ``{HEADER: NEW HEADER, ...}``. ``"beside": {"number": N, "columns": ...}`` adds columns
+of another table with the same rows. The first column has names that are typed, or with ``"typed": false`` titles.
+``"picture": FILE`` is its picture, which has the digest of the records in its metadata.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ from .shared.generated_parts import rewrite_files
 from .shared.generated_parts import rewritten as rewritten_parts
 from .shared.json_files import read_json
 from .shared.scripts import script
-from .shared.tables import markdown_table, spread
+from .shared.tables import Table, markdown_table, spread
 
 COMMAND = "recipes.results"
 #: The file of an area's records.
@@ -99,11 +100,24 @@ def stored_report(head: Record, folder: Path) -> Report:
 
 def table_of_experiment(head: Record, folder: Path) -> str:
     """The table of a head with an experiment; names that are typed are written as code."""
-    table = stored_report(head, folder).tables[head.get("number", 0)]
-    shown = [table.header.index(name) for name in head.get("columns", table.header)]
-    typed = head.get("typed", True)
-    rows = [[f"`{row[i]}`" if i == 0 and typed else row[i] for i in shown] for row in table.rows]
-    return markdown_table([table.header[i] for i in shown], rows)
+    tables = stored_report(head, folder).tables
+    header, rows = shown_columns(tables, head)
+    if "beside" in head:
+        more_header, more_rows = shown_columns(tables, head["beside"])
+        header, rows = [*header, *more_header], [[*row, *more] for row, more in zip(rows, more_rows, strict=True)]
+    if head.get("typed", True):
+        rows = [[f"`{name}`", *cells] for name, *cells in rows]
+    return markdown_table(header, rows)
+
+
+def shown_columns(tables: Sequence[Table], head: Record) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a table of an experiment, with the columns that are shown."""
+    table = tables[head.get("number", 0)]
+    columns = head.get("columns", table.header)
+    if not isinstance(columns, dict):
+        columns = dict(zip(columns, columns))
+    places = [table.header.index(name) for name in columns]
+    return list(columns.values()), [[row[place] for place in places] for row in table.rows]
 
 
 def rewritten(path: Path) -> str:
