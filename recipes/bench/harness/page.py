@@ -19,8 +19,10 @@ from .work import Case
 
 LEGEND = """A table has a row for each candidate. With several sizes, each has a column, and the lines of a cell are
 
-* the median of the milliseconds of one call, and its quartiles, with ~ if they are noisy;
-* tokens, or what the case counts, per second, and how many times as long it takes as the table's first candidate;
+* the median of the milliseconds of one call;
+* its quartiles, with ~ if they are noisy;
+* tokens, or what the case counts, per second;
+* how many times as long it takes as the table's first candidate;
 * the peak of memory beyond inputs, outputs and gradients, as a multiple of the inputs or of the decoding state;
 * the load before, if it was not 0 %, and the number of attempts, if it is not 1.
 
@@ -29,6 +31,8 @@ both is given as a part of the measured time."""
 #: Runs share a row if it has at most so many columns of measurements.
 MOST_COLUMNS = 6
 _LINE = "<br>"
+#: Keeps a line of a cell on one line.
+_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def text(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple]) -> str:
@@ -94,18 +98,25 @@ def _floor(floor: Floor) -> tuple[str, ...]:
     """Run, size, label and cell of a floor."""
     arithmetic, memory = milliseconds(floor.arithmetic, 3), milliseconds(floor.memory, 3)
     lines = (f"{arithmetic} arithmetic", f"{memory} memory", f"{floor.fraction:.2f} of the time")
-    return floor.run, f"{floor.size:,}", f"floor of {floor.form}", _LINE.join(lines)
+    return floor.run, f"{floor.size:,}", f"floor of {floor.form}", _lines(lines)
 
 
 def _cell(row: Row) -> str:
     """The texts of one measurement; what was not measured is left out."""
-    times = "" if row.times == MISSING else f", {row.times} times"
-    lines = [f"{row.ms} ({row.quartiles})", f"{row.per_second}/s{times}"]
+    lines = [f"**{row.ms}**", row.quartiles, f"{row.per_second}/s"]
+    if row.times != MISSING:
+        lines.append(f"{row.times} times")
     if row.extra != MISSING:
         lines.append(f"{row.extra} MiB" + ("" if row.multiple == MISSING else f" = {row.multiple} x {row.inputs}"))
-    disturbed = [f"load {row.load}"] if row.load not in (MISSING, "0 %") else []
-    disturbed += [f"{row.attempts} attempts"] if row.attempts != MISSING else []
-    return _LINE.join([*lines, ", ".join(disturbed)] if disturbed else lines)
+    if row.load not in (MISSING, "0 %"):
+        lines.append(f"load {row.load}")
+    if row.attempts != MISSING:
+        lines.append(f"{row.attempts} attempts")
+    return _lines(lines)
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return _LINE.join(line.replace(" ", _SPACE) for line in lines)
 
 
 def _not_timed(results: Results) -> list[Table]:
