@@ -5,16 +5,7 @@ from collections.abc import Mapping, Sequence
 from ...shared.tables import MISSING, Table, markdown_table
 from .floors import Floor, floors
 from .records import Results
-from .report import (
-    REACH,
-    TARGET_NOTES,
-    Row,
-    Section,
-    measured_columns,
-    milliseconds,
-    noise_table,
-    sections,
-)
+from .report import REACH, TARGET_NOTES, Row, Section, measured_columns, milliseconds, noise_table, sections
 from .work import Case
 
 LEGEND = """A table has a row for each candidate. With several sizes, each has a column, and the lines of a cell are
@@ -79,8 +70,8 @@ def _wide(results: Results, section: Section) -> Table:
         return size if by_run or len(runs) == 1 else f"{run}, {size}"
 
     cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for run, size, candidate, text in [*map(_measured, section.rows), *map(_floor, least)]:
-        cells.setdefault((run, candidate) if by_run else (candidate,), {})[column(run, size)] = text
+    for run, size, candidate, cell in [*map(_measured, section.rows), *map(_floor, least)]:
+        cells.setdefault((run, candidate) if by_run else (candidate,), {})[column(run, size)] = cell
     if section.peers:
         notes.append(f"times: how many times as long {section.peers} takes")
     columns = list(dict.fromkeys(column(*place) for place in places))

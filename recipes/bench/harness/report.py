@@ -53,20 +53,20 @@ def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple
     A verdict is (case, candidate, run and size, beside, to reach, achieved, reached) as texts; see ``targets.Verdict``.
     """
     blocks = [_table(section) for section in sections(results, cases)]
-    blocks += filter(None, (_floor_table(results, case) for case in timed_cases(results, cases)))
+    blocks += filter(None, (_floor_table(results, case) for case in _timed_cases(results, cases)))
     header = ("case", "candidate", "run and size", "beside", "to reach", "achieved", "reached")
     targets = [Table(REACH, header, list(verdicts), list(TARGET_NOTES))] if verdicts else []
     return [*blocks, *noise_table(results), *_not_timed(results), *targets]
 
 
-def timed_cases(results: Results, cases: Mapping[str, Case]) -> list[Case]:
+def _timed_cases(results: Results, cases: Mapping[str, Case]) -> list[Case]:
     """The cases with times, in the order of the results."""
     return [cases[name] for name in dict.fromkeys(record.case for record in results.timed())]
 
 
 def sections(results: Results, cases: Mapping[str, Case]) -> list[Section]:
     """All times, by case; the cases of a family are together, after the others."""
-    timed = timed_cases(results, cases)
+    timed = _timed_cases(results, cases)
     families = dict.fromkeys(case.family for case in timed if case.family)
     return [
         *(_measurements(results, case) for case in timed if not case.family),
@@ -110,7 +110,7 @@ def _ordered(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda one: (runs.index(one.run), one.size))
 
 
-def header_of(section: Section) -> Row:
+def _header_of(section: Section) -> Row:
     """The header of the rows of ``section``."""
     case, times = section.case, f"times as long: {section.peers}" if section.peers else "times the first"
     inputs = (f"{case.inputs}, MiB", f"x {case.inputs}", "load before", "attempts")
@@ -120,7 +120,7 @@ def header_of(section: Section) -> Row:
 def measured_columns(section: Section, columns: Iterable[int]) -> tuple[list[str], list[list[str]]]:
     """Header and rows, with those of ``columns`` in which something was measured."""
     shown = [i for i in columns if any(row[i] != MISSING for row in section.rows)]
-    header = header_of(section)
+    header = _header_of(section)
     return [header[i] for i in shown], [[row[i] for i in shown] for row in section.rows]
 
 
