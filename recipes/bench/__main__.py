@@ -17,7 +17,7 @@ from ..shared.tables import as_markdown, as_text
 from ..shared.working_folder import working_folder, write_text
 from . import summary, targets
 from .cases import CASES
-from .harness import machine, picture, report
+from .harness import machine, page, picture, report
 from .harness.measure import measure
 from .harness.records import FAILED, NOT_RUN, Machine, Record, Results, load, save
 from .harness.work import Case, Settings
@@ -29,7 +29,11 @@ DEVICES = ("cpu", "cuda")
 _OF_A_RUN = ("command", "date", "load", "minutes")
 #: The case name of the record that says why the remaining cases were not measured.
 _INTERRUPTED = "all"
-_HEAD = "# Results of the benchmark\n\nWritten by the command at the end; see [how it is measured](../README.md)."
+_HEAD = f"""# Results of the benchmark
+
+Written by the command at the end; see [how it is measured](../README.md).
+
+{page.LEGEND}"""
 
 
 def parser() -> CommandParser:
@@ -126,17 +130,15 @@ def _wrong_device(case: Case) -> str:
 
 def write(out: Path, results: Results) -> str:
     """Write results.txt, .md and .json and the pictures into ``out``; returns the text."""
-    blocks, foot = report.tables(results, CASES, targets.verdicts(results)), report.run_of(results)
-    plain = as_text(blocks, foot)
+    verdicts, foot = targets.verdicts(results), report.run_of(results)
+    plain = as_text(report.tables(results, CASES, verdicts), foot)
     write_text(out / "results.txt", plain + "\n")
     save(results, out / "results.json")
     pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, CASES, out)]
     if summary.draw(results, out / summary.NAME):
         pictures.insert(0, f"![Time per token by length]({summary.NAME})")
-    # A terminal shows the end of a text, a page shows its beginning: the targets go where the reader sees them first.
-    blocks = sorted(blocks, key=lambda block: block.title != report.REACH)
-    parts = [_HEAD, as_markdown(blocks, foot), *pictures]
-    write_text(out / "results.md", "\n\n".join(parts) + "\n")
+    parts = [_HEAD, page.text(results, CASES, verdicts), as_markdown([], foot), "\n".join(pictures)]
+    write_text(out / "results.md", "\n\n".join(filter(None, parts)) + "\n")
     return plain
 
 

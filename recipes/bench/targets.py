@@ -33,22 +33,23 @@ class Target(NamedTuple):
     peer_size: int | None = None  # if the peer has another size, such as one of the same candidate
 
     @property
-    def work(self) -> str:
-        """The row in words, for the table of verdicts."""
-        case = CASES[self.case]
-        return f"{self.case}: {self.candidate}, {self.run}, {self.size:,} {case.axis}"
+    def place(self) -> str:
+        """The run and the size in words."""
+        return f"{self.run}, {CASES[self.case].axis}: {self.size:,}"
 
     @property
     def beside(self) -> str:
         """The candidate to compare with, in words, and its size if that differs."""
         size = "" if self.peer_size is None else f" at {self.peer_size:,}"
-        return f"{self.peer}{size}"
+        return f"{'itself' if self.peer == self.candidate else self.peer}{size}"
 
 
 class Verdict(NamedTuple):
     """One line of the report, in words."""
 
-    work: str
+    case: str
+    candidate: str
+    place: str  # run and size
     beside: str
     reach: str
     achieved: str
@@ -219,7 +220,7 @@ def judge(results: Results, target: Target) -> Verdict:
     else:
         reach = figure.reach.format(goal)
     if number is None:
-        return Verdict(target.work, target.beside, reach, "not measured", NOT_MEASURED)
+        return _verdict(target, reach, "not measured", NOT_MEASURED)
     if figure.of_times and any(record.noisy for record in _read(results, target)):
         answer = NOISY
     elif goal is None:
@@ -228,7 +229,11 @@ def judge(results: Results, target: Target) -> Verdict:
         answer = f"{goal / number if figure.at_most else number / goal:.2f} of the bound"
     else:
         answer = YES if (number <= goal if figure.at_most else number >= goal) else NO
-    return Verdict(target.work, target.beside, reach, figure.achieved.format(number), answer)
+    return _verdict(target, reach, figure.achieved.format(number), answer)
+
+
+def _verdict(target: Target, *texts: str) -> Verdict:
+    return Verdict(target.case, target.candidate, target.place, target.beside, *texts)
 
 
 def _bound(results: Results, target: Target, number: float | None) -> float | None:

@@ -6,7 +6,7 @@ Legend, for every file of this folder:
     I, O: flows into the sinks and out of the sources; Î, Ô: the same, conserved.
     ``grad_x`` is the gradient of the loss with respect to x.
 
-``README.md`` has the derivation and says which file computes what, and why there are several.
+``README.md`` has the derivation.
 """
 
 from .interface import flow_attention, flow_attention_map, flow_attention_weights

@@ -5,7 +5,7 @@ Legend, for every file of this folder:
     ``quad``: of the quadratic term, inside chunks; ``lin``: of the linear term, across chunks.
     ``grad_x`` is the gradient of the loss with respect to x.
 
-``README.md`` has the derivation and says which file computes what.
+``README.md`` has the derivation.
 """
 
 from .interface import mixed_chunk_attention

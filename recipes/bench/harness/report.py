@@ -1,6 +1,7 @@
-"""Results as tables: every measurement, floors, disturbed measurements, missing times, and verdicts on targets."""
+"""Results as tables for a terminal: measurements, floors, disturbed and missing times, and verdicts on targets."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ...shared.tables import MISSING, Run, Table
 from . import machine, noise
@@ -12,19 +13,65 @@ from .work import Case
 REACH = "Targets"
 #: The mark after the quartiles of noisy times.
 NOISY = "~"
+TARGET_NOTES = (
+    "times: the median of the ratios of rounds in which both ran side by side; judged where no time is noisy",
+    "memory: the peak beyond inputs, outputs and gradients",
+    "the bound: the same if the candidate took no longer than its floor, or than its model without attention",
+)
+
+
+class Row(NamedTuple):
+    """The cells of one measurement."""
+
+    size: str
+    run: str
+    candidate: str
+    ms: str
+    quartiles: str
+    per_second: str
+    times: str  # over the first candidate of this size and run; in a family: of the other candidate over this one
+    extra: str  # peak memory, MiB
+    inputs: str  # MiB
+    multiple: str  # extra / inputs
+    load: str
+    attempts: str
+
+
+class Section(NamedTuple):
+    """The measurements of one case, or of the cases of one family, by run and size."""
+
+    title: str
+    case: Case  # in a family: the first one
+    rows: list[Row]
+    notes: list[str]
+    peers: str = ""  # in a family: the names of the other candidates
 
 
 def tables(results: Results, cases: Mapping[str, Case], verdicts: Sequence[tuple]) -> list[Table]:
-    """All tables; the table of targets is last, where a terminal shows it.
+    """All tables, a row for each measurement; that of targets is last, where a terminal shows it.
 
-    A verdict is (work, beside, to reach, achieved, reached) as texts; see ``targets.Verdict``.
+    A verdict is (case, candidate, run and size, beside, to reach, achieved, reached) as texts; see ``targets.Verdict``.
     """
-    timed = [cases[name] for name in dict.fromkeys(record.case for record in results.timed())]
-    blocks = [_measurements(results, case) for case in timed if not case.family]
-    for title in dict.fromkeys(case.family for case in timed if case.family):
-        blocks.append(_family(results, title, [case for case in timed if case.family == title]))
-    blocks += filter(None, (_floor_table(results, case) for case in timed))
-    return [*blocks, *_noise(results), *_not_timed(results), *_targets(verdicts)]
+    blocks = [_table(section) for section in sections(results, cases)]
+    blocks += filter(None, (_floor_table(results, case) for case in _timed_cases(results, cases)))
+    header = ("case", "candidate", "run and size", "beside", "to reach", "achieved", "reached")
+    targets = [Table(REACH, header, list(verdicts), list(TARGET_NOTES))] if verdicts else []
+    return [*blocks, *noise_table(results), *_not_timed(results), *targets]
+
+
+def _timed_cases(results: Results, cases: Mapping[str, Case]) -> list[Case]:
+    """The cases with times, in the order of the results."""
+    return [cases[name] for name in dict.fromkeys(record.case for record in results.timed())]
+
+
+def sections(results: Results, cases: Mapping[str, Case]) -> list[Section]:
+    """All times, by case; the cases of a family are together, after the others."""
+    timed = _timed_cases(results, cases)
+    families = dict.fromkeys(case.family for case in timed if case.family)
+    return [
+        *(_measurements(results, case) for case in timed if not case.family),
+        *(_family(results, title, [case for case in timed if case.family == title]) for title in families),
+    ]
 
 
 def run_of(results: Results) -> Run:
@@ -34,24 +81,14 @@ def run_of(results: Results) -> Run:
     return Run(run_machine.command, machine.text(run_machine), versions, run_machine.date, run_machine.minutes)
 
 
-def _targets(verdicts: Sequence[tuple]) -> list[Table]:
-    notes = [
-        "times: the median of the ratios of rounds in which both ran side by side; judged where no time is noisy",
-        "memory: the peak beyond inputs, outputs and gradients",
-        "the bound: the same if the candidate took no longer than its floor, or than its model without attention",
-    ]
-    header = ("work", "beside", "to reach", "achieved", "reached")
-    return [Table(REACH, header, list(verdicts), notes)] if verdicts else []
-
-
-def _measurements(results: Results, case: Case) -> Table:
+def _measurements(results: Results, case: Case) -> Section:
     """Every time of one case, compared with the first candidate of its size and run."""
     records = _ordered(record for record in results.timed() if record.case == case.name)
     rows = [_row(results, record, records) for record in records]
-    return _table(case.title, case, "times the first", rows, [case.note] if case.note else [])
+    return Section(case.title, case, rows, [case.note] if case.note else [])
 
 
-def _family(results: Results, title: str, cases: Sequence[Case]) -> Table:
+def _family(results: Results, title: str, cases: Sequence[Case]) -> Section:
     """The times of the first candidate of each case, and how many times as long the others take."""
     names = {case.name for case in cases}
     together: dict[tuple[str, str, int], list[Record]] = {}
@@ -61,10 +98,9 @@ def _family(results: Results, title: str, cases: Sequence[Case]) -> Table:
     for first, *others in together.values():
         ratios = (results.ratio(first.case, first.size, first.run, first.form, other.form) for other in others)
         times = ", ".join(_marked(f"{ratio:.3g}", other) for ratio, other in zip(ratios, others)) or MISSING
-        cells = _row(results, first, [first])
-        rows.append((*cells[:6], times, *cells[7:]))
+        rows.append(_row(results, first, [first])._replace(times=times))
     peers = ", ".join(dict.fromkeys(other.form for _, *others in together.values() for other in others))
-    return _table(title, cases[0], f"times as long: {peers}", rows, list(dict.fromkeys(case.note for case in cases)))
+    return Section(title, cases[0], rows, list(dict.fromkeys(case.note for case in cases)), peers)
 
 
 def _ordered(records: Iterable[Record]) -> list[Record]:
@@ -74,18 +110,26 @@ def _ordered(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda one: (runs.index(one.run), one.size))
 
 
-def _table(title: str, case: Case, times: str, rows: Sequence[tuple[str, ...]], notes: list[str]) -> Table:
-    """The rows with a header, without columns in which nothing was measured."""
-    header = (
-        *(case.axis, "run", "candidate", "ms", "quartiles", f"{case.unit}/s", times, "peak MiB"),
-        *(f"{case.inputs}, MiB", f"x {case.inputs}", "load before", "attempts"),
-    )
-    shown = [i for i in range(len(header)) if any(row[i] != MISSING for row in rows)]
-    return Table(title, [header[i] for i in shown], [[row[i] for i in shown] for row in rows], notes)
+def _header_of(section: Section) -> Row:
+    """The header of the rows of ``section``."""
+    case, times = section.case, f"times as long: {section.peers}" if section.peers else "times the first"
+    inputs = (f"{case.inputs}, MiB", f"x {case.inputs}", "load before", "attempts")
+    return Row(case.axis, "run", "candidate", "ms", "quartiles", f"{case.unit}/s", times, "peak MiB", *inputs)
 
 
-def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str, ...]:
-    low, middle, high = (f"{1000 * seconds:.4g}" for seconds in quartiles(one.seconds))
+def measured_columns(section: Section, columns: Iterable[int]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, with those of ``columns`` in which something was measured."""
+    shown = [i for i in columns if any(row[i] != MISSING for row in section.rows)]
+    header = _header_of(section)
+    return [header[i] for i in shown], [[row[i] for i in shown] for row in section.rows]
+
+
+def _table(section: Section) -> Table:
+    return Table(section.title, *measured_columns(section, range(len(Row._fields))), section.notes)
+
+
+def _row(results: Results, one: Record, records: Sequence[Record]) -> Row:
+    low, middle, high = (milliseconds(seconds, 4) for seconds in quartiles(one.seconds))
     first = next(other for other in records if (other.run, other.size) == (one.run, one.size))
     times = MISSING if one is first else f"{results.ratio(one.case, one.size, one.run, first.form, one.form):.3g}"
     extra = MISSING if one.extra_bytes is None else f"{one.extra_bytes / 2**20:,.1f}"
@@ -95,7 +139,12 @@ def _row(results: Results, one: Record, records: Sequence[Record]) -> tuple[str,
     interval = _marked(f"{low} to {high}", one)
     load, attempts = _percent(one.load), str(one.attempts) if one.attempts > 1 else MISSING
     size = f"{one.size:,}"
-    return (size, one.run, one.form, middle, interval, speed, times, extra, inputs, multiple, load, attempts)
+    return Row(size, one.run, one.form, middle, interval, speed, times, extra, inputs, multiple, load, attempts)
+
+
+def milliseconds(seconds: float, digits: int) -> str:
+    """A time with so many significant digits."""
+    return f"{float(f'{1000 * seconds:.{digits}g}'):,.10g}"
 
 
 def _marked(cell: str, one: Record) -> str:
@@ -112,9 +161,9 @@ def _floor_table(results: Results, case: Case) -> Table | None:
             f"{floor.size:,}",
             floor.run,
             floor.form,
-            f"{1000 * floor.arithmetic:.3g}",
-            f"{1000 * floor.memory:.3g}",
-            _marked(f"{1000 * floor.achieved:.3g}", results.find(case.name, floor.size, floor.run, floor.form)),
+            milliseconds(floor.arithmetic, 3),
+            milliseconds(floor.memory, 3),
+            _marked(milliseconds(floor.achieved, 3), results.find(case.name, floor.size, floor.run, floor.form)),
             f"{floor.fraction:.2f}",
         )
         for floor in floors(results, case)
@@ -124,7 +173,7 @@ def _floor_table(results: Results, case: Case) -> Table | None:
     return Table(f"{case.title}: the floor", header, rows, notes) if rows else None
 
 
-def _noise(results: Results) -> list[Table]:
+def noise_table(results: Results) -> list[Table]:
     """How many times were disturbed, and the rules by which they were repeated and marked."""
     timed = results.timed()
     repeated, noisy = sum(record.attempts > 1 for record in timed), sum(record.noisy for record in timed)

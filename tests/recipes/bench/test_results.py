@@ -8,13 +8,13 @@ import pytest
 from recipes.bench import summary, targets
 from recipes.bench.cases import CASES, images, language_models
 from recipes.bench.cases.operations import AUTHORS, FLOW, SOFTMAX
-from recipes.bench.harness import picture, records, report
+from recipes.bench.harness import page, picture, records, report
 from recipes.bench.harness.floors import COPY, PRODUCT, RATES, floors
 from recipes.bench.harness.records import NOT_RUN, TIMED, Machine, Record, Results
-from recipes.bench.harness.work import BACKWARD, FORWARD, TRAINING
+from recipes.bench.harness.work import BACKWARD, DECODING, FORWARD, TRAINING
 from recipes.bench.targets import FLOOR, NO, NOISY, NOT_MEASURED, YES, Target
 from recipes.shared.commands import ROOT
-from recipes.shared.tables import as_markdown, as_text
+from recipes.shared.tables import as_text
 from recipes.shared.working_folder import working_folder
 
 MACHINE = Machine(
@@ -60,15 +60,51 @@ def test_the_format_of_results_json_stays(results, tmp_path):
 
 
 def test_tables(results):
-    for write in (as_text, as_markdown):
-        text = write(report.tables(results, CASES, targets.verdicts(results)), report.run_of(results))
-        rows = [[cell for cell in re.split(r" {2,}|\|", line) if cell.strip()] for line in text.splitlines()]
-        cells = [[cell.strip() for cell in row] for row in rows]
-        assert ["256", BACKWARD, FLOW, "1000", "750 to 1250 ~", "100", "-", "0.1", "0.0", "3.00", "62 %", "5"] in cells
-        assert ["512", BACKWARD, SOFTMAX, "2000", "2000 to 2000", "50", "2", "0.0", "0.0", "1.00", "-", "-"] in cells
-        assert ["causal_flow", "1,024", AUTHORS, NOT_RUN, "it needs 3.0 GiB"] in cells
-        assert ["6", "1", "1", "62 %"] in cells, "six times, one of them measured again and noisy"
-        assert "a cpu, 2 cores, 2 threads, 24 GiB" in text and "abc1234" in text
+    text = as_text(report.tables(results, CASES, targets.verdicts(results)), report.run_of(results))
+    cells = [[cell for cell in re.split(r" {2,}", line) if cell] for line in text.splitlines()]
+    assert ["256", BACKWARD, FLOW, "1,000", "750 to 1,250 ~", "100", "-", "0.1", "0.0", "3.00", "62 %", "5"] in cells
+    assert ["512", BACKWARD, SOFTMAX, "2,000", "2,000 to 2,000", "50", "2", "0.0", "0.0", "1.00", "-", "-"] in cells
+    assert ["causal_flow", "1,024", AUTHORS, NOT_RUN, "it needs 3.0 GiB"] in cells
+    assert ["6", "1", "1", "62 %"] in cells, "six times, one of them measured again and noisy"
+    assert "a cpu, 2 cores, 2 threads, 24 GiB" in text and "abc1234" in text
+
+
+def rows_of(text, title):
+    """The cells of the rows below a heading that begins with ``title``."""
+    (block,) = [block for block in text.split("### ") if block.startswith(title)]
+    lines = block.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+
+
+def test_the_page_has_a_column_for_each_size(results):
+    """Every number of a measurement is in its cell; what was not measured is left out."""
+    both_runs = [*results.records, *pair(512, run=FORWARD), Record("causal_flow", 2048, "", AUTHORS, NOT_RUN, "slow")]
+    both_runs += [both_runs[-1]._replace(size=4096), *pair(2048), *pair(4096), *pair(8192), *pair(16384)]
+    text = page.text(results._replace(records=[*rates(), *both_runs]), CASES, [])
+    header, _, *rows = rows_of(text, CASES["causal_flow"].title)
+    assert header == ["run", "candidate", "256", "512", "1,024", "2,048", "4,096", "8,192", "16,384"]
+    cells = {(row[0], row[1]): dict(zip(header, row)) for row in rows}
+    noisy = "**1,000**<br>750 to 1,250 ~<br>100/s<br>0.1 MiB = 3.00 x 0.0<br>load 62 %<br>5 attempts"
+    assert cells[BACKWARD, FLOW]["256"] == noisy
+    quiet = "**2,000**<br>2,000 to 2,000<br>50/s<br>2 times<br>0.0 MiB = 1.00 x 0.0"
+    assert cells[BACKWARD, SOFTMAX]["512"] == quiet
+    assert cells[BACKWARD, f"floor of {FLOW}"]["1,024"] == "805 arithmetic<br>0.0231 memory<br>0.81 of the time"
+    assert cells[FORWARD, SOFTMAX]["256"] == "-"
+    assert ["causal_flow", "2,048; 4,096", AUTHORS, NOT_RUN, "slow"] in rows_of(text, "Not timed")
+    assert "18 times, 1 measured again, 1 noisy (~), 62 % highest load before" in text
+
+
+def test_the_page_has_a_column_for_each_number_of_a_single_size():
+    times = [timed("beam_decoding", 128, DECODING, form, seconds) for form, seconds in (("a", 1.0), ("b", 3.0))]
+    header, _, *rows = rows_of(page.text(Results(MACHINE, times), CASES, []), CASES["beam_decoding"].title)
+    assert header == ["candidate", "ms", "quartiles", "tokens/s", "times the first"]
+    assert rows == [["a", "1,000", "1,000 to 1,000", "100", "-"], ["b", "3,000", "3,000 to 3,000", "33.3", "3"]]
+
+
+def test_candidates_with_the_same_target_share_a_row_of_the_page():
+    verdicts = [("case", name, "forward", "peer", "at most 1", "0.9 times", answer) for name, answer in ("ab", "cd")]
+    (row,) = rows_of(page.text(Results(MACHINE, []), CASES, verdicts), report.REACH)[2:]
+    assert row == ["case", "forward", "peer", "at most 1", "a: 0.9 times, b<br>c: 0.9 times, d"]
 
 
 def test_cases_of_a_family_share_a_table():
@@ -187,9 +223,9 @@ def test_floors():
     assert floors(Results(MACHINE, [flow_record]), CASES["causal_flow"]) == []
     speed = Target("causal_flow", FORWARD, 64, FLOW, AUTHORS, "speed", FLOOR)
     bounded = targets.judge(Results(MACHINE, [*rates(), flow_record, authors_record]), speed)
-    assert bounded[2:] == ("the bound: 20 times", "10 times", "0.50 of the bound")
+    assert bounded[-3:] == ("the bound: 20 times", "10 times", "0.50 of the bound")
     bounded = targets.judge(Results(MACHINE, [*rates(), flow_record, authors_record]), speed._replace(figure="time"))
-    assert bounded[2:] == ("the bound: 0.0499 times", "0.1 times", "0.50 of the bound")
+    assert bounded[-3:] == ("the bound: 0.0499 times", "0.1 times", "0.50 of the bound")
     assert targets.judge(Results(MACHINE, [flow_record, authors_record]), speed).reached == NOT_MEASURED
     step = timed("flash_lm_512", 64, TRAINING, "flash_lm", 2.0)
     (least,) = floors(Results(MACHINE, [*rates(), step]), CASES["flash_lm_512"])
@@ -200,4 +236,4 @@ def test_another_candidate_as_the_bound():
     times = ((images.HIERARCHICAL, 2.0), (images.AUTHORS, 2.4), (images.NO_ATTENTION, 1.6))
     (entry,) = [entry for entry in targets.TARGETS if entry.case == "hier"]
     verdict_results = Results(MACHINE, [timed("hier", 224, TRAINING, form, seconds) for form, seconds in times])
-    assert targets.judge(verdict_results, entry)[2:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")
+    assert targets.judge(verdict_results, entry)[-3:] == ("the bound: 1.5 times", "1.2 times", "0.80 of the bound")
