@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from PIL import Image
 
 #: Pages whose commands start from these files.
@@ -17,7 +16,6 @@ def write(folder: Path) -> None:
     random = np.random.default_rng(0)
     _write_labelled(folder, random)
     _write_questions(folder / "questions", random)
-    _write_gpt2(folder)
     _write_numbers(folder, random)
     _write_images(folder, random)
     _write_recordings(folder / "recordings")
@@ -54,13 +52,6 @@ def _write_questions(folder: Path, random: np.random.Generator) -> None:
             )
         content = {"Domain": "Wikipedia", "Data": entries}
         (folder / "qa" / f"wikipedia-{split}.json").write_text(json.dumps(content))
-
-
-def _write_gpt2(folder: Path) -> None:
-    """``encoder.json`` and ``vocab.bpe`` in GPT-2's format: all bytes, and one merge."""
-    symbols = [*bytes_to_unicode().values(), "th"]
-    (folder / "encoder.json").write_text(json.dumps({symbol: number for number, symbol in enumerate(symbols)}))
-    (folder / "vocab.bpe").write_text("#version: 0.2\nt h\n")
 
 
 def _write_numbers(folder: Path, random: np.random.Generator) -> None:
