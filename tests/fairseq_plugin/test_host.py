@@ -54,22 +54,17 @@ def test_one_import_error_names_cause_and_cure(tmp_path: Path, files: dict[str, 
     assert last.startswith("ImportError: ") and cause in last and cure in last, output
 
 
-def test_neither_timm_nor_torchvision_is_imported(tmp_path: Path) -> None:
-    """The fairseq plugin works without the other host."""
+def test_without_the_other_host_and_named_again_as_user_dir(tmp_path: Path) -> None:
+    """Neither timm nor torchvision is imported, and ``from_pretrained(user_dir=...)`` names the imported plugin."""
     blocked = {f"{name}/__init__.py": f"raise ImportError('{name} was imported')" for name in ("timm", "torchvision")}
-    output = _import_plugin(tmp_path, blocked, "import fairseq_plugin; print('IMPORTED', *fairseq_plugin.__all__)")
-    assert "IMPORTED" in output and "FlowformerLanguageModel" in output, output
-
-
-def test_user_dir_twice_is_harmless(tmp_path: Path) -> None:
-    """Imported first and then named as --user-dir, as ``from_pretrained(user_dir=...)`` does."""
     code = (
-        "import argparse, fairseq_plugin\n"
+        "import argparse, fairseq_plugin; print('IMPORTED', *fairseq_plugin.__all__)\n"
         "from fairseq.utils import import_user_module\n"
         f"for _ in range(2): import_user_module(argparse.Namespace(user_dir={USER_DIR!r}))\n"
         "from fairseq.models import ARCH_MODEL_REGISTRY; print('ARCH', 'flowformer_lm' in ARCH_MODEL_REGISTRY)"
     )
-    assert "ARCH True" in _import_plugin(tmp_path, {}, code)
+    output = _import_plugin(tmp_path, blocked, code)
+    assert "IMPORTED" in output and "FlowformerLanguageModel" in output and "ARCH True" in output, output
 
 
 def test_module_prints_its_folder() -> None:

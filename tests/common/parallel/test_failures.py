@@ -8,12 +8,19 @@ import pytest
 from tests.common.parallel.failures import FAILING, one_fails
 from tests.common.parallel.processes import Processes
 
+#: A sleeping process is only known not to answer, which takes the timeout.
+WAYS = ("sleeps", "is killed", "is killed after its step", "raises")
 
-@pytest.mark.parametrize("how", ["is killed", "is killed after its step", "raises", "sleeps"])
-def test_where_one_fails_the_others_end(tmp_path, how):
-    """A sleeping process is only known not to answer, which takes the timeout."""
-    begin = time.monotonic()
-    processes = Processes(3, tmp_path, one_fails, how)
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory) -> dict[str, Processes]:
+    """A group for each way to fail. All begin together, since they wait for most of the time."""
+    return {how: Processes(3, tmp_path_factory.mktemp("group"), one_fails, how) for how in WAYS}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_where_one_fails_the_others_end(groups, how):
+    begin, processes = time.monotonic(), groups[how]
     codes = processes.wait(60)
     assert time.monotonic() - begin < 60
     assert 0 not in codes and None not in codes

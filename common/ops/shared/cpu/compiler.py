@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 _FAST = {"contract", "reassoc", "arcp", "nsz"}
 _OPTIONS = {"fastmath": _FAST, "error_model": "numpy"}
 
-#: A function that kernels call in their loops.
-inlined = numba.njit(**_OPTIONS, forceinline=True)
+#: A function that kernels call in their loops. Python cannot call it, and what that would need is not compiled: it
+#: would take a fifth of the time.
+inlined = numba.njit(**_OPTIONS, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def kernel(function: Callable) -> Callable:
