@@ -154,6 +154,7 @@ MISTAKES = {
     "timm_plugin.convert daft_full_s text.txt new.pth --model-kwargs nonsense": "nonsense",
     "timm_plugin.transfer --teacher nosuch --attn flow --output x.pth --data-dir .": "nosuch",
     "timm_plugin.convert nosuch text.txt new.pth": "nosuch",
+    "fairseq_plugin --options nosuch": "nosuch",
     "fairseq_plugin.convert text.txt new.pt --model-overrides nonsense": "nonsense",
     "recipes.bench.compile_time.one nosuch": "nosuch",
     "recipes.cost --arch nosuch": "nosuch",
