@@ -62,8 +62,8 @@ def test_each_row_says_whether_it_was_run(capsys):
     assert main(["daft", "2"]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "timm's resnet50" in line]
     assert row.rstrip().endswith("not run"), "no model of ours, but its commands are there"
-    assert main(["daft", "3"]) == 0
-    assert len([line for line in capsys.readouterr().out.splitlines() if "_384 " in line and "not run" in line]) == 3
+    assert main(["flash", "12"]) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if "_mlm" in line and "not run" in line]) == 7
 
 
 def test_a_row_prints_commands_from_data_to_evaluation(capsys):
