@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +14,19 @@ WAYS = ("sleeps", "is killed", "is killed after its step", "raises")
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory) -> dict[str, Processes]:
-    """A group for each way to fail. All begin together, since they wait for most of the time."""
-    return {how: Processes(3, tmp_path_factory.mktemp("group"), one_fails, how) for how in WAYS}
+def begun(tmp_path_factory) -> Iterator[tuple[float, dict[str, Processes]]]:
+    """The time, and a group for each way to fail. All begin together, since they wait for most of the time."""
+    begin = time.monotonic()
+    groups = {how: Processes(3, tmp_path_factory.mktemp("group"), one_fails, how) for how in WAYS}
+    yield begin, groups
+    for processes in groups.values():
+        processes.wait(0)  # ends those of tests that were not selected
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_where_one_fails_the_others_end(groups, how):
-    begin, processes = time.monotonic(), groups[how]
+def test_where_one_fails_the_others_end(begun, how):
+    begin, groups = begun
+    processes = groups[how]
     codes = processes.wait(60)
     assert time.monotonic() - begin < 60
     assert 0 not in codes and None not in codes
