@@ -61,7 +61,7 @@ def mean_of_sums(weighted: Tensor, weight: Tensor, log_scale: Tensor) -> Weighte
 
 
 def sums_before(x: Tensor, distance: int) -> Tensor:
-    """The sum over the places at least ``distance`` before each, along the last dimension of x; O(size of x)."""
+    """The sum over the places at least ``distance`` before each of x (..., places), of the shape of x; O(size of x)."""
     length = x.shape[-1]
     if length == 1:  # the sum below, over one place, is wrong on a GPU under torch.compile of torch 2.11
         return torch.zeros_like(x)
