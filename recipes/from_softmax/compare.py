@@ -66,6 +66,7 @@ class Conversion(Stages, LanguageModels):
 
     def completed(self) -> "Conversion":
         """The options; ValueError if a number or a form is invalid."""
+        self.check_batch()
         self.check(self.updates, "--updates")
         if self.needles:
             check_copies(self.needles, self.tokens_per_sample)

@@ -82,14 +82,15 @@ class LengthModels(GateVariants):
         """The options; with ``--runs`` the budget is that of the trainings there.
 
         Raises:
-            ValueError: not one of ``--file`` and ``--runs``, windows of one length, or a folder without trainings.
+            ValueError: not one of ``--file`` and ``--runs``, windows of one length, sequences longer than a batch, or a
+                folder without trainings.
         """
         if (self.file is None) == (self.runs is None):
             raise ValueError("--file and --runs are both given, or neither; allowed: one of them")
         if self.times < 2:
             raise ValueError(f"--times is {self.times}; allowed: at least 2, beyond the training length")
         if self.runs is None:
-            return self
+            return super().completed()
         runs = self.runs.absolute()
         missing = [name for name in _OF_RUNS if not (runs / name).exists()]
         if missing:

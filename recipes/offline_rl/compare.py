@@ -20,7 +20,7 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription, read_descript
 from fairseq_plugin.tasks.offline_rl import read_context
 
 from ..shared.architectures import architectures_of, option_prefix
-from ..shared.comparison import NO_READER, SEEDS, Column, Results, by_model, table
+from ..shared.comparison import NO_READER, SEEDS, Column, Results, by_model, counted_seeds, table
 from ..shared.experiment import MILLIONS, MINUTES, Data, Experiment, Options, Record, mean, option
 from ..shared.json_files import read_json, write_json
 from ..shared.plots import STYLE, legend_beside, save, style_of
@@ -261,7 +261,8 @@ def draw(options: Acting, facts: Record, records: Sequence[Record], path: Path) 
         legend_beside(curves, handles=returns.get_legend_handles_labels()[0])
         for axes in (returns, curves):
             axes.grid(alpha=0.25)
-        trained = f"context {options.context}, {facts['updates']} updates, trained {options.seeds} times"
+        seeds = counted_seeds(by_model(records, options.models))
+        trained = f"context {options.context}, {facts['updates']} updates, {seeds}"
         figure.suptitle(f"{options.env}, own data: {trained}")
         save(figure, path, dpi=110)
 

@@ -4,19 +4,19 @@
 ``--pixels 14`` in place of a file, images are the text. Run again, it goes on where it was interrupted.
 """
 
-import math
 import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..shared.comparison import SEEDS, Column, Results, by_model
+from ..shared.comparison import SEEDS, Column, Results, by_model, counted_seeds
 from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Data, Experiment, Record, median
 from ..shared.image_folder import list_images, read_image
 from ..shared.language_models import WHOLE, prepare, read_perplexity
 from ..shared.mnist import DIGITS, prepare_images
-from ..shared.tables import counted, spread
+from ..shared.settings import keep_settings
+from ..shared.tables import spread
 from ..shared.working_folder import write_text
 from .measured import said_of_order
 from .small import COMMAND, Rows, planned_rows
@@ -32,9 +32,10 @@ def prepare_rows(options: Rows) -> Data:
     if options.pixels is None:
         return prepare(options)
     images = prepare_images(options.data_dir, options.out, COMMAND)
-    path = options.out / "pixels.txt"
-    if not path.exists():
+    path, settings = options.out / "pixels.txt", options.out / "pixels.json"
+    if not settings.exists():
         write_text(path, pixel_text(images.folder, options.pixels))
+    keep_settings(settings, {"images": options.images, "pixels": options.pixels})  # last: the text is complete
     data = prepare(replace(options, file=path))
     return data._replace(facts={**data.facts, "unit": "pixels", "images": images.facts["images"]})
 
@@ -54,9 +55,11 @@ def what(options: Rows) -> str:
 
 
 def cell(options: Rows, records: Sequence[Record]) -> str:
-    """Mean and deviation of the numbers of a row."""
-    numbers = [record["perplexity"] for record in records]
-    return spread([math.log2(number) for number in numbers], 3) if options.values.bits else spread(numbers)
+    """Mean and deviation of the numbers of a row; bits per pixel are those of an image with its end."""
+    if not options.values.bits:
+        return spread([record["perplexity"] for record in records])
+    tokens = 1.0 if options.pixels is None else options.tokens_per_sample / options.pixels**2  # for each pixel
+    return spread([tokens * record["bits"] for record in records], 3)
 
 
 def columns(options: Rows, facts: Record) -> list[Column]:
@@ -76,13 +79,13 @@ def columns(options: Rows, facts: Record) -> list[Column]:
 def measured(options: Rows, data: Data, compared: Results) -> Record:
     """The fact ``measured``: cells by row, as ``measured.json`` has them, and what they are."""
     tokens, unit = data.facts["tokens"], data.facts["unit"]
+    found = by_model(compared.outcomes, options.models)
     images = f"{data.facts['images']} in {options.pixels} x {options.pixels} pixels: " if options.pixels else ""
     described = (
         f"{images}{options.depth} of width {options.width}, {options.updates:,} updates of {options.batch_tokens:,} "
         f"{unit} in sequences of {options.tokens_per_sample:,}, {sum(tokens.values()) / 1e6:.1f} million in all; test "
-        f"{what(options)}, {counted(options.seeds, 'seed')}"
+        f"{what(options)}, {counted_seeds(found)}"
     )
-    found = by_model(compared.outcomes, options.models)
     cells = {row: cell(options, records) for row, records in found.items()}
     limits = _LIMITS.format(unit=unit.capitalize(), updates=options.updates, width=options.width)
     return {
@@ -100,9 +103,10 @@ def measured(options: Rows, data: Data, compared: Results) -> Record:
 def notes(options: Rows, facts: Record) -> list[str]:
     """Notes below the table, and what the order says."""
     found = facts["measured"]
+    ends = "; bits per pixel are those of an image with its end, over its pixels"
     return [
         f"{what(options)} of the test text, mean ± standard deviation over seeds; the valid text selects the "
-        "checkpoint",
+        f"checkpoint{ends * (options.values.bits and options.pixels is not None)}",
         f"{'masked' if options.masked else 'causal'} models: {found['what']}, highest learning rate {options.lr:g} for "
         "all",
         "tokens per second in training, and the largest memory of the process: on one thread, with whatever else ran",

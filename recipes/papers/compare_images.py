@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..shared.comparison import SEEDS, Column, Results, by_model, make_records
+from ..shared.comparison import SEEDS, Column, Results, by_model, counted_seeds, make_records
 from ..shared.experiment import MINUTES, PARAMETERS, Data, Experiment, Record, mean
 from ..shared.image_training import Images, read_images
 from ..shared.mnist import DIGITS, prepare_images
@@ -38,8 +38,14 @@ class ImageRows(TableOptions, SmallImages):
     jobs: int = 1
 
     def completed(self) -> "ImageRows":
-        """The options with the names of the models, and their folder; ArgumentTypeError for an unknown table."""
+        """The options with the names of the models, and their folder.
+
+        Raises:
+            argparse.ArgumentTypeError: an unknown table.
+            ValueError: sizes with which a model cannot be built.
+        """
         self.check_table(IMAGE_TABLES)
+        self.check_sizes(model.training.model for model in self.models_by_name.values())
         return replace(self, models=list(self.models_by_name), out=self.folder())
 
     @property
@@ -61,7 +67,8 @@ def models_of(paper: str, table: str) -> dict[str, Model]:
     """The models of a table by their names, the best first as published."""
     columns, models, printed = IMAGE_TABLES[paper, table], {}, read_paper(paper).tables[table]
     for row, entry in entries_of(paper)[table].items():
-        for column, training in zip(columns, trainings_of(entry)):
+        trainings = trainings_of(entry)[: len(columns)]
+        for column, training in zip(columns, trainings, strict=True) if trainings else ():
             name = row if len(columns) == 1 else f"{row}, {column}"
             models[name] = Model(row, column, training, printed.cell(row, column))
     return dict(sorted(models.items(), key=lambda item: -value(item[1].published)))
@@ -74,6 +81,13 @@ def epochs_of(training: Training, epochs: int) -> int:
     return max(1, round(epochs * row_epochs / _EPOCHS))
 
 
+def _said_epochs(options: ImageRows) -> str:
+    """The epochs in words, and those of rows that have others."""
+    epochs = {name: epochs_of(model.training, options.epochs) for name, model in options.models_by_name.items()}
+    others = "; ".join(f"{name}: {number}" for name, number in epochs.items() if number != options.epochs)
+    return counted(options.epochs, "epoch") + (f" ({others})" if others else "")
+
+
 def prepare(options: ImageRows) -> Data:
     """See ``prepare_images``."""
     return prepare_images(options.data_dir, options.out, COMMAND)
@@ -83,13 +97,12 @@ def train(options: ImageRows, data: Data) -> Results:
     """Train every model with every seed, all models with the first seed before any with the second."""
     images = read_images(data.folder, options.side)
     return make_records(
-        {
-            options.out / "runs" / f"{folder_of(name)}.{seed}.json": functools.partial(
-                _train, options, images, name, seed
-            )
-            for seed in range(1, options.seeds + 1)
-            for name in options.models
-        }
+        (
+            options.out / "runs" / f"{folder_of(name)}.{seed}.json",
+            functools.partial(_train, options, images, name, seed),
+        )
+        for seed in range(1, options.seeds + 1)
+        for name in options.models
     )
 
 
@@ -116,11 +129,12 @@ def columns(options: ImageRows, facts: Record) -> list[Column]:
 def measured(options: ImageRows, data: Data, compared: Results) -> Record:
     """Facts: ``measured``, for each column the cells by row as ``measured.json`` has them, and ``order`` in words."""
     models, counts = options.models_by_name, data.facts["counts"]
-    cells = {name: _TOP1(records) for name, records in by_model(compared.outcomes, options.models).items()}
+    found = by_model(compared.outcomes, options.models)
+    cells = {name: _TOP1(records) for name, records in found.items()}
     described = (
         f"{data.facts['images']}, {counts['train']:,} images of {options.side} x {options.side} pixels, "
-        f"{options.layers} layers of width {options.width}, {counted(options.epochs, 'epoch')}; accuracy on "
-        f"{counts['validation']:,} that are held out, {counted(options.seeds, 'seed')}"
+        f"{options.layers} layers of width {options.width}, {_said_epochs(options)}; accuracy on "
+        f"{counts['validation']:,} that are held out, {counted_seeds(found)}"
     )
     limits = _LIMITS.format(learned=counts["train"], tenth=counts["validation"] / 100)
     kept = [

@@ -1,6 +1,8 @@
 """Small image models of timm, trained in this process on MNIST's digits or on any folder of images."""
 
+import functools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import timm_plugin  # noqa: F401  (registers the models)
 
 from ..shared.experiment import Options, Record, option
 from ..shared.image_training import Batches, Images, fit, validate
-from ..shared.mnist import DATA_HELP, SIDE, name_of
+from ..shared.mnist import DATA_HELP, SIDE, identity_of
 from .building import timm_arguments
 
 #: The papers' images have 14 x 14 patches, and their windows are for these.
@@ -42,33 +44,76 @@ class SmallImages(Options):
     batch: int = option(32, "images of an update (%(default)s)")
     lr: float = option(5e-3, "highest learning rate, of all models (%(default)s)")
 
+    @functools.cached_property
+    def images(self) -> str:
+        """The images; see ``identity_of``."""
+        return identity_of(self.data_dir)
+
     def settings(self) -> Record:
-        """See ``Options``; with the name of the images."""
-        return {"images": name_of(self.data_dir), **super().settings()}
+        """See ``Options``; with the images."""
+        return {"images": self.images, **super().settings()}
+
+    def check_sizes(self, models: Iterable[str]) -> None:
+        """Raise ValueError, which names the option, unless timm's ``models`` can be built in these sizes."""
+        names = {model.split()[0] for model in models}
+        staged = {name for name in names if _is_staged(name)}
+        if names - staged:
+            check_patches("--side", self.side, "--patch", self.patch)
+        if staged:
+            check_patches("--side", self.side, "--stage-patch", self.stage_patch)
+            for option_name, value in (("--layers", self.layers), ("--width", self.width)):
+                if value < 2:
+                    raise ValueError(f"{option_name} is {value}; allowed: at least 2, for models of two stages")
+        shapes = [(self.width, self.heads)] * any(map(_has_heads, names - staged))
+        shapes += zip(*_stages(self)) if staged else ()
+        if any(width % heads for width, heads in shapes):
+            halves = "; in models of two stages also half of it of half the width" * bool(staged)
+            raise ValueError(f"--heads is {self.heads}; allowed: a divisor of --width {self.width}{halves}")
+
+
+def check_patches(option_name: str, side: int, patch_name: str, patch: int) -> None:
+    """Raise ValueError unless the side of an image, the value of an option, is whole patches."""
+    if side % patch:
+        raise ValueError(f"{option_name} is {side}; allowed: whole patches of {patch_name} {patch}")
+
+
+def _is_staged(name: str) -> bool:
+    """Whether a model of timm is hierarchical."""
+    return name.endswith("_hier_s")
+
+
+def _has_heads(name: str) -> bool:
+    """Whether a model of timm that is not hierarchical divides its width among ``--heads``."""
+    return name != "daft_conv_s" and not name.startswith("mixer")
 
 
 def small_model(model: str, size: SmallImages) -> tuple[str, dict[str, Any]]:
     """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments in ``size``."""
     name, kwargs = timm_arguments(model)
-    if name.endswith("_hier_s"):  # the paper's last two stages
+    if _is_staged(name):  # the paper's last two stages
         return name, _two_stages(name, size) | kwargs
     grid = size.side // size.patch
     small: dict[str, Any] = {"img_size": size.side, "patch_size": size.patch, "embed_dim": size.width}
     if name.startswith("mixer"):
         return name, {**small, "num_blocks": size.layers, "mlp_ratio": (4 * grid**2 / size.width, 4.0), **kwargs}
-    small |= {"depth": size.layers, "num_heads": size.width if name == "daft_conv_s" else size.heads}
+    small |= {"depth": size.layers, "num_heads": size.heads if _has_heads(name) else size.width}
     if name.startswith("daft_conv"):
         kwargs["window"] = scaled_window(kwargs.get("window", _WINDOW), grid / _PUBLISHED_GRID)
     if name.startswith("daft_full"):
-        small["bias_dim"] = size.width // _BIAS_SHARE
+        small["bias_dim"] = max(1, size.width // _BIAS_SHARE)
     return name, {**small, **kwargs}
+
+
+def _stages(size: SmallImages) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The widths of two stages, and their heads."""
+    return (size.width // 2, size.width), (max(1, size.heads // 2), size.heads)
 
 
 def _two_stages(name: str, size: SmallImages) -> dict[str, Any]:
     """Arguments of a hierarchical model of two stages, the second of ``size.width`` and patches of twice the side."""
     patch = size.stage_patch
-    stages = {"embed_dims": (size.width // 2, size.width), "depths": (1, size.layers - 1)}
-    stages["num_heads"] = (max(1, size.heads // 2), size.heads)
+    widths, heads = _stages(size)
+    stages = {"embed_dims": widths, "depths": (1, size.layers - 1), "num_heads": heads}
     mechanism, tokens = name.removesuffix("_hier_s"), (size.side // patch) ** 2
     if mechanism in _REACHES:
         stages[_REACHES[mechanism]] = max(1, tokens // 4)

@@ -20,7 +20,7 @@ from common.checkpoints import read_checkpoint
 from common.files import tensor_files
 from timm_plugin.convert import convert
 
-from ..shared.comparison import SEEDS, Column, Results, by_model, make_records
+from ..shared.comparison import SEEDS, Column, Results, by_model, counted_seeds, make_records
 from ..shared.experiment import MINUTES, PARAMETERS, Data, Experiment, Record, option
 from ..shared.image_training import Images, read_images, resized
 from ..shared.mnist import DIGITS, prepare_images
@@ -28,7 +28,7 @@ from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.scripts import positive_int
 from ..shared.tables import counted, spread
 from ..shared.working_folder import atomic_write
-from .images import SmallImages, build, scaled_window, small_model, top1, train_model
+from .images import SmallImages, build, check_patches, scaled_window, small_model, top1, train_model
 from .small import LARGER as COMMAND
 from .small import folder_of
 
@@ -60,17 +60,18 @@ class LargerImages(SmallImages):
     windows: Sequence[int] = option((1, 3, 5), "of Figure 2 (%(default)s)", nargs="+", type=positive_int)
 
     def completed(self) -> "LargerImages":
-        """The options with the names of the models.
+        """The options with the names of the models, evaluated also at the sides at which they are trained.
 
         Raises:
-            ValueError: a size that is not whole patches, or a window that is not odd.
+            ValueError: a size with which a model cannot be built, or a window that is not odd.
         """
-        for name, sides in (("--larger", [self.larger]), ("--sides", self.sides), ("--side", [self.side])):
-            if wrong := [side for side in sides if side % self.patch]:
-                raise ValueError(f"{name} is {wrong[0]}; allowed: whole patches of --patch {self.patch}")
+        self.check_sizes(variant.model for variant in self.variants.values() if variant.model)
+        for name, side in (("--larger", self.larger), *(("--sides", side) for side in self.sides)):
+            check_patches(name, side, "--patch", self.patch)
         if even := [window for window in self.windows if window % 2 == 0]:
             raise ValueError(f"--windows has {even[0]}; allowed: odd numbers")
-        return replace(self, models=list(self.variants), sides=list(self.sides), windows=list(self.windows))
+        sides = sorted({*self.sides, self.side, self.larger})
+        return replace(self, models=list(self.variants), sides=sides, windows=list(self.windows))
 
     @property
     def variants(self) -> dict[str, "Variant"]:
@@ -105,17 +106,15 @@ class Trainings:
     def __init__(self, options: LargerImages, data: Data) -> None:
         self.options, self.runs = options, options.out / "runs"
         images = read_images(data.folder, options.side)
-        self.images = {side: _resized(images, side) for side in {options.side, options.larger, *options.sides}}
+        self.images = {side: _resized(images, side) for side in options.sides}
 
     def run(self) -> Results:
         """Train and evaluate what is missing, all models with the first seed before any with the second."""
         seeds = range(1, self.options.seeds + 1)
         return make_records(
-            {
-                self.runs / f"{folder_of(name)}.{seed}.json": functools.partial(self._record, name, seed)
-                for seed in seeds
-                for name in self.options.models
-            }
+            (self.runs / f"{folder_of(name)}.{seed}.json", functools.partial(self._record, name, seed))
+            for seed in seeds
+            for name in self.options.models
         )
 
     def _record(self, name: str, seed: int) -> Record:
@@ -179,14 +178,14 @@ def measured(options: LargerImages, data: Data, compared: Results) -> Record:
     """The fact ``measured``: the rows of Table 3 as ``measured.json`` has them."""
     rows = {"Deit base": DEIT_LARGER, FINE_TUNED: FINE_TUNED, RANDOM: RANDOM}
     side, counts = str(options.larger), data.facts["counts"]
-    found = by_model(compared.outcomes, options.models)
+    found = by_model(compared.outcomes, list(rows.values()))
     cells = {
         row: spread([record["top1"][side] for record in found[name]]) for row, name in rows.items() if name in found
     }
     described = (
         f"{data.facts['images']} at {side} x {side} pixels, {options.layers} layers of width {options.width}, "
         f"{counted(_later_epochs(options), 'epoch')}; accuracy on {counts['validation']:,} images that are held out, "
-        f"{counted(options.seeds, 'seed')}"
+        f"{counted_seeds(found)}"
     )
     limits = _LIMITS.format(learned=counts["train"])
     return {"measured": {"what": described, "cells": cells, "column": "Top1 Acc", "limits": limits}}
@@ -201,7 +200,8 @@ def notes(options: LargerImages, facts: Record) -> list[str]:
         f"{options.layers} layers of width {options.width}, patches of {options.patch} x {options.patch}, highest "
         f"learning rate {options.lr:g}, {counted(options.epochs, 'epoch')}, those trained at {options.larger} {later}",
         f"{DEIT_LARGER}: {DEIT} after {later} further epochs; {FINE_TUNED} starts from its weights, without its keys, "
-        f"queries, positions and class token; {RANDOM}: the same epochs from random weights",
+        f"queries, positions and class token: new keys and queries have timm's deviation of 0.02; {RANDOM}: the same "
+        "epochs from random weights, which are drawn by their width",
         "at other sizes than that of the training nothing is trained; DeiT's positions are interpolated",
         "alone: a token sees nothing outside of its window; Equation 10: with the entropy of the filters in the loss; "
         "Equation 11: each head selects a token of its window, by Gumbel-softmax",

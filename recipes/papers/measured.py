@@ -1,5 +1,6 @@
 """Our measurements of the tables' rows: small experiments, each with its command, machine and date."""
 
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -100,16 +101,19 @@ def published_cells(table: PublishedTable, column: str, names: list[str], part: 
 
 
 def value(cell: str) -> float:
-    """The number with which a cell begins, without its deviation."""
-    return float(_NUMBER.match(cell)[0].replace(",", ""))
+    """The number with which a cell begins, without its deviation; nan if it has none, as "-" or "OOM"."""
+    number = _NUMBER.match(cell)
+    return float(number[0].replace(",", "")) if number else math.nan
 
 
 def kendall(measured: dict[str, str], published: dict[str, str]) -> float | None:
     """Kendall's tau-b between the order of the cells measured and of those published; None below three rows.
 
-    1 is the same order, -1 the reverse. Deviations are ignored.
+    1 is the same order, -1 the reverse; it is nan if all cells are equal, so that there is no order. Deviations are
+    ignored, and so are rows with a cell that has no number.
     """
     pairs = [(value(published[name]), value(cell)) for name, cell in measured.items()]
+    pairs = [pair for pair in pairs if not any(map(math.isnan, pair))]
     if len(pairs) < 3:
         return None
     from scipy.stats import kendalltau
@@ -122,6 +126,8 @@ def said_of_order(measured: dict[str, str], published: dict[str, str]) -> str:
     tau = kendall(measured, published)
     if tau is None:
         return "Fewer than three rows, so no Kendall's tau."
+    if math.isnan(tau):
+        return "All rows are equal, so no Kendall's tau."
     return f"Kendall's tau between the orders: {tau:.2f}."
 
 

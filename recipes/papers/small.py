@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..shared.comparison import PlannedTraining, planned_trainings
-from ..shared.experiment import Data, Options, option, train_arguments
+from ..shared.experiment import Data, Options, Record, option, train_arguments
 from ..shared.language_models import FILE_HELP, LanguageModels
-from ..shared.mnist import DATA_HELP
+from ..shared.mnist import DATA_HELP, identity_of
 from ..shared.scripts import positive_int
 from .building import fairseq_options
 from .entries import Entries, entries_of
@@ -32,6 +32,8 @@ IMAGES = "recipes.papers.compare_images"
 LARGER = "recipes.papers.larger_images"
 #: The default folder of a comparison.
 FOLDER = Path("work/papers/PAPER_TABLE")
+#: Tokens of a sequence of a text.
+_TOKENS = 128
 
 
 class Values(NamedTuple):
@@ -138,7 +140,7 @@ class Rows(TableOptions, LanguageModels):
 
     updates: int = option(300, "of every training (%(default)s)", quick=8)
     width: int = option(64)
-    tokens_per_sample: int = option(128)
+    tokens_per_sample: int | None = option(None, f"of --file; default: {_TOKENS}", type=positive_int, metavar="TOKENS")
     file: Path | None = option(None, FILE_HELP, setting=False, type=Path, group="source")
     pixels: int | None = option(
         None,
@@ -160,6 +162,7 @@ class Rows(TableOptions, LanguageModels):
 
         Raises:
             argparse.ArgumentTypeError: an unknown table or row, or one without such models.
+            ValueError: sequences that are longer than a batch.
         """
         self.check_table(TABLES)
         if self.data_dir is not None and self.pixels is None:
@@ -171,19 +174,40 @@ class Rows(TableOptions, LanguageModels):
                 typed = f"--{name.replace('_', '-')} is given with {self.paper} {self.table}"
                 raise argparse.ArgumentTypeError(f"{typed}; allowed: {allowed}")
         completed = replace(self, models=self._chosen_rows(), out=self.folder(*forms))
-        return completed if self.file is not None else completed._of_pixels()
+        if self.file is None:
+            return completed._of_pixels()
+        completed = replace(completed, tokens_per_sample=self.tokens_per_sample or _TOKENS)
+        completed.check_batch()
+        return completed
 
     def _of_pixels(self) -> "Rows":
         """The options with images as the text, each of which is a sequence.
 
         Raises:
             argparse.ArgumentTypeError: no size of the images, or tokens other than pixels.
+            ValueError: an image is longer than a batch.
         """
         if self.pixels is None:
             raise argparse.ArgumentTypeError("no text is given; allowed: one of --file and --pixels")
         if self.characters or self.subwords:
             raise argparse.ArgumentTypeError("--characters or --subwords is given with --pixels; allowed: with --file")
-        return replace(self, words=True, tokens_per_sample=self.pixels**2 + 1)  # with the end of an image
+        if self.tokens_per_sample is not None:
+            typed = f"--tokens-per-sample is {self.tokens_per_sample}"
+            raise argparse.ArgumentTypeError(f"{typed}; allowed: with --file, as with --pixels sequences are images")
+        tokens = self.pixels**2 + 1  # with the end of an image
+        if tokens > self.batch_tokens:
+            allowed = f"images of at most --batch-tokens, {self.batch_tokens}"
+            raise ValueError(f"--pixels is {self.pixels}, {tokens} tokens for each image; allowed: {allowed}")
+        return replace(self, words=True, tokens_per_sample=tokens)
+
+    @functools.cached_property
+    def images(self) -> str:
+        """The images of ``--pixels``; see ``identity_of``."""
+        return identity_of(self.data_dir)
+
+    def settings(self) -> Record:
+        """See ``Options``; with the images of ``--pixels``."""
+        return {**super().settings(), **({"images": self.images} if self.pixels else {})}
 
     def _chosen_rows(self) -> list[str]:
         """The rows that ``rows`` selects, in the published order."""

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from .commands import CommandFailed, shown_path
 from .json_files import read_record, write_json
-from .tables import MISSING, Run, Table, describe_run, write_reports
+from .tables import MISSING, Run, Table, counted, describe_run, write_reports
 from .trainings import Training, TrainingResult, failure, pace, read_trained, train_all
 
 #: Arguments of fairseq-train that avoid the reader thread, which may abort a training at its end.
@@ -123,12 +123,20 @@ def train_and_read(
     return Results(outcomes, failed, len(planned) - len(outcomes), interrupted)
 
 
-def make_records(makers: Mapping[Path, Callable[[], dict[str, Any]]]) -> Results:
+def make_records(paths_and_makers: Iterable[tuple[Path, Callable[[], dict[str, Any]]]]) -> Results:
     """Make the record of each path in this process unless it is there; each is stored when it is complete.
 
     A bar shows the time that remains, and a line follows each record, for a log. After Ctrl-C the records so far are
     returned.
+
+    Raises:
+        ValueError: two records have the same path. Nothing is made then.
     """
+    makers: dict[Path, Callable[[], dict[str, Any]]] = {}
+    for path, maker in paths_and_makers:
+        if path in makers:
+            raise ValueError(f"two records are called {path.stem}; allowed: a name for each")
+        makers[path] = maker
     waiting = [path for path in makers if not path.exists()]
     interrupted, started = False, time.monotonic()
     try:
@@ -169,6 +177,13 @@ def of_model(outcomes: Iterable[Any], model: str) -> list[Any]:
 def by_model(outcomes: Sequence[Any], models: Sequence[str]) -> dict[str, list[Any]]:
     """The outcomes of each model that has any."""
     return {model: model_outcomes for model in models if (model_outcomes := of_model(outcomes, model))}
+
+
+def counted_seeds(outcomes_by_model: Mapping[str, Sequence[Any]]) -> str:
+    """The number of seeds with which each model has outcomes: 3 seeds, 2 to 3 seeds."""
+    numbers = [len(outcomes) for outcomes in outcomes_by_model.values()] or [0]
+    fewest, most = min(numbers), max(numbers)
+    return counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
 
 
 def rows(columns: Sequence[Column], models: Sequence[str], outcomes: Sequence[Any]) -> list[tuple[str, ...]]:

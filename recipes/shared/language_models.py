@@ -121,6 +121,18 @@ class LanguageModels(Budget):
         (), 'of fairseq-train, as in --more "--lineartime-post-norm"', type=shell_words, metavar="ARGUMENTS"
     )
 
+    def completed(self) -> "LanguageModels":
+        """See ``Options`` and ``check_batch``."""
+        self.check_batch()
+        return self
+
+    def check_batch(self) -> None:
+        """Raise ValueError if a sequence is longer than a batch."""
+        if self.tokens_per_sample > self.batch_tokens:
+            raise ValueError(
+                f"--tokens-per-sample is {self.tokens_per_sample}; allowed: at most --batch-tokens, {self.batch_tokens}"
+            )
+
     def train_arguments(self, data: Path, name: str, seed: int) -> list[object]:
         """The arguments of fairseq-train for a model and a seed, without the folder of checkpoints."""
         return [
@@ -237,10 +249,12 @@ def _into_subwords(folder: Path, number: int) -> None:
 
 
 def read_perplexity(options: LanguageModels, folder: Path, known: Record) -> Record:
-    """Test perplexity of the checkpoint that is best on valid, and the speed of a complete training."""
+    """Test perplexity and bits per token of the checkpoint best on valid, and the speed of a complete training."""
     points = read_points(folder)
-    valid, test = ({point.update: point.values["ppl"] for point in points if point.split == x} for x in SPLITS[1:])
-    best = min(valid, key=valid.__getitem__)
+    valid, test = ({point.update: point.values for point in points if point.split == x} for x in SPLITS[1:])
+    curve = sorted((update, values["ppl"]) for update, values in valid.items())
+    best = min(valid, key=lambda update: valid[update]["ppl"])
     # One of four intervals contains an evaluation, which the median ignores.
     speed = statistics.median(point.values["wps"] for point in points if point.split == "train_inner")
-    return {"perplexity": test[best], "update": best, "curve": sorted(valid.items()), "tokens_per_second": speed}
+    found = {"perplexity": test[best]["ppl"], "bits": test[best]["loss"]}  # perplexity has two digits, bits have three
+    return {**found, "update": best, "curve": curve, "tokens_per_second": speed}

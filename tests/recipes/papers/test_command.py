@@ -147,3 +147,11 @@ def test_kendalls_tau_is_of_the_order():
     assert measured.kendall(cells, {"a": "30", "b": "20", "c": "10"}) == 1.0
     assert measured.kendall(cells, {"a": "10", "b": "20", "c": "30"}) == -1.0
     assert measured.kendall({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None
+
+
+@pytest.mark.parametrize("nothing", ["nan ± nan", "inf", "-", "OOM"])
+def test_cells_without_a_number_have_no_place_in_the_order(nothing):
+    cells, published = {"a": "3", "b": nothing, "c": "2", "d": "1"}, dict.fromkeys("abcd", "1")
+    assert measured.kendall(cells, cells) == 1.0 and "1.00" in measured.said_of_order(cells, cells)
+    assert measured.kendall(cells, published | {"c": nothing}) is None
+    assert measured.said_of_order(cells, published) == "All rows are equal, so no Kendall's tau."

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fairseq import options
+from PIL import Image
 
 from recipes.papers import compare, small
 from recipes.papers.measured import kendall, value
@@ -93,9 +94,9 @@ def test_rows_come_in_the_published_order():
 
 
 def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
-    def record(row: str, perplexity: float) -> Record:
+    def record(row: str, bits: float) -> Record:
         known = {"model": row, "seed": 1, "parameters": 4321, "seconds": 60.0, "peak_bytes": 2**30}
-        return known | {"perplexity": perplexity, "tokens_per_second": 1000.0}
+        return known | {"perplexity": 2.0**bits + 0.25, "bits": bits, "tokens_per_second": 1000.0}
 
     def report(options: Rows, tokens: dict[str, int], records: list[Record]) -> comparison.Report:
         facts, compared = {"tokens": tokens, "unit": "words"}, Results(records, {})
@@ -103,7 +104,7 @@ def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
         return compare.EXPERIMENT.report(options, facts, compared)
 
     made = plan("daft", "4")
-    records = [record(row, 2.0**place) for place, row in enumerate(reversed(made.models))]
+    records = [record(row, 0.0 + place) for place, row in enumerate(reversed(made.models))]
     shown = report(made, {"train": 900_000, "valid": 50_000, "test": 50_000}, records)
     run = Run("python -m recipes.papers.compare", "a machine", "", "2026-11-25", 1)
     plain = comparison.write(tmp_path, shown, run)
@@ -112,7 +113,10 @@ def test_a_report_has_the_order_and_what_was_not_run(tmp_path):
     content = json.loads((tmp_path / "results.json").read_text())["measured"]
     assert content["cells"][made.models[-1]] == "0.000"
     assert content["column"] == "Test loss" and content["part"] == 0
-    assert kendall(content["cells"], made.published_cells()) == -1.0
+    assert kendall(content["cells"], made.published_cells()) == -1.0 and content["what"].endswith(", 1 seed")
+    again = [record(made.models[0], 2.0) | {"seed": seed} for seed in (2, 3)]
+    more = report(made, {"train": 1}, [*records, *again])
+    assert more.content["measured"]["what"].endswith(", 1 to 3 seeds"), "those that there are, not those asked for"
     part = report(plan("flash", "1", True, "--rows", "no gating"), {"train": 1}, [])
     assert "not run: original GAU: not asked for" in part.tables[0].notes
     said = " ".join(part.tables[0].notes)
@@ -184,19 +188,36 @@ def test_from_a_text_to_the_table(masked, tmp_path, capsys):
 
 @pytest.mark.usefixtures("imported_already")
 def test_from_images_to_the_table(tmp_path, capsys):
-    """A row whose text is the grey values of images; another kind of token, or no text at all, is refused."""
-    arguments = ["daft", "5", "--out", str(tmp_path / "out"), "--rows", "Linear Transformer", "--seeds", "1"]
+    """A row whose text is the grey values of images. Other tokens, no text, or other images there are refused."""
+    out, few = tmp_path / "out", write_few(tmp_path / "few")
+    arguments = ["daft", "5", "--out", str(out), "--rows", "Linear Transformer", "--seeds", "1"]
     with pytest.raises(SystemExit):
         compare.main(arguments)
     assert "allowed: one of --file and --pixels" in capsys.readouterr().err
-    arguments += ["--pixels", "4", "--data-dir", str(write_few(tmp_path / "few")), "--updates", "2"]
-    with pytest.raises(SystemExit):
-        compare.main([*arguments, "--characters"])
-    assert "--characters or --subwords is given with --pixels" in capsys.readouterr().err
-    assert compare.main([*arguments, "--width", "16", "--layers", "1", "--heads", "2", "--batch-tokens", "68"]) == 0
+    arguments += ["--pixels", "4", "--data-dir", str(few), "--updates", "2"]
+    for wrong, said in (
+        (["--characters"], "--characters or --subwords is given with --pixels"),
+        (["--tokens-per-sample", "128"], "--tokens-per-sample is 128; allowed: with --file"),
+    ):
+        with pytest.raises(SystemExit):
+            compare.main([*arguments, *wrong])
+        assert said in capsys.readouterr().err
+    arguments += "--width 16 --layers 1 --heads 2 --batch-tokens 68".split()
+    assert compare.main([*arguments, "--pixels", "9"]) == 1 and not out.exists()
+    assert "--pixels is 9, 82 tokens for each image; allowed: " in capsys.readouterr().err
+    assert compare.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "bits per pixel" in shown and "few in 4 x 4 pixels: 1 layers of width 16, 2 updates of 68 pixels" in shown
-    lines = (tmp_path / "out" / "pixels.txt").read_text().splitlines()
+    assert "of an image with its end, over its pixels" in shown
+    lines = (out / "pixels.txt").read_text().splitlines()
     assert len(lines) == 36 and {len(line.split()) for line in lines} == {16}
-    (record,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
+    content = json.loads((out / "results.json").read_text())
+    (record,) = content["results"]
     assert record["perplexity"] > 1 and "--tokens-per-sample 17" in record["command"]
+    assert content["measured"]["cells"] == {"Linear Transformer": f"{record['bits'] * 17 / 16:.3f}"}
+    changed = next((few / "train" / "0").iterdir())
+    Image.open(changed).transpose(Image.Transpose.ROTATE_90).save(changed)
+    for stored in ("settings.json", "pixels.json"):  # the second one of a comparison that ended before its trainings
+        assert compare.main(arguments) == 1
+        assert "images is few, sha256" in capsys.readouterr().err
+        (out / stored).unlink()

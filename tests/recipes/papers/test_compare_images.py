@@ -10,6 +10,7 @@ from recipes.papers import compare_images
 from recipes.papers.compare_images import ImageRows, epochs_of, models_of
 from recipes.papers.images import build, small_model
 from recipes.papers.small import IMAGE_TABLES
+from recipes.papers.trainings import trainings_of
 from recipes.shared.comparison import Results
 from recipes.shared.experiment import Data
 from recipes.shared.image_training import Images
@@ -48,6 +49,7 @@ def test_heads_windows_and_biases_shrink_with_the_model():
     assert [small_model(f"daft_conv_s --model-kwargs window={w}", SIZE)[1]["window"] for w in (7, 11, 15)] == [3, 3, 5]
     assert small_model("daft_conv_s", replace(SIZE, patch=4))[1]["window"] == 5
     assert small_model("daft_full_s", SIZE)[1]["bias_dim"] == 16
+    assert small_model("daft_full_s", replace(SIZE, width=2))[1]["bias_dim"] == 1, "0 would be another model"
     assert small_model("daft_full_s --model-kwargs bias_dim=0", SIZE)[1]["bias_dim"] == 0
     assert small_model("daft_conv_s --model-kwargs query=False", SIZE)[1]["query"] is False
     assert small_model("mixer_deit_s", SIZE)[1]["num_blocks"] == 2
@@ -60,6 +62,12 @@ def test_rows_come_in_the_published_order():
     assert models_of("daft", "8")["w/o q, 15"].published == "79.5"
 
 
+def test_a_row_without_a_model_for_each_column_is_refused(monkeypatch):
+    monkeypatch.setattr(compare_images, "trainings_of", lambda entry: trainings_of(entry)[:1])
+    with pytest.raises(ValueError, match="shorter"):
+        models_of("daft", "8")
+
+
 def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
     def notes_of(paper: str, table: str) -> list[str]:
         options, nothing = options_of(paper, table), Results([], {})
@@ -67,6 +75,7 @@ def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
         return compare_images.EXPERIMENT.report(options, facts, nothing).tables[0].notes
 
     notes = notes_of("daft", "2")
+    assert "9 epochs (DAFT-conv, Heads 384, Epochs 200: 6); accuracy on 1,000 that are held out, 0 seeds" in notes[0]
     assert any(note.startswith("not run: ResNet50: a convolutional network") for note in notes)
     assert any("MNIST, 4,000 images of 28 x 28 pixels" in note for note in notes) and "10 held-out images" in notes[-1]
     notes = notes_of("flowformer", "5")
@@ -81,8 +90,33 @@ def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
         assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("table", "sizes", "said"),
+    [
+        ("daft 2", "--patch 5", "--side is 28; allowed: whole patches of --patch 5"),
+        ("daft 2", "--patch 56", "--side is 28"),
+        ("daft 2", "--heads 7", "--heads is 7; allowed: a divisor of --width 48"),
+        ("flowformer 5", "--stage-patch 8", "--side is 28; allowed: whole patches of --stage-patch 8"),
+        ("flowformer 5", "--patch 5", "whole patches of --patch 5"),
+        ("flowformer 5", "--layers 1", "--layers is 1; allowed: at least 2"),
+        ("flowformer 5", "--width 1 --heads 1", "--width is 1; allowed: at least 2"),
+        ("flowformer 5", "--width 20 --heads 10 --stage-patch 7", None),
+        ("flowformer 5", "--width 15 --heads 5", "--heads is 5; allowed: a divisor of --width 15"),
+        ("daft 6", "--stage-patch 8 --layers 1", None),
+    ],
+)
+def test_sizes_that_no_model_can_have_are_refused_before_anything_is_made(table, sizes, said, tmp_path, capsys):
+    """Options of hierarchical models count only where a row is one."""
+    arguments = [*table.split(), *sizes.split(), "--out", str(tmp_path / "out")]
+    if said is None:
+        assert compare_images.EXPERIMENT.parse(arguments).models
+    else:
+        assert compare_images.main(arguments) == 1
+        assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_from_images_to_the_table(tmp_path, monkeypatch, capsys):
-    """One epoch of a tiny size. The second time nothing is trained; another size is refused in the same folder."""
+    """One epoch of a tiny size. The second time nothing is trained; another size or other images are refused there."""
     sizes = "--seeds 1 --epochs 1 --width 16 --layers 1 --side 8 --patch 4".split()
     arguments = ["daft", "6", "--out", str(tmp_path / "out"), "--data-dir", str(write_few(tmp_path / "few")), *sizes]
     assert compare_images.main(arguments) == 0
@@ -96,3 +130,5 @@ def test_from_images_to_the_table(tmp_path, monkeypatch, capsys):
     assert compare_images.main(arguments) == 0
     assert compare_images.main([*arguments, "--width", "32"]) == 1
     assert "width is 32; allowed in" in capsys.readouterr().err
+    assert compare_images.main([*arguments, "--data-dir", str(write_few(tmp_path / "other" / "few", 9))]) == 1
+    assert "images is few, sha256 " in capsys.readouterr().err

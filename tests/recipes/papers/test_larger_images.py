@@ -8,12 +8,12 @@ import torch
 from recipes.papers import larger_images
 from tests.recipes.small_images import write_few
 
-SIZES = "--seeds 1 --epochs 3 --width 16 --layers 1 --heads 2 --side 8 --patch 4 --larger 16 --sides 8 16".split()
+SIZES = "--seeds 1 --epochs 3 --width 16 --layers 1 --heads 2 --side 8 --patch 4 --larger 16 --sides 12".split()
 SIZES += ["--windows", "1"]
 
 
 def test_from_images_to_the_table_and_the_picture(tmp_path, monkeypatch, capsys):
-    """A second time nothing is trained."""
+    """Models are also evaluated at the sides of their trainings. A second time nothing is trained."""
     arguments = ["--out", str(tmp_path / "out"), "--data-dir", str(write_few(tmp_path / "few")), *SIZES]
     assert larger_images.main(arguments) == 0
     content = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -24,7 +24,7 @@ def test_from_images_to_the_table_and_the_picture(tmp_path, monkeypatch, capsys)
         larger_images.FINE_TUNED,
         larger_images.RANDOM,
     }
-    assert all(set(one["top1"]) == {"8", "16"} for one in content["results"])
+    assert all(set(one["top1"]) == {"8", "12", "16"} for one in content["results"])
     assert set(content["measured"]["cells"]) == {"Deit base", "DAFT-conv ft", "DAFT-conv rand"}
     assert (tmp_path / "out" / "results.png").stat().st_size > 1000
     monkeypatch.setattr(larger_images, "train_model", None)
@@ -63,6 +63,8 @@ def test_models_start_from_the_weights_that_they_should(tmp_path, monkeypatch):
         (["--sides", "28", "30"], "--sides is 30"),
         (["--larger", "50"], "--larger"),
         (["--windows", "4"], "--windows has 4"),
+        (["--patch", "5"], "--side is 28"),
+        (["--heads", "7"], "--heads is 7"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(option, said, tmp_path, capsys):

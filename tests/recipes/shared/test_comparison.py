@@ -52,6 +52,19 @@ def test_outcomes_model_by_model_and_why_one_is_missing(runs: Path, capsys: pyte
     assert "fairseq-generate" in capsys.readouterr().err
 
 
+def test_records_of_the_same_path_are_refused_before_any_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "flow_ours.1.json"
+    with pytest.raises(ValueError, match="two records are called flow_ours.1"):
+        comparison.make_records((path, dict) for _ in range(2))
+    assert not path.exists()
+
+
+def test_seeds_are_those_with_outcomes() -> None:
+    counts = {"3 seeds": (3, 3), "1 seed": (1,), "2 to 3 seeds": (2, 3), "0 seeds": ()}
+    for said, numbers in counts.items():
+        assert comparison.counted_seeds({str(i): [{}] * number for i, number in enumerate(numbers)}) == said
+
+
 def test_after_an_interruption_nothing_runs_and_what_is_there_is_read(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
