@@ -20,7 +20,7 @@ from ..shared.comparison import PlannedTraining, Results, read_complete, train_a
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
 from ..shared.language_models import LIMIT_HELP, WHOLE, LanguageModels, prepare
-from ..shared.scripts import positive_int
+from ..shared.scripts import fraction, positive_int
 from ..shared.trainings import Training, TrainingResult, read_parameters
 from ..shared.working_folder import atomic_write
 from .measuring import changed_parameters, load, losses, losses_of_parts
@@ -61,7 +61,9 @@ class Conversion(Stages, LanguageModels):
     times: int = option(8, "windows for perplexity by position, in training lengths (%(default)s)", quick=2)
     windows: int = option(48, "of the test text, at most (%(default)s)")
     window_dropout: float = option(
-        0.5, "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)", type=float
+        0.5,
+        "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)",
+        type=fraction,
     )
 
     def completed(self) -> "Conversion":
