@@ -236,7 +236,8 @@ def _contexts(options: Conversion, data: Path) -> Contexts:
 def prepare_text(options: Conversion) -> Data:
     """The text in tokens, as ``language_models.prepare`` makes it, and with ``--needles`` a copy that has some.
 
-    The facts also have the ``distances`` of needles and the number of ``windows``.
+    The facts also have the ``distances`` of needles, the number of ``windows``, and from how many symbols, ``choices``,
+    a needle is drawn.
 
     Raises:
         ValueError: see ``prepare``, or the test text is too short for the windows.
@@ -244,8 +245,9 @@ def prepare_text(options: Conversion) -> Data:
     data, length = prepare(options), options.tokens_per_sample
     if options.needles:
         write_mixed(data.folder, options.out / MIXED, length, options.needles, COMMAND)
-    windows = len(_contexts(options, data.folder).windows)
-    return Data(data.folder, {**data.facts, "distances": distances(length), "windows": windows})
+    contexts = _contexts(options, data.folder)
+    found = {"distances": distances(length), "windows": len(contexts.windows), "choices": contexts.choices}
+    return Data(data.folder, {**data.facts, **found})
 
 
 def teacher_notes(options: Conversion, facts: Record) -> list[str]:
