@@ -20,6 +20,7 @@ from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.fairseq_training import last_validation
 from ..shared.json_files import read_json
 from ..shared.scripts import positive_int
+from ..shared.settings import given
 from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
 from ..shared.trainings import Training
 from .measurements import extra_tables, not_measured, perplexity_columns, perplexity_notes
@@ -125,8 +126,7 @@ class FlashModels(Options):
 
     def settings(self) -> Record:
         """See ``Options``; lengths may be added later, too."""
-        file = Path(self.file)  # a text in stored results
-        return {**super().settings(), "file": file.name, "bytes": file.stat().st_size if file.is_file() else None}
+        return {**super().settings(), **given("file", self.file)}
 
     def as_dict(self) -> Record:
         """See ``Options``."""

@@ -1,14 +1,14 @@
 """A pretrained encoder like BERT, on disk as config.json and model.safetensors, as a masked model of fairseq.
 
-Its weights and its vocabulary are read by ``fairseq_plugin.loading.huggingface``, for ``fairseq_plugin.convert`` too.
-Here are the tokens of a text, and models that are built without a file. BERT's pooler is left out: its output is used
-by no mean over tokens, and fairseq's models have none.
+Its weights and its vocabulary are read by ``fairseq_plugin.loading.huggingface``, for ``fairseq_plugin.convert`` too;
+the package ``tokenizers`` splits texts. Here are models that are built without a file. BERT's pooler is left out: its
+output is used by no mean over tokens, and fairseq's models have none.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import tasks
@@ -19,19 +19,21 @@ import fairseq_plugin  # noqa: F401  registers the architectures
 from common.files import tensor_files
 from common.modules.stored_options import is_extra_state
 from fairseq_plugin.loading.huggingface import ForeignModel, read_foreign_model
+from fairseq_plugin.loading.huggingface.folder import read_object
+from fairseq_plugin.loading.huggingface.vocabularies import read_pieces
 from fairseq_plugin.loading.new_checkpoint import new_checkpoint, new_configuration
 
 from ..shared.fairseq_models import model_options
+from ..shared.scripts import RecipeFailed
 from ..shared.working_folder import atomic_write
-from .wordpiece import WordPiece, numbers_in, read_wordpiece
 
 
 class Bert(NamedTuple):
     """An encoder that was read."""
 
     model: ForeignModel
-    tokenizer: WordPiece
-    pieces: dict[str, int]  # piece -> its number in fairseq's dictionary
+    tokenizer: Any  # of the package tokenizers; its numbers are rows of the encoder's embedding
+    numbers: dict[int, int]  # row -> number in fairseq's dictionary
 
     @property
     def dictionary(self) -> Dictionary:
@@ -40,9 +42,8 @@ class Bert(NamedTuple):
 
     def encode(self, text: str, longest: int) -> Tensor:
         """The tokens (T,) of a text, with <s> and </s> in place of [CLS] and [SEP]; at most ``longest``."""
-        pieces = self.tokenizer.pieces(text)[: longest - 2]
-        symbols = self.dictionary
-        return torch.tensor([symbols.bos(), *(self.pieces[piece] for piece in pieces), symbols.eos()])
+        rows = self.tokenizer.encode(text, add_special_tokens=False).ids[: longest - 2]
+        return torch.tensor([self.dictionary.bos(), *(self.numbers[row] for row in rows), self.dictionary.eos()])
 
     def command(self, arch: str, further: Sequence[object] = ()) -> list[str]:
         """The arguments of fairseq-train that build a masked model around these weights; ``further`` ones are last."""
@@ -72,9 +73,35 @@ def read_bert(folder: Path) -> Bert:
 
     Raises:
         ValueError: the folder lacks a file, a file is damaged, or the encoder is not like BERT.
+        RecipeFailed: tokenizers is not installed.
     """
-    model, tokenizer = read_foreign_model(folder, ("bert",)), read_wordpiece(folder)
-    return Bert(model, tokenizer, numbers_in(model.dictionary, tokenizer))
+    model = read_foreign_model(folder, ("bert",))
+    numbers = {row: number for number, row in enumerate(model.vocabulary.rows.tolist())}
+    return Bert(model, _read_tokenizer(folder), numbers)
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    """The tokenizer of tokenizer.json as it is, but for texts of any length, or else of vocab.txt."""
+    try:
+        from tokenizers import BertWordPieceTokenizer, Tokenizer
+    except ModuleNotFoundError as error:
+        raise RecipeFailed(f"texts need the package tokenizers ({error}). Run: pip install tokenizers") from error
+    path, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if not path.exists():
+        given = read_object(config) if config.exists() else {}
+        return BertWordPieceTokenizer(
+            read_pieces(folder),
+            lowercase=bool(given.get("do_lower_case", True)),
+            strip_accents=given.get("strip_accents"),
+            handle_chinese_chars=bool(given.get("tokenize_chinese_chars", True)),
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # of no class of its own
+        raise ValueError(f"{path} cannot be read: {error}; allowed: as tokenizers writes it") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def write_checkpoint(path: Path, model: nn.Module, command: Sequence[object]) -> None:

@@ -20,7 +20,7 @@ from ..shared.comparison import PlannedTraining, Results, read_complete, train_a
 from ..shared.experiment import Data, Record, option
 from ..shared.json_files import measured
 from ..shared.language_models import LIMIT_HELP, WHOLE, LanguageModels, prepare
-from ..shared.scripts import positive_int
+from ..shared.scripts import fraction, positive_int
 from ..shared.trainings import Training, TrainingResult, read_parameters
 from ..shared.working_folder import atomic_write
 from .measuring import changed_parameters, load, losses, losses_of_parts
@@ -61,7 +61,9 @@ class Conversion(Stages, LanguageModels):
     times: int = option(8, "windows for perplexity by position, in training lengths (%(default)s)", quick=2)
     windows: int = option(48, "of the test text, at most (%(default)s)")
     window_dropout: float = option(
-        0.5, "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)", type=float
+        0.5,
+        "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)",
+        type=fraction,
     )
 
     def completed(self) -> "Conversion":
@@ -235,7 +237,8 @@ def _contexts(options: Conversion, data: Path) -> Contexts:
 def prepare_text(options: Conversion) -> Data:
     """The text in tokens, as ``language_models.prepare`` makes it, and with ``--needles`` a copy that has some.
 
-    The facts also have the ``distances`` of needles and the number of ``windows``.
+    The facts also have the ``distances`` of needles, the number of ``windows``, and from how many symbols, ``choices``,
+    a needle is drawn.
 
     Raises:
         ValueError: see ``prepare``, or the test text is too short for the windows.
@@ -243,8 +246,9 @@ def prepare_text(options: Conversion) -> Data:
     data, length = prepare(options), options.tokens_per_sample
     if options.needles:
         write_mixed(data.folder, options.out / MIXED, length, options.needles, COMMAND)
-    windows = len(_contexts(options, data.folder).windows)
-    return Data(data.folder, {**data.facts, "distances": distances(length), "windows": windows})
+    contexts = _contexts(options, data.folder)
+    found = {"distances": distances(length), "windows": len(contexts.windows), "choices": contexts.choices}
+    return Data(data.folder, {**data.facts, **found})
 
 
 def teacher_notes(options: Conversion, facts: Record) -> list[str]:

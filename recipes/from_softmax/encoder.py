@@ -22,6 +22,7 @@ from ..shared.comparison import MODEL, SEEDS, Column, Results, by_model, of_mode
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
 from ..shared.json_files import measured
 from ..shared.plots import STYLE, legend_beside, save, style_of
+from ..shared.settings import given
 from ..shared.tables import MISSING, spread
 from ..shared.working_folder import atomic_write
 from .bert import Bert, read_bert, write_checkpoint
@@ -35,6 +36,8 @@ COMMAND = "recipes.from_softmax.encoder"
 RUNS = "runs"
 #: What is measured: the cosine with the teacher's embeddings, and how often the other text of a pair is the nearest.
 COSINE, NEAREST = "cosine", "nearest"
+#: The files of an encoder.
+_READ = ("*.json", "*.safetensors", "*.bin", "vocab.txt")
 _STAGES = {EXCHANGED: "exchanged", TRANSFERRED: "after stage 1", DISTILLED: "after stage 2"}
 
 
@@ -69,9 +72,9 @@ class EncoderConversion(Forms):
         return self
 
     def settings(self) -> Record:
-        """See ``Options``; with the names of what is read."""
-        names = {name: getattr(self, name) for name in ("folder", "file", "pairs")}
-        return {**{name: path and Path(path).name for name, path in names.items()}, **super().settings()}
+        """See ``Options``; with names and SHA-256 of what is read."""
+        read = given("folder", self.folder, _READ) | given("file", self.file) | given("pairs", self.pairs)
+        return {**read, **super().settings()}
 
 
 class Made(NamedTuple):

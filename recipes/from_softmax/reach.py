@@ -35,6 +35,7 @@ class Contexts(NamedTuple):
     length: int  # of the training
     questions: list[Tensor]  # by distance, (trials, length + 1)
     windows: Tensor  # (W, longest + 1)
+    choices: int  # symbols that the needles are drawn from
 
     @property
     def longest(self) -> int:
@@ -52,7 +53,8 @@ def read_contexts(data: Path, length: int, longest: int, most: int) -> Contexts:
     windows = positions.windows(text, length, longest, most)
     symbols = needles.symbols_of(Dictionary.load(str(data / "dict.txt")))
     distances = needles.distances(length)
-    return Contexts(length, [needles.questions(text, length, x, _TRIALS, symbols) for x in distances], windows)
+    questions = [needles.questions(text, length, x, _TRIALS, symbols) for x in distances]
+    return Contexts(length, questions, windows, len(symbols.others))
 
 
 def overrides(form: Form | None, contexts: Contexts) -> dict[str, int]:

@@ -15,7 +15,6 @@ from ..shared.comparison import MODEL, SEEDS, Column, Results, of_model, table
 from ..shared.experiment import Record
 from ..shared.plots import STEPS, legend_beside, logarithmic, style_of
 from ..shared.tables import Table, spread
-from .needles import CHOICE
 from .stages import DISTILLED, EXCHANGED, TEACHER
 
 #: Stages that are measured -> what a row of the stage is called after the name of the model.
@@ -112,8 +111,8 @@ def _needle_notes(options: Any, facts: Record) -> list[str]:
     return [
         "per cent of needles that are found, by the number of tokens from one marker to the other, in sequences of "
         f"{options.tokens_per_sample:,} tokens of the test text; a needle is a marker, the rarest symbol of the text, "
-        f"and one of the {CHOICE} next rarest, which the model must write after the second marker: guessing finds "
-        f"{100 / CHOICE:.1f}; every sequence of the trainings has {learned}",
+        f"and one of the {facts['choices']} next rarest, which the model must write after the second marker: guessing "
+        f"finds {100 / facts['choices']:.1f}; every sequence of the trainings has {learned}",
         "untrained: the teacher's weights under another attention; trained: after stage 2",
     ]
 

@@ -21,7 +21,8 @@ class Texts(NamedTuple):
 def read_texts(path: Path, pairs: Path | None = None) -> Texts:
     """The paragraphs of a file; of the last tenth, the two halves of each are pairs, unless a file has ``pairs``.
 
-    A paragraph ends with an empty line; without empty lines, each line is one.
+    A paragraph ends with an empty line; without empty lines, each line is one. Earlier ones that are the same as one of
+    the last tenth, a text of a pair or both together are left out.
 
     Raises:
         ValueError: a file is missing or no text, has too little, or a line of ``pairs`` is no pair.
@@ -34,7 +35,11 @@ def read_texts(path: Path, pairs: Path | None = None) -> Texts:
             f"--file is {path}, whose last tenth has {len(found)} paragraphs of at least {_WORDS} words; allowed: at "
             "least 2, or --pairs FILE"
         )
-    return Texts(texts[: train.stop], found[:_PAIRS])
+    held_out = {*texts[train.stop :], *(text for pair in found for text in (*pair, " ".join(pair)))}
+    learned = [text for text in texts[: train.stop] if text not in held_out]
+    if not learned:
+        raise ValueError(f"--file is {path}, all of which stands in the pairs or its last tenth; allowed: other texts")
+    return Texts(learned, found[:_PAIRS])
 
 
 def _lines(path: Path, option: str) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..shared.experiment import Options, option
+from ..shared.scripts import fraction
 from .forms import DEFAULT, WINDOW_WEIGHT, Form, Windows, form
 
 TEACHER = "teacher"
@@ -65,8 +66,8 @@ class Stages(Forms):
 
     share: float = option(0.2, "of the teacher's training, both stages (%(default)s)", type=float)
     transfer_share: float = option(0.5, "of that share, stage 1 (%(default)s)", type=float)
-    temperature: float = option(1.0, "of stage 2 (%(default)s)", type=float)
-    weight: float = option(0.5, "of the teacher in stage 2's loss (%(default)s)", type=float)
+    temperature: float = option(1.0, "of stage 2 (%(default)s)")
+    weight: float = option(0.5, "of the teacher in stage 2's loss (%(default)s)", type=fraction)
     no_scratch: bool = option(False, "train no form from scratch")
 
     def lasts(self, whole: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from ..shared.characters import spell
 from ..shared.commands import shown_path
 from ..shared.indexed_files import split_writer, write_dictionary
 from ..shared.scripts import positive_int, script
-from ..shared.settings import keep_settings
+from ..shared.settings import given, keep_settings
 from ..shared.text_files import TRIAL_PARTS
 from ..shared.working_folder import working_folder
 from .passages import Layout, Symbols, draw
@@ -92,7 +92,7 @@ def _prepare(path: Path, out: Path, data: Data) -> Path:
     tokens = read_text(path)
     parts = cut(tokens, data.layout)
     data_bin = out / "data-bin"
-    sizes = {"--file": path.name, "characters": len(tokens), "--seed": data.seed}
+    sizes = {**given("--file", path), "characters": len(tokens), "--seed": data.seed}
     keep_settings(out / "data.json", {**sizes, **data.layout._asdict(), **data.examples})
     if data_bin.exists():
         return data_bin

@@ -22,7 +22,7 @@ from ..shared.corpus import to_line
 from ..shared.fairseq_log import Evaluation
 from ..shared.fairseq_training import train
 from ..shared.scripts import positive_int, script
-from ..shared.settings import keep_settings
+from ..shared.settings import given, keep_settings
 from ..shared.split_text import preprocess
 from ..shared.text_files import cut_trial, write_lines
 from ..shared.working_folder import working_folder
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, out: Path) -> int:
     splits = read_splits(options.file)
     sizes = {split: len(lines) for split, lines in splits.items()}
-    keep_settings(out / "settings.json", {"file": options.file.name, **sizes, "updates": options.updates})
+    keep_settings(out / "settings.json", {**given("file", options.file), **sizes, "updates": options.updates})
     if not (out / "data-bin").exists():
         texts = {split: out / "text" / f"{split}.txt" for split in splits}
         for split, lines in splits.items():

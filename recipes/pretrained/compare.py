@@ -17,6 +17,7 @@ from ..shared.comparison import Column, Results, table
 from ..shared.digits import write_digits
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.image_training import BATCH
+from ..shared.settings import given
 from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
 from ..shared.tables import Table
 from ..shared.working_folder import write_text
@@ -55,10 +56,9 @@ class Starts(Options):
         return replace(self, source_updates=5, updates=5, source_epochs=1, epochs=1) if self.quick else self
 
     def settings(self) -> Record:
-        """See ``Options``; with the budget, and with name and size of the text."""
+        """See ``Options``; with the budget, and with name and SHA-256 of the text."""
         budget = {name: getattr(self, name) for name in ("source_updates", "updates", "source_epochs", "epochs")}
-        of_text = {} if self.file is None else {"file": self.file.name, "bytes": self.file.stat().st_size}
-        return {**super().settings(), **budget, **of_text}
+        return {**super().settings(), **budget, **given("file", self.file)}
 
 
 def library_text(path: Path) -> Path:

@@ -16,7 +16,7 @@ from .characters import spell_file
 from .experiment import Budget, Data, Record, option, shell_words
 from .json_files import read_json, write_json
 from .scripts import positive_int
-from .settings import keep_settings
+from .settings import given, keep_settings
 from .split_text import SPLITS, WRITER, binarise, count, split_path, take_file
 from .subword_text import encode, train_sentencepiece
 from .text_files import read_lines
@@ -222,8 +222,8 @@ def tokenise(path: Path, out: Path, characters: bool, limit: int | None, subword
     """
     if not path.exists():
         raise ValueError(f"--file is {path}, which does not exist; allowed: a text file, or what prepare --file takes")
-    size = sum(part.stat().st_size for part in (path.rglob("*") if path.is_dir() else [path]))
-    settings = {"file": path.name, "bytes": size, "characters": characters, "lines": limit}
+    parts = [f"**/{split_path(path, split).name}" for split in SPLITS]  # of a folder
+    settings = {**given("file", path, parts), "characters": characters, "lines": limit}
     keep_settings(out / "text.json", settings | ({"subwords": subwords} if subwords else {}))
     counts_path = out / "tokens.json"
     if not counts_path.exists():

@@ -65,3 +65,15 @@ def positive_number(text: str) -> float:
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{value}; allowed: above 0 and finite")
     return value
+
+
+def fraction(text: str) -> float:
+    """The type of an option whose value is a number from 0 to 1.
+
+    Raises:
+        argparse.ArgumentTypeError: the value is not.
+    """
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{value}; allowed: 0 to 1")
+    return value

@@ -1,10 +1,29 @@
 """The settings with which a folder of results was begun, so that it never mixes results of different settings."""
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .download import file_sha256
 from .json_files import read_json, write_json
+
+
+def given(name: str, path: Path | str | None, patterns: Iterable[str] = ("**/*",)) -> dict[str, str | None]:
+    """The name of a file or folder that a user gave, and the SHA-256 of its content, as settings of this ``name``.
+
+    The content of a folder are its files that match ``patterns``, in their order. The SHA-256 is None if there is none.
+    """
+    path = path and Path(path)
+    return {name: path and path.name, f"{name}_sha256": path and _sha256(path, patterns)}
+
+
+def _sha256(path: Path, patterns: Iterable[str]) -> str | None:
+    if path.is_file():
+        return file_sha256(path)
+    files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest() if files else None
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from common.command_parser import CommandParser
 from ..shared.commands import shown_path
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
-from ..shared.settings import keep_settings
+from ..shared.settings import given, keep_settings
 from ..shared.text_files import cut_trial, write_lines
 from ..shared.working_folder import remove_own, working_folder
 from . import espeak
@@ -92,7 +92,7 @@ def prepare(out: Path, settings: Settings) -> dict[str, Any]:
     with working_folder(out, COMMAND):
         spoken = split_sentences(settings.file, settings.sentences, settings.seed)
         digest = hashlib.sha256("\n".join(text for texts in spoken.values() for text in texts).encode()).hexdigest()
-        names = {name: path and Path(path).name for name, path in _paths(settings).items()}
+        names = {"file": settings.file and settings.file.name, **given("recordings", settings.recordings)}
         about = {**settings._asdict(), **names, "sentences_sha256": digest}
         complete, audio = (out / "manifest.json").exists(), []
         if not complete:  # before anything is written
@@ -104,10 +104,6 @@ def prepare(out: Path, settings: Settings) -> dict[str, Any]:
             manifest |= _copy_recordings(out / "recordings", audio) if audio else {}
             write_json(out / "manifest.json", manifest)
         return read_json(out / "manifest.json", parts=dict[str, dict], left_out=int)
-
-
-def _paths(settings: Settings) -> dict[str, Path | None]:
-    return {"file": settings.file, "recordings": settings.recordings}
 
 
 def _write(out: Path, spoken: dict[str, list[str]], settings: Settings) -> dict[str, Any]:

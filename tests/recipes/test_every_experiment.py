@@ -97,7 +97,7 @@ WORDS = {"documents": 9, "empty_documents": 0, "words": 500, "tokens": 900, "tok
 BIN = {"loss": 2.0, "tokens": 100}
 REACH_BINS = [{"begin": 128, "end": 256}, {"begin": 256, "end": 512}]
 #: How far back a model reads that finds half of the needles, and a teacher that finds all.
-REACH_FACTS = {"distances": [8, 252], "windows": 48}
+REACH_FACTS = {"distances": [8, 252], "windows": 48, "choices": 5}
 HALF, ALL = ({"found": [share, share], "bins": [BIN | part for part in REACH_BINS]} for share in (50.0, 100.0))
 TEXT_FACTS = {"tokens": {"train": 900, "valid": 50, "test": 50}, "unit": "words"}
 PERPLEXITY = {
@@ -198,6 +198,7 @@ CASES = {
             "| flow, untrained | 50 ± 0 | 50 ± 0 | 2 |",
             "| flow, trained | - | 7.39 ± 0.00 | 7.39 ± 0.00 | - | - | +0 % | 2 |",
             "the first 4 tokens of the sequence, the sinks",
+            *("one of the 5 next rarest", "guessing finds 20.0"),
         ),
         others=(TEACHER_AND_WINDOWED[0] | {"reach": {"teacher": ALL}}, TEACHER_AND_WINDOWED[1]),
     ),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fairseq import options
 from torch import nn
 
 from common.attention import build_attention
-from recipes.from_softmax import compare, parts
+from recipes.from_softmax import compare, images, parts
 from recipes.from_softmax.forms import DEFAULT, PLAIN, Windows, form
 from recipes.from_softmax.needles import distances
 from recipes.from_softmax.results import with_shares, won_back
@@ -73,6 +74,22 @@ def test_stages_share_a_fifth_of_the_updates() -> None:
 def test_a_budget_that_cannot_be_is_refused(change: dict, said: str) -> None:
     with pytest.raises(ValueError, match=f"{said}.*allowed"):
         dataclasses.replace(OPTIONS, **change).completed()
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--temperature", ("-1", "0", "inf", "nan")),
+        ("--weight", ("-0.1", "5", "nan")),
+        ("--window-dropout", ("-0.1", "7", "nan")),
+    ],
+)
+def test_a_number_that_a_stage_cannot_have_is_refused_at_once(option: str, values: tuple[str, ...], capsys) -> None:
+    for experiment, needed in ((compare.EXPERIMENT, ["--file", "text.txt"]), (images.EXPERIMENT, [])):
+        for value in values if option in experiment.parser().format_help() else ():
+            with pytest.raises(SystemExit):
+                experiment.parse([*needed, option, value])
+            assert re.search(f"{option}: {value}.*; allowed: ", capsys.readouterr().err)
 
 
 def words_of(stage: str, name: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,24 @@ from recipes.from_softmax import encoder, encoder_models
 from recipes.from_softmax.bert import read_bert, write_checkpoint
 from recipes.from_softmax.sentences import read_texts
 from recipes.from_softmax.stages import DISTILLED, EXCHANGED, TRANSFERRED
-from recipes.from_softmax.wordpiece import read_wordpiece
 from tests.compare import assert_close
 
 WORDS = "the a cat dog un ##aff ##able ##s sat on mat , . $ cafe 猫 ran to see red blue sky is and of it".split()
 PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+PIECES += "ο ##δ ##ο ##σ ##ς 中 文 ##文 b ##b é caf ##é ##e A < > ent ! \U0002b821".split()
+#: Words at pieces, signs, accents, Chinese, emoji, controls, long words, Greek capitals, symbols, an added token.
+ODD = (
+    *(
+        "The unaffable cats,dogs.",
+        "Café\tunhappy $a",
+        "é e\u0301 CAFÉ",
+        "A猫\u200bdog\u00a0red",
+        "中文 a中",
+        "ΟΔΟΣ οδος",
+    ),
+    *("a\u200db", "a\x0bb", "a\x0cb", "a\x85b", "a\x1cb", "a\u2028b", "a\ufffdb", "\U0001fae8 a", "a\U0001fae8"),
+    *("ΟΔΟΣ οδος", "\U0002b821a", "un" + 100 * "aff", "a <ent> b", "[CLS] a[MASK] b [mask] [SEP]", "", " "),
+)
 WIDTH, LAYERS, HEADS, FFN, POSITIONS = 8, 2, 2, 16, 24
 CONFIG = {
     "model_type": "bert",
@@ -33,6 +48,12 @@ CONFIG = {
     "hidden_act": "gelu",
 }
 LINE = "the cat sat on the mat , and a red dog ran to see the blue sky . \n"
+
+
+def copied(folder: Path, target: Path) -> None:
+    """Copy the files of an encoder."""
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -116,7 +137,7 @@ def test_the_model_is_bert(folder: Path, tmp_path: Path) -> None:
     for model in (built, loaded.eval()):
         features = model.double()(batch, features_only=True)[0]
         for row, sequence, text in zip(features, tokens, texts):
-            rows = [PIECES.index(x) for x in ("[CLS]", *bert.tokenizer.pieces(text), "[SEP]")]
+            rows = [PIECES.index(x) for x in ("[CLS]", *bert.tokenizer.encode(text).tokens[1:-1], "[SEP]")]
             assert_close("features", row[: len(sequence)], literal(tensors, rows), tolerance=1e-6)
 
 
@@ -137,38 +158,67 @@ def test_a_language_model_head_is_taken(folder: Path, tmp_path: Path) -> None:
     x = F.gelu(F.linear(features, weights["transform.dense.weight"], weights["transform.dense.bias"]))
     x = F.layer_norm(x, (WIDTH,), weights["transform.LayerNorm.weight"], weights["transform.LayerNorm.bias"], 1e-12)
     expected = x @ tensors["bert.embeddings.word_embeddings.weight"].double().T + weights["bias"]
-    order = [bert.pieces[piece] for piece in PIECES if piece != "[MASK]"]
     rows = [PIECES.index(piece) for piece in PIECES if piece != "[MASK]"]
+    order = [bert.numbers[row] for row in rows]
     assert_close("scores", scores[..., order], expected[..., rows], tolerance=1e-6)
 
 
-def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
-    """The same from either of the tokenizer's files; settings without a longest text write 1e30 as an integer."""
-    settings = {"do_lower_case": True, "model_max_length": int(1e30)}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": True, "model_max_length": int(1e30)},  # an integer, as transformers writes no limit
+        {"do_lower_case": False},
+        {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+    ],
+)
+def test_tokens_are_those_of_transformers(folder: Path, tmp_path: Path, settings: dict) -> None:
+    """From either of the tokenizer's files; tokenizer.json also has an added token, a longest length and padding.
+
+    Importing transformers costs seconds.
+    """
+    from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+
+    copied(folder, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "vocab.txt").write_text((folder / "vocab.txt").read_text(encoding="utf-8"), encoding="utf-8")
-    tokenizer = read_wordpiece(tmp_path)
-    assert tokenizer.vocabulary == read_wordpiece(folder).vocabulary
-    cases = {
-        "The unaffable cats,dogs.": "the un ##aff ##able cat ##s , dog ##s .",
-        "Café\tunhappy $a": "cafe [UNK] $ a",
-        "a猫\u200bdog\u00a0red": "a 猫 dog red",
-        "un" + 100 * "aff": "[UNK]",
-    }
-    for text, pieces in cases.items():
-        assert tokenizer.pieces(text) == pieces.split()
-    content = {
-        "normalizer": {"type": "BertNormalizer", "lowercase": False, "strip_accents": None},
-        "model": {"type": "WordPiece", "vocab": tokenizer.vocabulary},
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    other = read_wordpiece(tmp_path)
-    assert other.vocabulary == tokenizer.vocabulary
-    assert other.pieces("Café cats") == "[UNK] cat ##s".split()
-    content["model"]["type"] = "BPE"
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="BPE.*allowed: WordPiece"):
-        read_wordpiece(tmp_path)
+    theirs = BertTokenizerFast.from_pretrained(tmp_path)
+    check_tokens(theirs, tmp_path)
+    theirs.add_tokens(["<ent>"])
+    theirs("the cat", truncation=True, max_length=4, padding="max_length")
+    theirs.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    assert stored["truncation"] and stored["padding"]
+    stored["model"]["max_input_chars_per_word"] = 3
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    check_tokens(PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json")), tmp_path)
+
+
+def check_tokens(theirs: Callable, folder: Path) -> None:
+    """Compare tokens of odd texts, whole and cut, with those of a tokenizer of transformers."""
+    bert = read_bert(folder)
+    own = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": "<mask>"}
+    for text in ODD:
+        for longest in (5, POSITIONS):
+            pieces = theirs.convert_ids_to_tokens(theirs(text, add_special_tokens=False)["input_ids"])
+            expected = ["[CLS]", *pieces[: longest - 2], "[SEP]"]
+            tokens = bert.encode(text, longest).tolist()
+            assert [bert.dictionary[token] for token in tokens] == [own.get(piece, piece) for piece in expected], text
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    copied(folder, tmp_path)
+    model = {"type": "WordPiece", "vocab": {piece: row for row, piece in enumerate(PIECES)}}
+    for change, said in (({"type": "BPE"}, "BPE.*allowed: WordPiece"), ({}, "tokenizer.json cannot be read.*allowed")):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {**model, **change}}))
+        with pytest.raises(ValueError, match=said):
+            read_bert(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    (tmp_path / "text.txt").write_text(LINE)
+    given = ["--folder", str(folder), "--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")]
+    assert encoder.main(given) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install tokenizers" in line
 
 
 @pytest.mark.parametrize(
@@ -177,12 +227,11 @@ def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
         ({"model_type": "roberta"}, "model_type 'roberta'; allowed"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'; allowed"),
         ({"hidden_size": "wide"}, "hidden_size is .*allowed"),
-        ({"vocab_size": 5}, "rows up to 31; allowed.* 5"),
+        ({"vocab_size": 5}, f"rows up to {len(PIECES) - 1}; allowed.* 5"),
     ],
 )
 def test_an_encoder_that_is_not_like_bert_is_refused(folder: Path, tmp_path: Path, change: dict, said: str) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    copied(folder, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
     with pytest.raises(ValueError, match=said):
         read_bert(tmp_path)
@@ -196,21 +245,42 @@ def test_pairs_are_halves_of_paragraphs_or_of_a_file(tmp_path: Path) -> None:
     assert texts.pairs == [(f"{i} a b c", "d e f g") for i in range(36, 40)]
     pairs.write_text("one\tein\ntwo\tzwei\n")
     assert read_texts(text, pairs).pairs == [("one", "ein"), ("two", "zwei")]
+    assert read_texts(text, pairs).train == texts.train
     pairs.write_text("one\tein\ntwo\n")
     with pytest.raises(ValueError, match="--pairs.*line 2 has 1 texts; allowed: 2"):
         read_texts(text, pairs)
-    text.write_text("a b\n" * 40)
-    assert len(read_texts(text, tmp_path / "pairs.tsv" if pairs.write_text("a\tb\nc\td\n") else None).train) == 36
+    text.write_text("".join(f"a b {i}\n" for i in range(40)))
+    pairs.write_text("a\tb\nc\td\n")
+    assert len(read_texts(text, pairs).train) == 36
     with pytest.raises(ValueError, match="0 paragraphs of at least 8 words; allowed"):
         read_texts(text)
 
 
-def test_from_a_folder_to_the_results(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two forms; a second time nothing is trained, and fairseq loads what was made."""
+def test_what_is_measured_is_not_learned_from(tmp_path: Path) -> None:
+    """Wherever it stands: a paragraph of the last tenth, a text of a pair, and both together."""
+    text, pairs = tmp_path / "text.txt", tmp_path / "pairs.tsv"
+    lines = [f"{i} a b c d e f g" for i in range(40)]
+    lines[3] = lines[38]
+    text.write_text("\n".join(lines))
+    assert read_texts(text).train == [line for line in lines[:36] if line != lines[38]]
+    pairs.write_text(f"{lines[5]}\tother\n7 a b c\td e f g\n")
+    assert read_texts(text, pairs).train == [lines[i] for i in range(36) if i not in (3, 5, 7)]
+    text.write_text((lines[0] + "\n") * 40)
+    with pytest.raises(ValueError, match="--file is .*allowed: other texts"):
+        read_texts(text)
+
+
+def test_from_a_folder_to_the_results(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Two forms; a second time nothing is trained, and fairseq loads what was made. Other files are refused."""
     text, out = tmp_path / "text.txt", tmp_path / "out"
+    (tmp_path / "bert").mkdir()
+    copied(folder, tmp_path / "bert")
     words = LINE.split()
     text.write_text("".join(" ".join(words[i % 7 :] + words[: i % 5]) + "\n" for i in range(60)))
-    arguments = ["--folder", str(folder), "--file", str(text), "--out", str(out), "--quick", "--longest", "16"]
+    arguments = ["--folder", str(tmp_path / "bert"), "--file", str(text), "--out", str(out), "--quick"]
+    arguments += ["--longest", "16"]
     arguments += ["--models", "linear", "lolcats,softmax", "--window", "4"]
     assert encoder.main(arguments) == 0
     teacher, linear, windowed = json.loads((out / "results.json").read_text())["results"]
@@ -228,6 +298,19 @@ def test_from_a_folder_to_the_results(folder: Path, tmp_path: Path, monkeypatch:
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 2 * LAYERS + 2 and {norm.eps for norm in norms} == {1e-12}
     assert encoder.main([*arguments, "--window", "8"]) == 1
+    capsys.readouterr()
+    for path in (text, *(tmp_path / "bert" / name for name in ("config.json", "model.safetensors", "vocab.txt"))):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the same name and size
+        assert encoder.main(arguments) == 1
+        assert f"{'file' if path == text else 'folder'}_sha256 is" in capsys.readouterr().err
+        path.write_bytes(content)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a\tb\nc\td\n")
+    settings = [encoder.EXPERIMENT.parse([*arguments, "--pairs", str(pairs)]).settings()]
+    pairs.write_text("a\tb\nc\te\n")
+    settings.append(encoder.EXPERIMENT.parse([*arguments, "--pairs", str(pairs)]).settings())
+    assert {name for name in settings[0] if settings[0][name] != settings[1][name]} == {"pairs_sha256"}
 
 
 def test_embeddings_do_not_depend_on_the_batch(folder: Path) -> None:
@@ -245,7 +328,7 @@ def test_embeddings_do_not_depend_on_the_batch(folder: Path) -> None:
 def test_what_is_missing_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Before anything is trained."""
     text = tmp_path / "text.txt"
-    text.write_text(LINE * 40)
+    text.write_text("".join(f"{LINE.strip()} {i}\n" for i in range(40)))
     given = ["--folder", str(folder), "--file", str(text), "--out", str(tmp_path / "out"), "--longest", "16"]
     for change, said in (
         (["--folder", str(tmp_path)], "no config.json"),

@@ -16,6 +16,7 @@ CONTEXTS = reach.Contexts(
     LENGTH,
     [needles.questions(TEXT, LENGTH, x, 6, SYMBOLS) for x in needles.distances(LENGTH)],
     TEXT.unfold(0, 2 * LENGTH + 1, LENGTH)[:4],
+    len(SYMBOLS.others),
 )
 
 

@@ -1,5 +1,6 @@
 """The comparison of starts: what its trainings share, what models begin with, and once from a text to the tables."""
 
+import hashlib
 import json
 
 import pytest
@@ -36,12 +37,17 @@ def test_library_is_the_default(tmp_path):
 
 
 def test_the_budget_belongs_to_the_settings(tmp_path):
-    """With the size of the text; ``--quick`` has another budget."""
+    """With the content of the text; ``--quick`` has another budget."""
     (tmp_path / "any.txt").write_text("x\n")
     arguments = ["--file", str(tmp_path / "any.txt")]
     usual, quick = (compare.EXPERIMENT.parse([*arguments, *more]) for more in ([], ["--quick"]))
     assert (usual.source_updates, usual.updates, usual.source_epochs, usual.epochs) == (300, 200, 16, 9)
-    assert usual.settings()["bytes"] == 2 and quick.settings().items() >= {"updates": 5, "epochs": 1}.items()
+    assert quick.settings().items() >= {"updates": 5, "epochs": 1}.items()
+    before = usual.settings()
+    (tmp_path / "any.txt").write_text("y\n")
+    assert before.items() ^ usual.settings().items() == {
+        ("file_sha256", hashlib.sha256(text).hexdigest()) for text in (b"x\n", b"y\n")
+    }
 
 
 def value(command: list[str], option: str) -> str:

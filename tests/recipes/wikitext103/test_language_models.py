@@ -7,9 +7,11 @@ import sentencepiece
 from fairseq import options
 
 from common.attention import ATTENTIONS
+from recipes.shared import language_models
 from recipes.shared.characters import spell
 from recipes.shared.experiment import Data
 from recipes.shared.language_models import WHOLE, LanguageModels, default_names, model_names, tokenise
+from recipes.shared.split_text import SPLITS, split_path
 from recipes.shared.working_folder import working_folder
 from recipes.wikitext103.compare import EXPERIMENT
 
@@ -78,3 +80,25 @@ def test_subwords_are_of_the_train_part_and_lose_no_line(text: Path, tmp_path: P
     assert [model.decode(line.split()) for line in lines] == text.read_text().splitlines()[54:57]
     with pytest.raises(ValueError, match="subwords is 290; allowed in"):
         prepared(out, 290)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_another_text_of_the_same_size_is_refused(is_folder: bool, tmp_path: Path, monkeypatch) -> None:
+    """In a folder, one of the three splits; other files there do not matter."""
+    monkeypatch.setattr(language_models, "binarise", lambda *_, **__: None)
+    path, out = tmp_path / "texts", tmp_path / "out"
+    path.mkdir()
+    for split in SPLITS:
+        split_path(path, split).write_text(f"the {split} split\n" * 20)
+    changed = split_path(path, "valid")
+
+    def prepared() -> dict[str, int]:
+        with working_folder(out, EXPERIMENT.command, whole=WHOLE):
+            return tokenise(path if is_folder else changed, out, True, None)
+
+    tokens = prepared()
+    (path / "more.txt").write_text("notes")
+    assert prepared() == tokens
+    changed.write_text(changed.read_text().replace("the", "any"))
+    with pytest.raises(ValueError, match="file_sha256 is .*; allowed in"):
+        prepared()
