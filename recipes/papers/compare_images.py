@@ -64,12 +64,19 @@ class Model(NamedTuple):
 
 
 def models_of(paper: str, table: str) -> dict[str, Model]:
-    """The models of a table by their names, the best first as published."""
+    """The models of a table by their names, the best first as published.
+
+    A row has a model for each column, or in a table of one column as many models as it has trainings.
+    """
     columns, models, printed = IMAGE_TABLES[paper, table], {}, read_paper(paper).tables[table]
     for row, entry in entries_of(paper)[table].items():
-        trainings = trainings_of(entry)[: len(columns)]
-        for column, training in zip(columns, trainings, strict=True) if trainings else ():
-            name = row if len(columns) == 1 else f"{row}, {column}"
+        trainings = trainings_of(entry)
+        model_columns = columns * len(trainings) if len(columns) == 1 else columns
+        for i, (column, training) in enumerate(zip(model_columns, trainings, strict=True) if trainings else ()):
+            if len(columns) > 1:
+                name = f"{row}, {column}"
+            else:
+                name = f"{row}, {training.model}" if i else row
             models[name] = Model(row, column, training, printed.cell(row, column))
     return dict(sorted(models.items(), key=lambda item: -value(item[1].published)))
 
@@ -131,37 +138,40 @@ def measured(options: ImageRows, data: Data, compared: Results) -> Record:
     models, counts = options.models_by_name, data.facts["counts"]
     found = by_model(compared.outcomes, options.models)
     cells = {name: _TOP1(records) for name, records in found.items()}
+    by_column: dict[str, dict[str, str]] = {column: {} for column in IMAGE_TABLES[options.paper, options.table]}
+    for name, cell in cells.items():
+        row = by_column[models[name].column]
+        row[models[name].row] = " / ".join(filter(None, [row.get(models[name].row), cell]))
     described = (
         f"{data.facts['images']}, {counts['train']:,} images of {options.side} x {options.side} pixels, "
         f"{options.layers} layers of width {options.width}, {_said_epochs(options)}; accuracy on "
         f"{counts['validation']:,} that are held out, {counted_seeds(found)}"
     )
+    described += "".join(f"; {note}" for note in _notes_of_tokens(options))
     limits = _LIMITS.format(learned=counts["train"], tenth=counts["validation"] / 100)
     kept = [
-        {
-            "what": described,
-            "cells": {models[name].row: cell for name, cell in cells.items() if models[name].column == column},
-            "column": column,
-            "limits": limits,
-        }
-        for column in IMAGE_TABLES[options.paper, options.table]
+        {"what": described, "cells": of_column, "column": column, "limits": limits}
+        for column, of_column in by_column.items()
     ]
     return {"measured": kept, "order": said_of_order(cells, {name: model.published for name, model in models.items()})}
 
 
 def _notes_of_shapes(options: ImageRows) -> list[str]:
-    """Notes on hierarchical models and on those with a distillation token, if there are some."""
-    names = [model.training.model.split()[0] for model in options.models_by_name.values()]
-    notes = []
-    if any(name.endswith("_hier_s") for name in names):
-        notes.append(
-            f"hierarchical models have two stages, of width {options.width // 2} and {options.width}, the first in "
-            f"patches of {options.stage_patch} x {options.stage_patch}; chunks, windows and landmarks are a quarter of "
-            "its tokens"
-        )
-    if any("distilled" in name for name in names):
-        notes.append("models with a distillation token learn without a teacher")
-    return notes
+    """A note on hierarchical models, if there are some."""
+    if not any("_hier_s" in model.training.model for model in options.models_by_name.values()):
+        return []
+    return [
+        f"hierarchical models have two stages, of width {options.width // 2} and {options.width}, the first in "
+        f"patches of {options.stage_patch} x {options.stage_patch}; chunks, windows and landmarks are a quarter of "
+        "its tokens"
+    ]
+
+
+def _notes_of_tokens(options: ImageRows) -> list[str]:
+    """A note on models with a distillation token, if there are some."""
+    if not any("distilled" in model.training.model for model in options.models_by_name.values()):
+        return []
+    return ["a row with two numbers has a distillation token, without a teacher, in the first and none in the second"]
 
 
 def notes(options: ImageRows, facts: Record) -> list[str]:
