@@ -16,6 +16,7 @@ from pathlib import Path
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
 from ..shared.comparison import NO_READER, PlannedTraining
+from ..shared.download import file_sha256
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.fairseq_training import last_validation
 from ..shared.json_files import read_json
@@ -126,7 +127,7 @@ class FlashModels(Options):
     def settings(self) -> Record:
         """See ``Options``; lengths may be added later, too."""
         file = Path(self.file)  # a text in stored results
-        return {**super().settings(), "file": file.name, "bytes": file.stat().st_size if file.is_file() else None}
+        return {**super().settings(), "file": file.name, "text_sha256": file_sha256(file) if file.is_file() else None}
 
     def as_dict(self) -> Record:
         """See ``Options``."""

@@ -18,6 +18,7 @@ from common.files.output_files import new_folder
 
 from ..shared.characters import spell
 from ..shared.commands import shown_path
+from ..shared.download import file_sha256
 from ..shared.indexed_files import split_writer, write_dictionary
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
@@ -92,7 +93,7 @@ def _prepare(path: Path, out: Path, data: Data) -> Path:
     tokens = read_text(path)
     parts = cut(tokens, data.layout)
     data_bin = out / "data-bin"
-    sizes = {"--file": path.name, "characters": len(tokens), "--seed": data.seed}
+    sizes = {"--file": path.name, "characters": len(tokens), "text_sha256": file_sha256(path), "--seed": data.seed}
     keep_settings(out / "data.json", {**sizes, **data.layout._asdict(), **data.examples})
     if data_bin.exists():
         return data_bin

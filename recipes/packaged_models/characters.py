@@ -19,6 +19,7 @@ from ..shared.characters import spell
 from ..shared.commands import python_command, run
 from ..shared.comparison import NO_READER
 from ..shared.corpus import to_line
+from ..shared.download import file_sha256
 from ..shared.fairseq_log import Evaluation
 from ..shared.fairseq_training import train
 from ..shared.scripts import positive_int, script
@@ -108,7 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, out: Path) -> int:
     splits = read_splits(options.file)
     sizes = {split: len(lines) for split, lines in splits.items()}
-    keep_settings(out / "settings.json", {"file": options.file.name, **sizes, "updates": options.updates})
+    text = {"file": options.file.name, "text_sha256": file_sha256(options.file), **sizes}
+    keep_settings(out / "settings.json", {**text, "updates": options.updates})
     if not (out / "data-bin").exists():
         texts = {split: out / "text" / f"{split}.txt" for split in splits}
         for split, lines in splits.items():

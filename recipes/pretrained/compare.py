@@ -15,6 +15,7 @@ from common.files.output_files import new_folder
 from ..shared import corpus
 from ..shared.comparison import Column, Results, table
 from ..shared.digits import write_digits
+from ..shared.download import file_sha256
 from ..shared.experiment import Data, Experiment, Options, Record, option
 from ..shared.image_training import BATCH
 from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
@@ -55,9 +56,9 @@ class Starts(Options):
         return replace(self, source_updates=5, updates=5, source_epochs=1, epochs=1) if self.quick else self
 
     def settings(self) -> Record:
-        """See ``Options``; with the budget, and with name and size of the text."""
+        """See ``Options``; with the budget, and with name and digest of the text."""
         budget = {name: getattr(self, name) for name in ("source_updates", "updates", "source_epochs", "epochs")}
-        of_text = {} if self.file is None else {"file": self.file.name, "bytes": self.file.stat().st_size}
+        of_text = {} if self.file is None else {"file": self.file.name, "text_sha256": file_sha256(self.file)}
         return {**super().settings(), **budget, **of_text}
 
 

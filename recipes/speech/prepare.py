@@ -17,6 +17,7 @@ from tqdm import tqdm
 from common.command_parser import CommandParser
 
 from ..shared.commands import shown_path
+from ..shared.download import file_sha256
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
 from ..shared.settings import keep_settings
@@ -93,10 +94,12 @@ def prepare(out: Path, settings: Settings) -> dict[str, Any]:
         spoken = split_sentences(settings.file, settings.sentences, settings.seed)
         digest = hashlib.sha256("\n".join(text for texts in spoken.values() for text in texts).encode()).hexdigest()
         names = {name: path and Path(path).name for name, path in _paths(settings).items()}
+        audio = [] if settings.recordings is None else find_audio(settings.recordings)
         about = {**settings._asdict(), **names, "sentences_sha256": digest}
-        complete, audio = (out / "manifest.json").exists(), []
+        if audio:
+            about["recordings_sha256"] = hashlib.sha256("".join(map(file_sha256, audio)).encode()).hexdigest()
+        complete = (out / "manifest.json").exists()
         if not complete:  # before anything is written
-            audio = [] if settings.recordings is None else find_audio(settings.recordings)
             espeak.check_voices(settings.voices, settings.speed)
         keep_settings(out / "data.json", about)
         if not complete:

@@ -292,8 +292,8 @@ def answers(command):
     return PARAMETERS + "".join(TRAIN % (4096, i) for i in (5, 10, 15)) + VALID % (181.02, 15)
 
 
-def test_from_logs_to_a_table(monkeypatch, tmp_path):
-    """The second time nothing runs but the search for widths."""
+def test_from_logs_to_a_table(monkeypatch, tmp_path, capsys):
+    """The second time nothing runs but the search for widths; another text of the same size is refused."""
     arguments = [*canned(monkeypatch, tmp_path, answers), "--lengths", "128,64", "--updates", "15"]
     assert compare.main(arguments) == 0
     content = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -303,6 +303,9 @@ def test_from_logs_to_a_table(monkeypatch, tmp_path):
     assert content["widths"] == {"flash_lm": 232, "transformer_pp_lm": 344}
     monkeypatch.setattr(fairseq_training, "run", None)
     assert compare.main(arguments) == 0
+    (tmp_path / "any.txt").write_text("y")
+    assert compare.main(arguments) == 1
+    assert "text_sha256 is " in capsys.readouterr().err
 
 
 def test_a_training_without_its_validation_is_none(monkeypatch, tmp_path, capsys):

@@ -92,13 +92,16 @@ def test_passages_are_anywhere_in_their_parts():
 
 
 def test_made_once(tmp_path, capsys):
-    """A second call writes nothing; other sizes in the same folder are refused."""
+    """A second call writes nothing; other sizes and another text in the same folder are refused."""
     folder = made(tmp_path)
     modified = (folder / "dict.source.txt").stat().st_mtime_ns
     assert made(tmp_path) == folder and (folder / "dict.source.txt").stat().st_mtime_ns == modified
     arguments = ["--file", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out"), *SIZES]
     assert prepare.main([*arguments, "--spans", "2"]) == 1
     assert "spans is 2; allowed in" in capsys.readouterr().err
+    (tmp_path / "text.txt").write_text(TEXT.replace("0", "1"), encoding="utf-8")
+    assert prepare.main(arguments) == 1
+    assert "text_sha256 is " in capsys.readouterr().err
 
 
 def test_interrupted(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_a_text_that_cannot_be_used_is_one_line(content: bytes, word: str, tmp_p
 
 
 def test_characters_are_trained_evaluated_and_written(text: Path, tmp_path: Path, imported_already, capsys) -> None:
-    """With a second call, nothing is trained again, and another number of updates is refused."""
+    """With a second call, nothing is trained again, and another number of updates or another text is refused."""
     arguments = ["--file", str(text), "--out", str(tmp_path / "out"), "--updates", "2"]
     assert characters.main(arguments) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -57,6 +57,9 @@ def test_characters_are_trained_evaluated_and_written(text: Path, tmp_path: Path
     assert hub.sample("SPEAKER 1:", max_len_b=20).startswith("SPEAKER 1:")
     assert characters.main([*arguments[:-1], "3"]) == 1
     assert "updates" in capsys.readouterr().err
+    (tmp_path / text.name).write_text(text.read_text(encoding="utf-8").replace("speech", "sermon"), encoding="utf-8")
+    assert characters.main(["--file", str(tmp_path / text.name), *arguments[2:]]) == 1
+    assert "text_sha256 is " in capsys.readouterr().err
 
 
 def test_digits_are_trained_and_written(tmp_path: Path, imported_already, monkeypatch, capsys) -> None:

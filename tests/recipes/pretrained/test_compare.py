@@ -36,12 +36,15 @@ def test_library_is_the_default(tmp_path):
 
 
 def test_the_budget_belongs_to_the_settings(tmp_path):
-    """With the size of the text; ``--quick`` has another budget."""
+    """With the digest of the text; ``--quick`` has another budget."""
     (tmp_path / "any.txt").write_text("x\n")
     arguments = ["--file", str(tmp_path / "any.txt")]
     usual, quick = (compare.EXPERIMENT.parse([*arguments, *more]) for more in ([], ["--quick"]))
     assert (usual.source_updates, usual.updates, usual.source_epochs, usual.epochs) == (300, 200, 16, 9)
-    assert usual.settings()["bytes"] == 2 and quick.settings().items() >= {"updates": 5, "epochs": 1}.items()
+    assert quick.settings().items() >= {"updates": 5, "epochs": 1}.items()
+    before = usual.settings()
+    (tmp_path / "any.txt").write_text("y\n")
+    assert {name for name, value in usual.settings().items() if before[name] != value} == {"text_sha256"}
 
 
 def value(command: list[str], option: str) -> str:

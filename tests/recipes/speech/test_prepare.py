@@ -89,8 +89,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, spoken: list[str], monkeypat
     assert main(out, "--speed", 99) == 1
 
 
-def test_recordings_to_pretrain_on_are_copied_at_one_rate(tmp_path: Path, spoken: list[str]) -> None:
-    """Of two channels at 8 kHz; those below a second are left out."""
+def test_recordings_to_pretrain_on_are_copied_at_one_rate(tmp_path: Path, spoken: list[str], capsys) -> None:
+    """Of two channels at 8 kHz; those below a second are left out, and other recordings of the same name refused."""
     folder = tmp_path / "recordings"
     (folder / "more").mkdir(parents=True)
     for number in range(20):
@@ -106,6 +106,10 @@ def test_recordings_to_pretrain_on_are_copied_at_one_rate(tmp_path: Path, spoken
     samples, rate = soundfile.read(names[0])
     assert rate == 16_000 and samples.shape == (24_000,) and abs(samples[12_000] - 0.25) < 1e-3
     assert prepare.main(["--check", str(lists)]) == 0
+    assert main(tmp_path / "out", "--recordings", folder) == 0
+    soundfile.write(folder / "short.wav", np.ones(7_000), 8_000)
+    assert main(tmp_path / "out", "--recordings", folder) == 1
+    assert "recordings_sha256 is " in capsys.readouterr().err
 
 
 def damaged(folder: Path) -> None:
