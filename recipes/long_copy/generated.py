@@ -22,7 +22,7 @@ def count(lines: Iterable[str], span_tokens: int) -> Counted:
         ValueError: the log ends too early.
     """
     generation = parse_generation(lines)
-    pairs = [(target.split(), hypothesis.split()) for target, hypothesis in generation.pairs]
+    pairs = [(target.split(), hypothesis.split()) for target, hypothesis in generation.pairs.values()]
     right = [right_tokens(target, hypothesis) for target, hypothesis in pairs]
     spans = [all(hits[i : i + span_tokens]) for hits in right for i in range(0, len(hits), span_tokens)]
     return Counted(

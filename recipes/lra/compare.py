@@ -17,9 +17,11 @@ from matplotlib.ticker import LogLocator
 from ..shared import fairseq_log
 from ..shared.commands import python_command, run
 from ..shared.comparison import SEEDS, Column, Results, by_length, of_model, table
+from ..shared.download import file_sha256
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, largest, mean
 from ..shared.json_files import read_json, write_json
 from ..shared.plots import STYLE, lines_by_length, save, seeds_in_rows
+from ..shared.settings import keep_settings
 from ..shared.tables import MISSING, Table
 from ..shared.trainings import read_points
 from . import listops, published
@@ -38,7 +40,11 @@ TITLE = Column("model", known=lambda name: MODELS[name].title)
 
 
 def prepare(options: Arena) -> Data:
-    """The folder of ``--data``, or generated ListOps of the length; the facts are the size of each split and chance."""
+    """The folder of ``--data``, or generated ListOps of the length; the facts are the size of each split and chance.
+
+    Raises:
+        ValueError: ``--out`` has trainings on other examples.
+    """
     data = options.data
     if data is None:
         data = options.out / "data"
@@ -47,6 +53,10 @@ def prepare(options: Arena) -> Data:
         sizes = QUICK_SIZES if options.quick else SIZES
         listops.generate(ListopsPlan(seed=1, **sizes, **lengths), data, options.jobs)
     data_bin = data.absolute() / "data-bin"
+    files = (path for path in sorted(data_bin.rglob("*")) if path.suffix in (".bin", ".idx"))
+    keep_settings(
+        options.out / "data.json", {path.relative_to(data_bin).as_posix(): file_sha256(path) for path in files}
+    )
     labels = {split: read_labels(data_bin, split) for split in SPLITS}
     # Accuracy on the test split of always naming its most frequent class, per cent.
     majority = 100.0 * labels["test"].bincount().max().item() / len(labels["test"])

@@ -33,15 +33,19 @@ def gathered(paths: Sequence[Path]) -> Scores:
     """Read the score of every training for its highest target; bc and awac ignore the target.
 
     Raises:
-        ValueError: a file has the wrong format, or is passed twice, so that its trainings would count twice.
+        ValueError: a file has the wrong format, is passed twice, so that its trainings would count twice, or has other
+            data with the name of an earlier file's.
     """
     scores: Scores = defaultdict(lambda: defaultdict(list))
     paths_read: set[Path] = set()
+    data: dict[str, EpisodeDescription] = {}
     for path in paths:
         if path.resolve() in paths_read:
             raise ValueError(f"{path} is given twice; allowed: each file once")
         paths_read.add(path.resolve())
         description, played = _read(path)
+        if data.setdefault(description.name, description) != description:
+            raise ValueError(f"{path} is of other data than a file before it; allowed as {description.name}: the same")
         for name, episodes in played:
             highest = max(episode.target for episode in episodes)
             mean = statistics.mean(episode.total for episode in episodes if episode.target == highest)

@@ -21,9 +21,10 @@ from common.command_parser import CommandParser
 from fairseq_plugin import DecisionTransformer
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
+from ..shared.architectures import architectures_of
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, as_text, describe_run
-from .compare import DEFAULT_NAMES, SUFFIX, architectures
+from .compare import DEFAULT_NAMES, SUFFIX
 
 #: Sizes of HalfCheetah's states and actions.
 _STATE, _ACTION = 17, 6
@@ -83,7 +84,8 @@ def parser() -> CommandParser:
     """The script's options."""
     parser = CommandParser(prog="python -m recipes.offline_rl.cost", description=__doc__.splitlines()[0])
     names = ",".join(DEFAULT_NAMES)
-    parser.add_argument("--archs", type=architectures, default=names, help=f"comma-separated, any causal ({names})")
+    about = f"comma-separated, any causal ({names})"
+    parser.add_argument("--archs", type=architectures_of(SUFFIX), default=names, help=about)
     parser.add_argument("--steps", type=steps, default="10,100,300,1000", help="where it is measured (%(default)s)")
     parser.add_argument("--context", type=positive_int, default=20, metavar="K", help="steps anew (%(default)s)")
     return parser

@@ -3,6 +3,8 @@
 Pass several checkpoints for trainings of one model with several seeds.
 """
 
+import argparse
+import math
 import statistics
 import sys
 import time
@@ -86,8 +88,15 @@ def parser() -> CommandParser:
 
 
 def numbers(text: str) -> list[float]:
-    """Option type: comma-separated numbers, without duplicates."""
-    return list(dict.fromkeys(float(part) for part in text.split(",")))
+    """Option type: comma-separated numbers, without duplicates.
+
+    Raises:
+        argparse.ArgumentTypeError: one is not finite.
+    """
+    values = list(dict.fromkeys(float(part) for part in text.split(",")))
+    if not all(map(math.isfinite, values)):
+        raise argparse.ArgumentTypeError(f"{text}; allowed: finite numbers")
+    return values
 
 
 def named_environment(described: EpisodeDescription, path: Path) -> str:
@@ -111,6 +120,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     options = parser().parse_args(arguments)
     started = time.monotonic()
+    if options.seed < 0:
+        raise ValueError(f"--seed is {options.seed}; allowed: at least 0")
     if options.output is not None:
         check_new(options.output, "--output")
     context = None if options.context is None else read_context("--context", options.context) or FULL

@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
 class Generation(NamedTuple):
     """Targets that fairseq-generate wrote."""
 
-    pairs: list[tuple[str, str]]  # the right target of each source, and the best hypothesis
+    pairs: dict[int, tuple[str, str]]  # number of a source -> its right target, and the best hypothesis
     milliseconds: float  # per source: the encoder and all steps of the decoder
 
 
@@ -151,7 +151,7 @@ def parse_generation(lines: Iterable[str]) -> Generation:
             seconds = float(match[2])
     if seconds is None or not texts["T"]:
         raise ValueError("the log of fairseq-generate has no end; allowed: a complete one")
-    pairs = [(target, texts["H"][number]) for number, target in texts["T"].items()]
+    pairs = {number: (target, texts["H"][number]) for number, target in texts["T"].items()}
     return Generation(pairs, 1000.0 * seconds / len(pairs))
 
 

@@ -1,6 +1,8 @@
 """The UEA data sets of the Flowformer paper's Table 6: their expected sizes and their files."""
 
+import hashlib
 import tempfile
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +67,16 @@ def read_archive(name: str, downloads: Path, file: Path | None = None) -> dict[s
     if name in ARCHIVES:
         _check_whole(name, splits, ARCHIVES[name])
     return splits
+
+
+def digest(splits: Mapping[str, Split]) -> str:
+    """SHA-256 of the series and labels of all splits."""
+    sha256 = hashlib.sha256()
+    for name, split in splits.items():
+        sha256.update(repr((name, split.labels, [values.shape for values in split.series])).encode())
+        for values in split.series:
+            sha256.update(values.tobytes())
+    return sha256.hexdigest()
 
 
 def _read_package(name: str) -> dict[str, Split]:

@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 from matplotlib import pyplot as plt
 
+from common.files.output_files import new_folder
+from fairseq_plugin.data.series_folder import write_folder
+
 from ..shared.architectures import known_names
 from ..shared.commands import shown_path
 from ..shared.comparison import NO_READER, SEEDS, Column, PlannedTraining, by_model, planned_trainings
@@ -25,9 +28,11 @@ from ..shared.json_files import read_json
 from ..shared.plots import STYLE, Style, legend_beside, save, style_of
 from ..shared.scaled_windows import scaled_window_arguments
 from ..shared.scripts import positive_int
+from ..shared.settings import check_settings, keep_settings
 from ..shared.tables import MISSING, Run, counted
 from ..shared.trainings import Training, read_points
 from . import prepare
+from .archives import digest, read_archive
 from .classify import CLASSIFIERS, RANDOM
 from .published import MODELS, TABLE, published
 
@@ -213,11 +218,12 @@ class Plan(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The content of results.json: the plan, the records, and the runs that made them."""
+    """The content of results.json: the plan, the records, the runs that made them, and the digest of the data."""
 
     plan: Plan
     records: list[Record]
     runs: list[Run]
+    series_sha256: str | None  # None in files of earlier versions
 
 
 def read_results(path: Path) -> Results:
@@ -229,14 +235,27 @@ def read_results(path: Path) -> Results:
     allowed = "results.json of a comparison"
     content = read_json(path, allowed, plan=Plan, results=list[Outcome], run=Run, earlier=list[Run])
     records = [outcome._asdict() for outcome in content["results"]]
-    return Results(content["plan"], records, [*content["earlier"], content["run"]])
+    runs = [*content["earlier"], content["run"]]
+    return Results(content["plan"], records, runs, content.get("series_sha256"))
 
 
 def make_data(options: Series) -> Data:
-    """The data set, the length of its longest series, and the runs that made the records of ``--add``."""
-    runs = [] if options.add is None else added(options).runs
-    described, _ = prepare.prepare(options.dataset, options.out / "data", options.file)
-    facts = {"longest": described.longest, "earlier": [run._asdict() for run in runs]}
+    """The data set, its digest, the length of its longest series, and the runs that made the records of ``--add``.
+
+    Raises:
+        ValueError: the folder or ``--add`` has trainings on other series; see also ``read_archive`` and ``added``.
+    """
+    part = None if options.add is None else added(options)
+    splits = read_archive(options.dataset, options.out / "downloads", options.file)
+    kept = {"--dataset": options.dataset, "series_sha256": digest(splits)}
+    check_settings(options.out / "data.json", kept)
+    if part is not None and part.series_sha256 not in (None, kept["series_sha256"]):
+        raise ValueError(f"{options.add} is of other series than --dataset or --file; allowed: of the same")
+    with new_folder(options.out / "data", prepare.COMMAND) as folder:
+        described = write_folder(folder, splits)
+    keep_settings(options.out / "data.json", kept)
+    runs = [run._asdict() for run in part.runs] if part else []
+    facts = {"longest": described.longest, "earlier": runs, "series_sha256": kept["series_sha256"]}
     return Data(options.out / "data", facts)
 
 

@@ -3,6 +3,7 @@
 import gettext
 import re
 import struct
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ FOLDERS = (Path("/usr/share/locale"), Path("/usr/share/locale-langpack"))
 ENGLISH = "en"
 #: Fewest and most words, between whitespace, of a message and of its translation.
 WORDS = (4, 60)
+#: Most bytes of either in UTF-8, normalised as by sentencepiece. A subword has at least one byte, so that with the
+#: first space and </s> a text has at most 1,024 subwords, fairseq's default.
+BYTES = 1_022
 #: Separates a message from its context, such as the menu that it stands in.
 _CONTEXT = "\x04"
 #: Letters in a row, and places that a program fills in: %s, %-10ld, %(name)s, {0}, <FILE>.
@@ -91,7 +95,7 @@ def read_language(folders: Sequence[Path], language: str, skipped: dict[str, str
 
 
 def read_messages(folders: Sequence[Path], source: str, target: str) -> Messages:
-    """All messages in two languages, cleaned, of ``WORDS`` words each, each source once.
+    """All messages in two languages, cleaned, of ``WORDS`` words and up to ``BYTES`` bytes each, each source once.
 
     Raises:
         ValueError: the languages are the same, or one has no catalogues.
@@ -111,9 +115,10 @@ def read_messages(folders: Sequence[Path], source: str, target: str) -> Messages
             texts = [translated[x].get(message, "") if x in translated else english for x in (source, target)]
             pair = Pair(program, *cleaned(*texts))
             sizes = [len(text.split()) for text in texts]
+            longest = max(len(unicodedata.normalize("NFKC", text).encode()) for text in pair[1:])
             if any(of.get(message, "").strip() in ("", english.strip()) for of in translated.values()):
                 left_out["not translated"] += 1
-            elif not WORDS[0] <= min(sizes) <= max(sizes) <= WORDS[1]:
+            elif not WORDS[0] <= min(sizes) <= max(sizes) <= WORDS[1] or longest > BYTES:
                 left_out["too short or too long"] += 1
             elif not words(pair.source):
                 left_out["nothing but places to fill in"] += 1

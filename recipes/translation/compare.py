@@ -4,7 +4,6 @@
 fairseq-generate. Another run continues where the last one stopped.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import sacrebleu
+import sentencepiece
 from matplotlib import pyplot as plt
 
 from ..shared.comparison import MODEL, SEEDS, Column, Results, by_length, of_model, table
@@ -30,21 +30,20 @@ from ..shared.json_files import read_json, write_json
 from ..shared.plots import STYLE, lines_by_length, save, seeds_in_rows
 from ..shared.scripts import positive_int
 from ..shared.tables import Table
+from ..shared.text_files import read_lines
 from . import prepare
 from .catalogues import ENGLISH, FOLDERS
 from .speed import STEPS, Speed, measure
 
 DEFAULT_MODELS = (STOCK, *(f"flow/{cross}" for cross in CROSS_ATTENTIONS))
-#: The result of ``--scoring sacrebleu``.
-_BLEU = re.compile(r"^Generate test with beam=\d+: BLEU = ([\d.]+)")
 #: A translation may have this many subwords for each of its source, and some more.
 _LONGEST = (1.5, 10)
 
 
 class Scores(NamedTuple):
-    """Scores of the generated translations of the test part."""
+    """Scores of the generated translations of the test part, sacrebleu's, of texts without subwords."""
 
-    bleu: float  # sacrebleu's, by fairseq-generate
+    bleu: float
     chrf: float
     milliseconds: float  # to generate a translation
 
@@ -76,6 +75,10 @@ class Translation(EncoderDecoders):
         metavar="TOKENS",
     )
 
+    def settings(self) -> Record:
+        """See ``Options``; no folder has results that were scored in another way."""
+        return {**super().settings(), "scored": "texts"}
+
     @property
     def languages(self) -> tuple[str, str]:
         """See ``EncoderDecoders``."""
@@ -90,30 +93,39 @@ class Translation(EncoderDecoders):
         return []
 
     def generate_arguments(self) -> list[object]:
-        """Batches of sources of similar lengths; words are scored, not subwords."""
-        return [
-            *("--batch-size", 64, "--max-len-a", _LONGEST[0], "--max-len-b", _LONGEST[1]),
-            *("--post-process", "sentencepiece", "--scoring", "sacrebleu"),
-        ]
+        """Batches of sources of similar lengths."""
+        return ["--batch-size", 64, "--max-len-a", _LONGEST[0], "--max-len-b", _LONGEST[1]]
 
     def count(self, lines: Sequence[str]) -> Scores:
-        """See ``EncoderDecoders``.
+        """See ``EncoderDecoders``; the references are the messages themselves, which subwords do not always spell.
 
         Raises:
-            ValueError: the log ends too early.
+            ValueError: the log ends too early, or is not of the test part.
         """
         generation = parse_generation(lines)
-        bleu = next((match[1] for match in map(_BLEU.match, lines) if match is not None), None)
-        if bleu is None:
-            raise ValueError("the log of fairseq-generate has no BLEU; allowed: one with --scoring sacrebleu, complete")
-        targets, hypotheses = zip(*generation.pairs)
-        return Scores(float(bleu), sacrebleu.corpus_chrf(hypotheses, [targets]).score, generation.milliseconds)
+        references = [line.rstrip("\n") for line in read_lines(prepare.text_path(self.out, "test", self.target))]
+        if sorted(generation.pairs) != list(range(len(references))):
+            number = len(generation.pairs)
+            raise ValueError(f"the log of fairseq-generate has {number} messages; allowed: all {len(references)}")
+        model = sentencepiece.SentencePieceProcessor(model_file=str(prepare.subwords_path(self.out)))
+        hypotheses = [model.decode(generation.pairs[number][1].split()) for number in range(len(references))]
+        bleu, chrf = (score(hypotheses, [references]) for score in (sacrebleu.corpus_bleu, sacrebleu.corpus_chrf))
+        return Scores(bleu.score, chrf.score, generation.milliseconds)
 
 
 def data(options: Translation) -> Data:
-    """The messages in subwords; the facts are the size of each part, and the BLEU of copied sources."""
+    """The messages in subwords; the facts are the size of each part, and the BLEU of copied sources.
+
+    Raises:
+        ValueError: a message does not fit into a batch; see also ``prepare.prepare``.
+    """
     settings = prepare.Settings(*options.languages, options.subwords)
     manifest = prepare.prepare(options.folder, options.out, settings)
+    pieces = (line.split() for path in (options.out / "pieces").iterdir() for line in read_lines(path))
+    longest = max(map(len, pieces)) + 1  # with </s>
+    if longest > options.batch_tokens:  # fairseq-train would leave it out, or fail in the first evaluation
+        allowed = f"at least {longest}, the subwords of the longest message"
+        raise ValueError(f"--batch-tokens is {options.batch_tokens}; allowed: {allowed}")
     parts = {part: [about["pairs"], len(about["programs"])] for part, about in manifest["parts"].items()}
     return Data(options.out / "data-bin", {"parts": parts, "copied_bleu": manifest["copied_bleu"]})
 
@@ -134,8 +146,8 @@ def notes(options: Translation, facts: Record) -> list[str]:
     parts = ", ".join(f"{part} {pairs:,} of {programs} programs" for part, (pairs, programs) in facts["parts"].items())
     return [
         f"messages from {options.source} to {options.target}: {parts}; {options.subwords:,} subwords for both",
-        f"BLEU and chrF: sacrebleu's, of the test part, fairseq-generate with --beam {options.beam}; copied sources "
-        f"have a BLEU of {facts['copied_bleu']:.1f}; mean ± standard deviation over seeds",
+        f"BLEU and chrF: sacrebleu's, of the text of the test part, fairseq-generate with --beam {options.beam}; "
+        f"copied sources have a BLEU of {facts['copied_bleu']:.1f}; mean ± standard deviation over seeds",
         "next: per cent of the subwords of the valid part, </s> included, the right ones before given",
         f"{options.updates:,} updates of at most {options.batch_tokens:,} subwords, {options.layers} + "
         f"{options.layers} layers of width {options.width}, {options.heads} heads, highest learning rate "

@@ -18,7 +18,7 @@ from common.command_parser import CommandParser
 from ..shared.commands import shown_path
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
-from ..shared.settings import keep_settings
+from ..shared.settings import check_settings, keep_settings
 from ..shared.split_text import preprocess
 from ..shared.subword_text import encode, train_sentencepiece, write_dictionary
 from ..shared.text_files import TRIAL_PARTS, write_lines
@@ -63,9 +63,11 @@ def prepare(folders: Sequence[Path], out: Path, settings: Settings) -> dict[str,
             print(f"  {path} is left out: {reason}", file=sys.stderr)
         parts = split(messages.pairs, settings.seed)
         found = {"messages": len(messages.pairs), "messages_sha256": _digest(messages.pairs)}
-        keep_settings(out / "data.json", {**settings._asdict(), **found})
+        check_settings(out / "data.json", {**settings._asdict(), **found})
         if not (out / "manifest.json").exists():
             tokens = _to_data_bin(parts, out, settings)
+            # Not before: the folder does not keep settings that these messages do not allow.
+            keep_settings(out / "data.json", {**settings._asdict(), **found})
             left_out = {**messages.left_out, "nearly the same in another part": parts.near}
             about = {**settings._asdict(), **found, "left_out": left_out, "skipped": messages.skipped}
             parts_about = {part: _describe(getattr(parts, part), tokens[part]) for part in TRIAL_PARTS}
@@ -74,6 +76,16 @@ def prepare(folders: Sequence[Path], out: Path, settings: Settings) -> dict[str,
             about["copied_bleu"] = sacrebleu.corpus_bleu(*texts).score
             write_json(out / "manifest.json", {**about, "parts": parts_about})
         return read_json(out / "manifest.json", parts=dict[str, dict], skipped=dict, left_out=dict, copied_bleu=float)
+
+
+def text_path(out: Path, part: str, language: str) -> Path:
+    """The messages of a part in one language as text, one a line."""
+    return out / "text" / f"{part}.{language}"
+
+
+def subwords_path(out: Path) -> Path:
+    """The model of sentencepiece."""
+    return out / "sentencepiece.model"
 
 
 def _digest(pairs: Iterable[Pair]) -> str:
@@ -87,7 +99,7 @@ def _describe(pairs: Sequence[Pair], tokens: dict[str, int]) -> dict[str, Any]:
 
 def _to_data_bin(parts: Parts, out: Path, settings: Settings) -> dict[str, dict[str, int]]:
     """Write ``out``/data-bin in subwords of the train part; returns part -> language -> tokens, ends included."""
-    subwords, dictionary = out / "sentencepiece.model", out / "dict.txt"
+    subwords, dictionary = subwords_path(out), out / "dict.txt"
     lines = [text for pair in parts.train for text in (pair.source, pair.target)]
     train_sentencepiece(lines, subwords, settings.subwords, masked=False, threads=1, option="--subwords")
     model = sentencepiece.SentencePieceProcessor(model_file=str(subwords))
@@ -97,7 +109,7 @@ def _to_data_bin(parts: Parts, out: Path, settings: Settings) -> dict[str, dict[
         tokens[part] = {}
         for language, side in zip(settings.languages, ("source", "target")):
             texts = [getattr(pair, side) for pair in getattr(parts, part)]
-            write_lines(out / "text" / f"{part}.{language}", (text + "\n" for text in texts))
+            write_lines(text_path(out, part, language), (text + "\n" for text in texts))
             path = out / "pieces" / f"{part}.{language}"
             tokens[part][language] = encode([[text] for text in texts], model, path, threads=1).tokens
     prefixes = {part: out / "pieces" / part for part in TRIAL_PARTS}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,18 @@ def test_from_the_generator_to_the_table(compared, capsys, monkeypatch):
     assert compare.main(arguments) == 0
     assert compare.main([*arguments, "--lr", "0.5"]) == 1
     assert "lr is 0.5; allowed in" in capsys.readouterr().err
+
+
+def test_other_examples_in_the_same_place_are_refused(compared, tmp_path):
+    """Trainings on those before would be shown as theirs."""
+    out, arguments = compared
+    shutil.copytree(out / "data" / "data-bin", tmp_path / "data-bin")
+    options = compare.EXPERIMENT.parse([*arguments, "--data", str(tmp_path)])
+    assert compare.prepare(options).facts["examples"]["test"] == 40
+    labels = tmp_path / "data-bin" / "label" / "test.bin"
+    labels.write_bytes(labels.read_bytes()[::-1])
+    with pytest.raises(ValueError, match=f"label/test.bin is .*; allowed in {out}"):
+        compare.prepare(options)
 
 
 def test_picture_of_an_expression(compared, tmp_path, capsys):

@@ -46,3 +46,13 @@ def test_a_file_that_is_given_twice(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "a.json").write_text(json.dumps({"data": description("one"), "results": compared}))
     assert averages.main([str(tmp_path / "a.json"), str(tmp_path / ".." / tmp_path.name / "a.json")]) == 1
     assert "a.json is given twice" in capsys.readouterr().err
+
+
+def test_other_data_of_the_same_name(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Own data of one environment has one name, but returns of its own, which bound the scores."""
+    compared = [{"model": "bc", "episodes": episodes(20.0)}]
+    for name, highest in (("a.json", 200.0), ("b.json", 300.0)):
+        data = {**description("one"), "highest": highest}
+        (tmp_path / name).write_text(json.dumps({"data": data, "results": compared}))
+    assert averages.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
+    assert "b.json is of other data" in (error := capsys.readouterr().err) and "allowed as one" in error

@@ -83,6 +83,15 @@ def test_what_does_not_fit(checkpoint: Path, arguments: list[str], message: str,
     assert message in capsys.readouterr().err
 
 
+def test_numbers_that_no_episode_has(capsys: pytest.CaptureFixture) -> None:
+    """Refused before a model is loaded."""
+    with pytest.raises(SystemExit):
+        evaluate.main(["none.pt", "--targets", "300,nan"])
+    assert "300,nan; allowed: finite" in capsys.readouterr().err
+    assert evaluate.main(["none.pt", "--seed", "-1"]) == 1
+    assert "--seed is -1; allowed: at least 0" in capsys.readouterr().err
+
+
 def test_a_module_that_a_file_names_is_not_imported(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -139,3 +148,6 @@ def test_cost(capsys: pytest.CaptureFixture) -> None:
     rows = [line for line in output.splitlines() if line.strip().startswith("linear_decision")]
     assert [row.split("   ")[1].strip() for row in rows] == ["all steps anew", "from the state", "last 2 anew"]
     assert "step 2   step 3" in output
+    with pytest.raises(SystemExit):
+        cost.main(["--archs", "linear+forget"])
+    assert "linear+forget; allowed: " in capsys.readouterr().err

@@ -103,6 +103,29 @@ def test_trainings_of_another_part_are_added(
     assert "results.txt cannot be read: " in (error := capsys.readouterr().err) and "allowed: results.json" in error
 
 
+def test_trainings_on_other_series_are_not_shown(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Neither those in the folder nor those that are added; the folder keeps its data."""
+    out = tmp_path / "out"
+    for name in ("flowformer.1", "flowformer.2"):
+        complete(out, name, [50.0, 90.0, 80.0])
+    made_by(compare.EXPERIMENT.command, out)
+    arguments = [*arguments, "--archs", "flowformer"]
+    assert compare.main(arguments) == 0
+    before = {path.name: path.read_bytes() for path in (out / "data").iterdir()}
+    swapped = [case[:-1] + {"a": "b", "b": "a"}[case[-1]] for case in CASES]
+    (tmp_path / "Toy_TEST.ts").write_text("\n".join([*HEADER, *swapped]) + "\n")
+    capsys.readouterr()
+    assert compare.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "series_sha256 is " in printed.err and f"allowed in {out}" in printed.err and not printed.out
+    assert {path.name: path.read_bytes() for path in (out / "data").iterdir()} == before
+    added = ["--out", str(tmp_path / "new"), "--add", str(out / "results.json")]
+    assert compare.main([*arguments, *added]) == 1
+    assert "results.json is of other series" in capsys.readouterr().err
+
+
 def test_commands_are_fairseqs_and_differ_in_the_model_alone() -> None:
     """The authors' training; fairseq's parser accepts every option of every architecture."""
     own_options = {}

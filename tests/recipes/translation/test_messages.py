@@ -20,6 +20,7 @@ MESSAGES = {
     "this one is not translated": "",
     "this one is the same": "this one is the same",
     "too short": "zu kurz",
+    "four words, one too long": f"vier Wörter, zu lang: {'½' * 210}",
     "%s: %s (%d): {0}": "%s, %s (%d): {0}",
 }
 READ = {
@@ -40,7 +41,7 @@ def test_messages_are_read_as_a_user_sees_them(charset, tmp_path):
     assert {pair.program for pair in read.pairs} == {"editor"}
     assert read.left_out == {
         "not translated": 2,
-        "too short or too long": 1,
+        "too short or too long": 2,
         "nothing but places to fill in": 1,
     }
 
@@ -184,6 +185,7 @@ def test_what_cannot_be_made_is_one_line(more, said, folder, tmp_path, capsys):
     assert prepare.main(command) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said.format(folder=folder) in line and "allowed" in line
+    assert not (tmp_path / "out").exists()  # or other settings would be refused there
 
 
 def test_too_few_programs(tmp_path, capsys):
