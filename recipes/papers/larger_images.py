@@ -184,8 +184,9 @@ def measured(options: LargerImages, data: Data, compared: Results) -> Record:
     }
     described = (
         f"{data.facts['images']} at {side} x {side} pixels, {options.layers} layers of width {options.width}, "
-        f"{counted(_later_epochs(options), 'epoch')}; accuracy on {counts['validation']:,} images that are held out, "
-        f"{counted_seeds(found)}"
+        f"{counted(_later_epochs(options), 'epoch')}, before which the model of Deit base and {FINE_TUNED} learned "
+        f"{counted(options.epochs, 'epoch')} at {options.side} x {options.side}; accuracy on {counts['validation']:,} "
+        f"images that are held out, {counted_seeds(found)}"
     )
     limits = _LIMITS.format(learned=counts["train"])
     return {"measured": {"what": described, "cells": cells, "column": "Top1 Acc", "limits": limits}}

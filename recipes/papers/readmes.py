@@ -45,10 +45,9 @@ def document(paper: str, table: PublishedTable) -> str:
     columns = bool(set(entries) & set(table.header[1:]))  # models are columns
     names = table.header[1:] if columns else [row.name for row in table.rows]
     added = {"here": [here(entries[name]) for name in names]}
-    measured_names = {name for comparison in measurements for name in comparison.cells}
-    missing = {name: run_here(name, entries[name], []) for name in names if name not in measured_names}
+    missing = {name: run_here(name, entries[name], []) for name in names}
     for title, comparison in zip(_titles(measurements), measurements):
-        added[title] = [comparison.cells.get(name, missing.get(name, "")) for name in names]
+        added[title] = [comparison.cells.get(name, missing[name]) for name in names]
     text = table.markdown(last=added if columns else {}, further={} if columns else added)
     label = f"Table {table.number}" if table.number.isalnum() else f"the table {table.number.replace('-', ' ')}"
     source = (

@@ -37,9 +37,9 @@ def show_table(paper: Paper, table: PublishedTable) -> str:
     for comparison in measurements:
         lines += ["", *_measured(table, comparison)]
     if not measurements:
-        lines += ["", "Nothing of it was measured here: no row was run at the paper's size or at a smaller one."]
+        lines += ["", "No row was run here."]
     small = small_command(paper.name, table.number)
-    lines += ["", f"All rows in small: {small}"] if small else []
+    lines += ["", f"All rows in one comparison: {small}"] if small else []
     command = f"python -m recipes.papers {paper.name} {table.number} --row NAME"
     return "\n".join([*lines, "", f"The commands of a row: {command}"])
 
@@ -69,9 +69,12 @@ def show_figure(paper: Paper, figure: Figure, command: str) -> str:
     head = _filled(f"{paper.title}, Figure {figure.number}: {figure.caption}")
     if not command.startswith("python "):
         return "\n".join([*head, *_filled(f"not drawn: {command}")])
-    lines = [line for one in measured(paper.name, key(figure)) for line in ("", *_drawn(one))]
+    comparisons = measured(paper.name, key(figure))
+    lines = [line for one in comparisons for line in ("", *_drawn(one))]
+    if not any(one.picture for one in comparisons):
+        lines.append("Not drawn here.")
     comments = [f"# {line}".rstrip() for line in head + lines]
-    return "\n".join([*comments, Block("drawn here by", (command,)).printed()])
+    return "\n".join([*comments, Block("the command that draws it", (command,)).printed()])
 
 
 def key(figure: Figure) -> str:
@@ -122,11 +125,11 @@ def _published(cells: dict[str, str], name: str, ratio_to: str) -> str:
 
 
 def _drawn(one: Measured) -> list[str]:
-    """The lines of a comparison that is drawn."""
+    """The lines of a comparison of the models of a figure."""
+    table = ["", *_columns([("model", one.column), *one.cells.items()])] if one.cells else []
     return [
-        *_filled(f"Drawn in {one.picture}: {one.what}"),
-        "",
-        *_columns([("model", one.column), *one.cells.items()]),
+        *_filled(f"{f'Drawn in {one.picture}' if one.picture else 'Measured here'}: {one.what}"),
+        *table,
         "",
         *_filled(one.limits),
         one.command,

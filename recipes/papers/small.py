@@ -65,12 +65,15 @@ _SEVEN = (
     "python -m recipes.flash.compare --file TEXT --seeds 3 "
     "--archs transformer_lm,transformer_plus_lm,transformer_pp_lm,performer_lm,combiner_lm,flash_quad_lm,flash_lm"
 )
+_SERIES = (
+    "dtw hist_gradient_boosting rocket lstm tcn softmax linear reformer longformer favor yoso cosformer flowformer"
+)
 _EPISODES = "bc awac softmax linear reformer favor cosformer flowformer"
 #: Other tables -> the command of the recipe that trains their rows in small.
 _ELSEWHERE = {
     ("flowformer", "2"): "python -m recipes.lra.compare --table 2 --length 256",
     ("flowformer", "3"): "python -m recipes.lra.compare --table 2 --length 256",
-    ("flowformer", "6"): "python -m recipes.time_series.compare --dataset JapaneseVowels",
+    ("flowformer", "6"): f"python -m recipes.time_series.compare --dataset JapaneseVowels --seeds 3 --models {_SERIES}",
     ("flowformer", "7"): f"python -m recipes.offline_rl.compare --models {_EPISODES}",
     ("flowformer", "10"): "python -m recipes.lra.compare --table 10 --length 256",
     ("flowformer", "11"): "python -m recipes.lra.compare --table 11 --length 256",
@@ -78,7 +81,7 @@ _ELSEWHERE = {
     ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",
     ("flash", "5"): "python -m recipes.flash.compare --file TEXT --seeds 3 "
     "--archs flash_quad_lm,flash_lm,transformer_pp_lm,mc_transformer_pp_lm",
-    ("flash", "11"): "python -m recipes.flash.speed",
+    ("flash", "11"): "LINEARTIME_CPU_KERNELS=0 python -m recipes.flash.speed",
     ("flash", "12"): _SEVEN.replace("_lm", "_mlm"),
     ("flash", "13"): _SEVEN,
 }

@@ -128,7 +128,7 @@ def test_commands_in_small_are_taken_by_their_programs(paper):
     commands = {small_command(paper, number) for number in read_paper(paper).tables} - {None}
     assert commands
     for command in commands:
-        words = shlex.split(command)
+        words = shlex.split(command.removeprefix("LINEARTIME_CPU_KERNELS=0 "))
         assert words[:2] == ["python", "-m"]
         module = importlib.import_module(words[2])
         (module.EXPERIMENT if hasattr(module, "EXPERIMENT") else module).parser().parse_args(words[3:])
