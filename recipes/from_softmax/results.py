@@ -210,7 +210,8 @@ def _draw_stages(
         axes.plot(list(points), list(points.values()), marker=style.marker, label=name, **style.line)
         if scratch is not None:
             axes.plot(len(_WORDS) - 1, scratch, marker=style.marker, color=style.colour)
-    axes.set_xticks(range(len(_WORDS)), list(_WORDS.values()))
+    words = list(_WORDS.values())[: len(_WORDS) - options.no_scratch]
+    axes.set_xticks(range(len(words)), words)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=STEPS))
     axes.yaxis.set_minor_locator(NullLocator())

@@ -8,7 +8,7 @@ from .entries import entries_of
 from .measured import Measured, measured, published_cells, run_here, runs_of, said_of_order, value
 from .small import small_command
 from .tables import Figure, Paper, PublishedTable
-from .trainings import Block, Entry, NotTrained, Training, blocks_of, here, script, trainings_of
+from .trainings import HEADING, Block, Entry, NotTrained, Training, blocks_of, here, script, trainings_of
 
 _WIDTH = 118
 
@@ -20,8 +20,9 @@ def list_papers(papers: Iterable[Paper]) -> str:
         lines += ["", f"{paper.name}: {paper.about}"]
         for number, table in paper.tables.items():
             entries = entries_of(paper.name)[number]
-            trained = sum(bool(blocks_of(entry)) for entry in entries.values())
-            lines.append(f"  {number:15} {table.title} ({trained} of {len(entries)} have commands)")
+            models = [entry for entry in entries.values() if entry != HEADING]
+            trained = sum(bool(blocks_of(entry)) for entry in models)
+            lines.append(f"  {number:15} {table.title} ({trained} of {len(models)} have commands)")
         lines += [f"  {key(figure):15} {_cut(figure.caption)}" for figure in paper.figures.values()]
     return "\n".join(lines[1:])
 
