@@ -37,7 +37,7 @@ RUNS = "runs"
 #: What is measured: the cosine with the teacher's embeddings, and how often the other text of a pair is the nearest.
 COSINE, NEAREST = "cosine", "nearest"
 #: The files of an encoder.
-_READ = ("*.json", "*.safetensors", "*.bin", "vocab.txt")
+_READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "*.safetensors", "*.bin")
 _STAGES = {EXCHANGED: "exchanged", TRANSFERRED: "after stage 1", DISTILLED: "after stage 2"}
 
 

@@ -92,7 +92,7 @@ def _prepare(path: Path, out: Path, data: Data) -> Path:
     tokens = read_text(path)
     parts = cut(tokens, data.layout)
     data_bin = out / "data-bin"
-    sizes = {**given("--file", path), "characters": len(tokens), "--seed": data.seed}
+    sizes = {**given("file", path), "characters": len(tokens), "--seed": data.seed}
     keep_settings(out / "data.json", {**sizes, **data.layout._asdict(), **data.examples})
     if data_bin.exists():
         return data_bin

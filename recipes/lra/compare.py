@@ -54,10 +54,9 @@ def prepare(options: Arena) -> Data:
         listops.generate(ListopsPlan(seed=1, **sizes, **lengths), data, options.jobs)
     data_bin = data.absolute() / "data-bin"
     files = (path for path in sorted(data_bin.rglob("*")) if path.suffix in (".bin", ".idx"))
-    keep_settings(
-        options.out / "data.json", {path.relative_to(data_bin).as_posix(): file_sha256(path) for path in files}
-    )
     labels = {split: read_labels(data_bin, split) for split in SPLITS}
+    digests = {path.relative_to(data_bin).as_posix(): file_sha256(path) for path in files}
+    keep_settings(options.out / "data.json", digests)
     # Accuracy on the test split of always naming its most frequent class, per cent.
     majority = 100.0 * labels["test"].bincount().max().item() / len(labels["test"])
     return Data(

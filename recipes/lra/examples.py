@@ -88,6 +88,12 @@ def write_examples(
 
 
 def read_labels(data_bin: Path, split: str) -> torch.Tensor:
-    """The classes of all examples of a split, int64."""
+    """The classes of all examples of a split, int64.
+
+    Raises:
+        ValueError: the folder has no such split.
+    """
     labels = indexed_dataset.make_dataset(str(data_bin / "label" / split), "mmap")
+    if not labels:
+        raise ValueError(f"{data_bin} has no examples in {split}; allowed: a complete folder of recipes.lra")
     return torch.cat([labels[i] for i in range(len(labels))]) - FIRST_TOKEN

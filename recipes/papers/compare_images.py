@@ -91,7 +91,7 @@ def epochs_of(training: Training, epochs: int) -> int:
 def _said_epochs(options: ImageRows) -> str:
     """The epochs in words, and those of rows that have others."""
     epochs = {name: epochs_of(model.training, options.epochs) for name, model in options.models_by_name.items()}
-    others = "; ".join(f"{name}: {number}" for name, number in epochs.items() if number != options.epochs)
+    others = "; ".join(f"{number} for {name}" for name, number in epochs.items() if number != options.epochs)
     return counted(options.epochs, "epoch") + (f" ({others})" if others else "")
 
 
@@ -153,7 +153,10 @@ def measured(options: ImageRows, data: Data, compared: Results) -> Record:
         {"what": described, "cells": of_column, "column": column, "limits": limits}
         for column, of_column in by_column.items()
     ]
-    return {"measured": kept, "order": said_of_order(cells, {name: model.published for name, model in models.items()})}
+    first = {(models[name].row, models[name].column): name for name in reversed(cells)}
+    compared_cells = {name: cells[name] for name in cells if name in first.values()}
+    published = {name: model.published for name, model in models.items()}
+    return {"measured": kept, "order": said_of_order(compared_cells, published)}
 
 
 def _notes_of_shapes(options: ImageRows) -> list[str]:

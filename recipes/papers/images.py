@@ -64,10 +64,11 @@ class SmallImages(Options):
             for option_name, value in (("--layers", self.layers), ("--width", self.width)):
                 if value < 2:
                     raise ValueError(f"{option_name} is {value}; allowed: at least 2, for models of two stages")
-        shapes = [(self.width, self.heads)] * any(map(_has_heads, names - staged))
-        shapes += zip(*_stages(self)) if staged else ()
+        shapes = list(zip(*_stages(self))) if staged else []
+        if any(map(_has_heads, names - staged)):
+            shapes.append((self.width, self.heads))
         if any(width % heads for width, heads in shapes):
-            halves = "; in models of two stages also half of it of half the width" * bool(staged)
+            halves = ", and half of it one of half the width, in models of two stages" if staged else ""
             raise ValueError(f"--heads is {self.heads}; allowed: a divisor of --width {self.width}{halves}")
 
 

@@ -135,7 +135,7 @@ def said_of_order(measured: dict[str, str], published: dict[str, str]) -> str:
     if tau is None:
         return "Fewer than three rows, so no Kendall's tau."
     if math.isnan(tau):
-        return "All rows are equal, so no Kendall's tau."
+        return "All rows are equal here or in the paper, so no Kendall's tau."
     return f"Kendall's tau between the orders: {tau:.2f}."
 
 
@@ -154,6 +154,6 @@ def runs_of(name: str, found: list[Measured]) -> list[str]:
     for comparison in runs:
         all_cells = [f"{model} {cell}" for model, cell in comparison.cells.items()]
         cells = comparison.cells.get(name) or ", ".join(all_cells)
-        lines.append(f"measured here {comparison.size}, {comparison.column}: {cells} ({comparison.what})")
+        lines.append(f"measured here: {comparison.size}, {comparison.column}: {cells} ({comparison.what})")
     full_size = any(comparison.full_size for comparison in runs)
     return [*lines, "nothing else of it was run here at full scale" if full_size else "not run here at full scale"]

@@ -54,7 +54,7 @@ def document(paper: str, table: PublishedTable) -> str:
         f"As printed, {label} of the {read_paper(paper).title} paper: `python -m {_COMMAND} {paper} {table.number}`."
     )
     small = small_command(paper, table.number)
-    source += f" All rows in small: `{small}`." if small else ""
+    source += f" All rows in one comparison: `{small}`." if small else ""
     return "\n\n".join([text, _filled(source), *_paragraphs(table, measurements)])
 
 
@@ -73,7 +73,7 @@ def _paragraphs(table: PublishedTable, measurements: list[Measured]) -> list[str
         column = comparison.column
         order = said_of_order(comparison.cells, published_cells(table, column, list(comparison.cells), comparison.part))
         by_limits.setdefault(comparison.limits, []).append(
-            f"{title.capitalize()}, compared with {column}: {comparison.what}. {order} "
+            f"{title[0].upper()}{title[1:]}, compared with {column}: {comparison.what}. {order} "
             f"`{comparison.command}`; {comparison.machine}, {comparison.date}."
         )
     return [

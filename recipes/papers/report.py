@@ -110,7 +110,7 @@ def _measured(table: PublishedTable, one: Measured) -> list[str]:
     scale = "" if one.full_size else " Another experiment: it confirms and refutes no row."
     remarks = f"{said_of_order(one.cells, published)}{scale} {one.limits}"
     return [
-        *_filled(f"Measured here: {one.what}"),
+        *_filled(f"Measured here{f' ({one.scale})' if one.scale else ''}: {one.what}"),
         "",
         *_columns(shown),
         "",

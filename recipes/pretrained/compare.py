@@ -58,7 +58,7 @@ class Starts(Options):
     def settings(self) -> Record:
         """See ``Options``; with the budget, and with name and SHA-256 of the text."""
         budget = {name: getattr(self, name) for name in ("source_updates", "updates", "source_epochs", "epochs")}
-        return {**super().settings(), **budget, **given("file", self.file)}
+        return {**super().settings(), **budget, **(given("file", self.file) if self.file else {})}
 
 
 def library_text(path: Path) -> Path:

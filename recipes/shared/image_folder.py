@@ -57,7 +57,11 @@ def list_images(folder: Path, argument: str = "--data-dir") -> dict[str, list[tu
         )
     suffixes = Image.registered_extensions()
     files = {
-        (split, name): [path for path in _visible(folder / split / name, "**/*") if path.suffix.lower() in suffixes]
+        (split, name): [
+            path
+            for path in _visible(folder / split / name, "**/*")
+            if path.suffix.lower() in suffixes and path.is_file()
+        ]
         for split in SPLITS
         for name in names
     }

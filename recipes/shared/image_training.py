@@ -114,13 +114,13 @@ def moved(pixels: Tensor) -> Tensor:
 def fit(model: nn.Module, images: Images, epochs: int, batch: int, lr: float, title: str) -> None:
     """Train on images in memory, ``batch`` in an update, with DeiT's optimiser and label smoothing.
 
-    The learning rate rises to ``lr`` in a tenth of the updates, and falls to 0 along a cosine; at most 20 updates have
+    The learning rate rises to ``lr`` in a tenth of the updates, and falls to 0 along a cosine; at most 10 updates have
     no such tenth.
     """
     loader = Batches(images, batch, training=True)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=lr, weight_decay=0.05)
     updates = epochs * len(loader)
-    rising = 0.1 if updates > 20 else 0.0  # OneCycleLR divides by the updates between the first and the highest one
+    rising = 0.1 if updates > 10 else 0.0  # OneCycleLR divides by the updates between the first and the highest one
     schedule = OneCycleLR(optimizer, lr, total_steps=updates, pct_start=rising, cycle_momentum=False)
     for _ in tqdm(range(epochs), desc=f"  {title}", unit=" epochs", leave=False, disable=None):
         train_epoch(model, loader, LabelSmoothingCrossEntropy(0.1), optimizer, schedule)

@@ -13,10 +13,13 @@ from .json_files import read_json, write_json
 def given(name: str, path: Path | str | None, patterns: Iterable[str] = ("**/*",)) -> dict[str, str | None]:
     """The name of a file or folder that a user gave, and the SHA-256 of its content, as settings of this ``name``.
 
-    The content of a folder are its files that match ``patterns``, in their order. The SHA-256 is None if there is none.
+    The content of a folder is that of its files that match ``patterns``, in the order of their paths; without such
+    files the SHA-256 is None. Without a ``path`` the name is None, and there is no SHA-256.
     """
-    path = path and Path(path)
-    return {name: path and path.name, f"{name}_sha256": path and _sha256(path, patterns)}
+    if path is None:
+        return {name: None}
+    path = Path(path)
+    return {name: path.name, f"{name}_sha256": _sha256(path, patterns)}
 
 
 def _sha256(path: Path, patterns: Iterable[str]) -> str | None:

@@ -24,6 +24,7 @@ from ..shared.text_files import cut_trial, write_lines
 from ..shared.working_folder import remove_own, working_folder
 from . import espeak
 from .recordings import (
+    PATTERNS,
     RATE,
     Recording,
     check_lists,
@@ -92,7 +93,7 @@ def prepare(out: Path, settings: Settings) -> dict[str, Any]:
     with working_folder(out, COMMAND):
         spoken = split_sentences(settings.file, settings.sentences, settings.seed)
         digest = hashlib.sha256("\n".join(text for texts in spoken.values() for text in texts).encode()).hexdigest()
-        names = {"file": settings.file and settings.file.name, **given("recordings", settings.recordings)}
+        names = {"file": settings.file and settings.file.name, **given("recordings", settings.recordings, PATTERNS)}
         about = {**settings._asdict(), **names, "sentences_sha256": digest}
         complete, audio = (out / "manifest.json").exists(), []
         if not complete:  # before anything is written

@@ -15,6 +15,8 @@ from ..shared.working_folder import atomic_write
 RATE = 16_000
 #: Endings of the files of a folder that are read.
 ENDINGS = (".wav", ".flac", ".ogg", ".mp3")
+#: The same as patterns.
+PATTERNS = tuple(f"**/*{ending}" for ending in (*ENDINGS, *map(str.upper, ENDINGS)))
 _NOT_DAMAGED = "audio that is there and not damaged, as .wav"
 _ALLOWED = f"mono audio of {RATE:,} samples per second, which python -m recipes.speech.prepare --recordings makes"
 

@@ -248,12 +248,13 @@ def make_data(options: Series) -> Data:
     part = None if options.add is None else added(options)
     splits = read_archive(options.dataset, options.out / "downloads", options.file)
     kept = {"--dataset": options.dataset, "series_sha256": digest(splits)}
-    check_settings(options.out / "data.json", kept)
+    path = options.out / "data.json"
+    check_settings(path, kept)
     if part is not None and part.series_sha256 not in (None, kept["series_sha256"]):
         raise ValueError(f"{options.add} is of other series than --dataset or --file; allowed: of the same")
     with new_folder(options.out / "data", prepare.COMMAND) as folder:
         described = write_folder(folder, splits)
-    keep_settings(options.out / "data.json", kept)
+    keep_settings(path, kept)
     runs = [run._asdict() for run in part.runs] if part else []
     facts = {"longest": described.longest, "earlier": runs, "series_sha256": kept["series_sha256"]}
     return Data(options.out / "data", facts)

@@ -30,7 +30,7 @@ from ..shared.json_files import read_json, write_json
 from ..shared.plots import STYLE, lines_by_length, save, seeds_in_rows
 from ..shared.scripts import positive_int
 from ..shared.tables import Table
-from ..shared.text_files import read_lines
+from ..shared.text_files import TRIAL_PARTS, read_lines
 from . import prepare
 from .catalogues import ENGLISH, FOLDERS
 from .speed import STEPS, Speed, measure
@@ -77,7 +77,7 @@ class Translation(EncoderDecoders):
 
     def settings(self) -> Record:
         """See ``Options``; no folder has results that were scored in another way."""
-        return {**super().settings(), "scored": "texts"}
+        return {**super().settings(), "scoring": "sacrebleu of decoded texts"}
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -121,7 +121,8 @@ def data(options: Translation) -> Data:
     """
     settings = prepare.Settings(*options.languages, options.subwords)
     manifest = prepare.prepare(options.folder, options.out, settings)
-    pieces = (line.split() for path in (options.out / "pieces").iterdir() for line in read_lines(path))
+    paths = (options.out / "pieces" / f"{part}.{language}" for part in TRIAL_PARTS for language in options.languages)
+    pieces = (line.split() for path in paths for line in read_lines(path))
     longest = max(map(len, pieces)) + 1  # with </s>
     if longest > options.batch_tokens:  # fairseq-train would leave it out, or fail in the first evaluation
         allowed = f"at least {longest}, the subwords of the longest message"

@@ -122,6 +122,16 @@ def test_other_examples_in_the_same_place_are_refused(compared, tmp_path):
         compare.prepare(options)
 
 
+def test_a_folder_without_examples_is_refused(compared, tmp_path):
+    """Nothing is kept of it, so that the right folder is taken afterwards."""
+    (tmp_path / "data-bin").mkdir()
+    new = tmp_path / "new"
+    options = compare.EXPERIMENT.parse([*compared[1], "--data", str(tmp_path), "--out", str(new)])
+    with pytest.raises(ValueError, match="has no examples in train; allowed"):
+        compare.prepare(options)
+    assert not new.exists()
+
+
 def test_picture_of_an_expression(compared, tmp_path, capsys):
     out, _ = compared
     common = ["--checkpoint", str(out / "runs" / "flow.1" / "checkpoints" / "checkpoint_best.pt")]

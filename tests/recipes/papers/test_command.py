@@ -162,4 +162,4 @@ def test_cells_without_a_number_have_no_place_in_the_order(nothing):
     cells, published = {"a": "3", "b": nothing, "c": "2", "d": "1"}, dict.fromkeys("abcd", "1")
     assert measured.kendall(cells, cells) == 1.0 and "1.00" in measured.said_of_order(cells, cells)
     assert measured.kendall(cells, published | {"c": nothing}) is None
-    assert measured.said_of_order(cells, published) == "All rows are equal, so no Kendall's tau."
+    assert measured.said_of_order(cells, published) == "All rows are equal here or in the paper, so no Kendall's tau."

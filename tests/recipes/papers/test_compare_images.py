@@ -75,7 +75,7 @@ def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
         return compare_images.EXPERIMENT.report(options, facts, nothing).tables[0].notes
 
     notes = notes_of("daft", "2")
-    assert "9 epochs (DAFT-conv, Heads 384, Epochs 200: 6); accuracy on 1,000 that are held out, 0 seeds" in notes[0]
+    assert "9 epochs (6 for DAFT-conv, Heads 384, Epochs 200); accuracy on 1,000 that are held out, 0 seeds" in notes[0]
     assert any(note.startswith("not run: ResNet50: a convolutional network") for note in notes)
     assert any("MNIST, 4,000 images of 28 x 28 pixels" in note for note in notes) and "10 held-out images" in notes[-1]
     notes = notes_of("flowformer", "5")

@@ -172,7 +172,7 @@ def test_a_training_may_have_any_number_of_updates(monkeypatch):
         rates.clear()
         fit(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), images, updates, 4, 1e-2, "a line")
         assert len(rates) == updates and 0.0 < min(rates) == rates[-1] <= max(rates) <= 1e-2
-        assert (rates.index(max(rates)) > 0) == (updates > 20)
+        assert (rates.index(max(rates)) > 0) == (updates > 10)
 
 
 def stepped(schedule: LRScheduler) -> float:

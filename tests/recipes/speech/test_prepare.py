@@ -106,6 +106,7 @@ def test_recordings_to_pretrain_on_are_copied_at_one_rate(tmp_path: Path, spoken
     samples, rate = soundfile.read(names[0])
     assert rate == 16_000 and samples.shape == (24_000,) and abs(samples[12_000] - 0.25) < 1e-3
     assert prepare.main(["--check", str(lists)]) == 0
+    (folder / "notes.txt").write_text("no recording")
     assert main(tmp_path / "out", "--recordings", folder) == 0
     soundfile.write(folder / "more" / "3.flac", np.full((12_000, 2), 0.5), 8_000)
     assert main(tmp_path / "out", "--recordings", folder) == 1
