@@ -153,10 +153,9 @@ def measured(options: ImageRows, data: Data, compared: Results) -> Record:
         {"what": described, "cells": of_column, "column": column, "limits": limits}
         for column, of_column in by_column.items()
     ]
-    first = {(models[name].row, models[name].column): name for name in reversed(cells)}
-    compared_cells = {name: cells[name] for name in cells if name in first.values()}
-    published = {name: model.published for name, model in models.items()}
-    return {"measured": kept, "order": said_of_order(compared_cells, published)}
+    ordered = {f"{row}, {column}": cell for column, of_column in by_column.items() for row, cell in of_column.items()}
+    published = {f"{model.row}, {model.column}": model.published for model in models.values()}
+    return {"measured": kept, "order": said_of_order(ordered, published)}
 
 
 def _notes_of_shapes(options: ImageRows) -> list[str]:

@@ -68,6 +68,21 @@ def test_a_row_without_a_model_for_each_column_is_refused(monkeypatch):
         models_of("daft", "8")
 
 
+def test_a_row_with_two_models_has_two_numbers(tmp_path):
+    """The first one has its place in the order."""
+    options = options_of("flowformer", "5")
+    rows = [model.row for model in options.models_by_name.values()]
+    places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+    records = [
+        {"model": name, "seed": 1, "top1": 50.0 - places[row] if rows.index(row) == i else 99.0}
+        for i, (name, row) in enumerate(zip(options.models_by_name, rows))
+    ]
+    facts = compare_images.measured(options, Data(tmp_path, FACTS), Results(records, {}))
+    (kept,) = facts["measured"]
+    assert [cell for cell in kept["cells"].values() if "/" in cell] == ["49.00 / 99.00", "48.00 / 99.00"]
+    assert "none in the second" in kept["what"] and facts["order"].endswith(": 0.99.")
+
+
 def test_what_is_not_run_and_not_there_is_said(tmp_path, capsys):
     def notes_of(paper: str, table: str) -> list[str]:
         options, nothing = options_of(paper, table), Results([], {})
