@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -45,12 +46,26 @@ def generate(plan: Plan, out: Path, processes: int = 1) -> None:
             of these lengths.
     """
     check_plan(plan)
-    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+    whole = {"data-bin": WRITER}
+    with working_folder(out, COMMAND, whole=whole), _begun_with(plan._asdict(), out):
         _generate(plan, out, processes)
 
 
+@contextlib.contextmanager
+def _begun_with(settings: dict[str, Any], out: Path) -> Iterator[None]:
+    """Keep the settings in ``out``, unless the block refuses them, so that others are allowed there afterwards."""
+    keep_settings(out / "settings.json", settings)
+    tables = [f"{split}.tsv" for split in SPLITS]
+    try:
+        yield
+    except ValueError:
+        if not all((out / name).exists() for name in tables):
+            for name in ("blocks", *tables, "settings.json"):
+                remove_own(out / name)
+        raise
+
+
 def _generate(plan: Plan, out: Path, processes: int) -> None:
-    keep_settings(out / "settings.json", plan._asdict())
     sizes = {split: getattr(plan, split) for split in SPLITS}
     total = sum(sizes.values())
     if not all((out / f"{split}.tsv").exists() for split in SPLITS):
@@ -73,8 +88,8 @@ def take_released(folder: Path, out: Path) -> None:
         ValueError: ``out`` contains other files, a table is missing or damaged, or a value does not match its
             expression.
     """
-    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
-        keep_settings(out / "settings.json", {"file": str(folder.absolute())})
+    settings, whole = {"file": str(folder.absolute())}, {"data-bin": WRITER}
+    with working_folder(out, COMMAND, whole=whole), _begun_with(settings, out):
         for split, name in RELEASED.items():
             with tqdm(desc=name, unit=" expressions", disable=None) as bar:
                 rows = (f"{' '.join(_released_symbols(row))}\t{row.target}\n" for row in read_table(folder / name))

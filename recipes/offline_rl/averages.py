@@ -16,6 +16,7 @@ from common.files.json_files import typed
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.data.stored_arrays import described_by
 
+from ..shared.architectures import with_suffix, without_suffix
 from ..shared.json_files import read_json
 from ..shared.scripts import script
 from ..shared.summaries import summarise
@@ -49,7 +50,7 @@ def gathered(paths: Sequence[Path]) -> Scores:
         for name, episodes in played:
             highest = max(episode.target for episode in episodes)
             mean = statistics.mean(episode.total for episode in episodes if episode.target == highest)
-            scores[name.removesuffix(SUFFIX)][description.name].append(score(description, mean))
+            scores[without_suffix(name, SUFFIX)][description.name].append(score(description, mean))
     return scores
 
 
@@ -84,7 +85,7 @@ def table(scores: Scores) -> Table:
         "scores: 0 and 100 are D4RL's constants for its own sets, and the least and the best return of other data",
         "for the highest target of each training; averages of means and of deviations where a model has all data sets",
     ]
-    return Table("Scores", ("data", *(f"{name}{SUFFIX}" for name in scores)), rows, notes)
+    return Table("Scores", ("data", *(with_suffix(name, SUFFIX) for name in scores)), rows, notes)
 
 
 def _average(ours: dict[str, list[float]], datasets: Sequence[str]) -> str:

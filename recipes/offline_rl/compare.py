@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 from fairseq_plugin.data.episode_folder import EpisodeDescription, read_description
 from fairseq_plugin.tasks.offline_rl import read_context
 
-from ..shared.architectures import architectures_of, option_prefix
+from ..shared.architectures import architectures_of, option_prefix, with_suffix
 from ..shared.comparison import NO_READER, SEEDS, Column, Results, by_model, counted_seeds, table
 from ..shared.experiment import MILLIONS, MINUTES, Data, Experiment, Options, Record, mean, option
 from ..shared.json_files import read_json, write_json
@@ -183,13 +183,7 @@ def follows(record: Record, targets: Sequence[float]) -> float:
     return statistics.correlation(targets, means) if len(set(means)) > 1 and len(targets) > 1 else 0.0
 
 
-def _architecture(name: str) -> str:
-    """The name with its suffix, such as linear_decision+forget."""
-    plain, plus, additions = name.partition("+")
-    return f"{plain}{SUFFIX}{plus}{additions}"
-
-
-ARCHITECTURE = Column("architecture", known=_architecture)
+ARCHITECTURE = Column("architecture", known=lambda name: with_suffix(name, SUFFIX))
 
 
 def _return_at(target: float, header: str) -> Column:

@@ -14,12 +14,14 @@ from pathlib import Path
 from common.command_parser import CommandParser
 from common.files.output_files import check_new
 from fairseq_plugin.data.episode_folder import EpisodeDescription
-from fairseq_plugin.models.decision_hub_interface import FULL
+from fairseq_plugin.models.decision_hub_interface import FULL, DecisionHubInterface
 from fairseq_plugin.tasks.offline_rl import read_context
 
+from ..shared.architectures import option_prefix
 from ..shared.json_files import write_json
 from ..shared.scripts import command_line, positive_int, script
 from ..shared.tables import Table, as_text, describe_run, spread
+from ..shared.variants import additions_of
 from .acting import Evaluation, evaluate, load
 from .d4rl import robot_of, score, score_range
 from .published import published
@@ -115,6 +117,21 @@ def named_environment(described: EpisodeDescription, path: Path) -> str:
     return described.environment
 
 
+def model_name(hub: DecisionHubInterface) -> str:
+    """The architecture of a trained model with its additions, such as linear_decision+forget."""
+    model = hub.cfg.model
+    return model._name + additions_of(model, option_prefix(model._name))
+
+
+def _the_model(paths: Sequence[Path], hubs: Sequence[DecisionHubInterface]) -> str:
+    """The name that all models have; ValueError if they do not have the same."""
+    names = [model_name(hub) for hub in hubs]
+    for path, name in zip(paths, names):
+        if name != names[0]:
+            raise ValueError(f"{path} is {name}, and {paths[0]} is {names[0]}; allowed: trainings of one model")
+    return names[0]
+
+
 @script("evaluate")
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the script; returns the exit status."""
@@ -130,6 +147,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for path, hub in zip(options.checkpoints, hubs):
         if hub.described != description:
             raise ValueError(f"{path} was trained on other data than {options.checkpoints[0]}; allowed: the same data")
+    model = _the_model(options.checkpoints, hubs)
     environment = options.env or named_environment(description, options.checkpoints[0])
     robot = robot_of(description.name)
     targets = options.targets or (list(robot.targets) if robot else [description.highest, description.average])
@@ -141,7 +159,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
             str(path): [episode._asdict() for episode in evaluation.episodes]
             for path, evaluation in zip(options.checkpoints, evaluations)
         }
-        models = {str(path): hub.cfg.model._name for path, hub in zip(options.checkpoints, hubs)}
+        models = {str(path): model for path in options.checkpoints}
         content = {"run": run._asdict(), "data": description.as_dict(), "episodes": episodes, "models": models}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_json(options.output, content)

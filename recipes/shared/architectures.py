@@ -28,7 +28,8 @@ def architectures_of(suffix: str, additions: bool = False) -> Callable[[str], li
     """
 
     def architectures(text: str) -> list[str]:
-        names, all_names = list(dict.fromkeys(_without(suffix, name) for name in text.split(","))), known_names(suffix)
+        names = list(dict.fromkeys(without_suffix(name, suffix) for name in text.split(",")))
+        all_names = known_names(suffix)
         for name in names:
             plain = mechanism_of(name)
             allowed = _with_additions(plain, suffix) if additions and plain in all_names else all_names
@@ -39,7 +40,13 @@ def architectures_of(suffix: str, additions: bool = False) -> Callable[[str], li
     return architectures
 
 
-def _without(suffix: str, name: str) -> str:
+def with_suffix(name: str, suffix: str) -> str:
+    """The name of an architecture with its suffix before the additions, such as linear_decision+forget."""
+    plain, plus, additions = name.partition("+")
+    return plain + suffix + plus + additions
+
+
+def without_suffix(name: str, suffix: str) -> str:
     """The name, which may have additions, without the suffix of its architecture."""
     plain, plus, additions = name.partition("+")
     return plain.removesuffix(suffix) + plus + additions

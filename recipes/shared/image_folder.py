@@ -86,7 +86,8 @@ def read_image(path: Path, size: int, grey: bool) -> np.ndarray:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):  # Pillow would cut their values off at 255
                 raise ValueError(f"{path} has pixels of Pillow's mode {image.mode}; allowed: 8-bit images")
-            upright = _on_white(ImageOps.exif_transpose(image)).convert("L" if grey else "RGB")
+            upright = _on_white(ImageOps.exif_transpose(image)).convert("RGB")  # Pillow has no L of some modes
+            upright = upright.convert("L") if grey else upright
             pixels = np.asarray(ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC))
     except UNREADABLE as error:
         raise ValueError(f"{path} cannot be read: {error}; allowed: images that Pillow reads") from error

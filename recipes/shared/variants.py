@@ -1,5 +1,6 @@
 """Names of mechanisms with our additions in comparisons: NAME+forget, NAME+short_conv, NAME+forget+short_conv."""
 
+from argparse import Namespace
 from itertools import product
 
 from common.attention import options_of
@@ -49,6 +50,20 @@ def variant_arguments(name: str, prefix: str) -> list[object]:
         option, value = _ADDITIONS[f"+{addition}"]
         arguments += [prefix + option.replace("_", "-"), value]
     return arguments
+
+
+def additions_of(model: Namespace, prefix: str) -> str:
+    """The additions that the options of a trained model have, as the suffix of its name.
+
+    This is the inverse of ``variant_arguments``; other values of an option than its own are written out.
+    """
+    suffix = ""
+    for option in dict(_ADDITIONS.values()):
+        value = getattr(model, f"{prefix}{option}".strip("-").replace("-", "_"), None)
+        if value not in (None, 0, "none"):
+            known = [name for name, addition in _ADDITIONS.items() if addition == (option, value)]
+            suffix += known[0] if known else f"+{option}_{value}"
+    return suffix
 
 
 def variant_notes(names: list[str]) -> list[str]:

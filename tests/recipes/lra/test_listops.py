@@ -141,7 +141,8 @@ def test_more_expressions_than_there_are(tmp_path):
     """There are only ten expressions of one symbol: the digits."""
     with pytest.raises(ValueError, match=r"ask for 30 .*allowed: about 10,"):
         listops.generate(Plan(1, 10, 10, 10, 0, 2), tmp_path, processes=1)
-    assert not (tmp_path / "train.tsv").exists()
+    assert not list(tmp_path.iterdir())
+    listops.generate(Plan(1, 2, 2, 2, 0, 2), tmp_path, processes=1)  # what was refused binds nothing
 
 
 RELEASED = "Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n( ( ( ( [MED 1 ) 4 ) 8 ) ] )\t4\n"
@@ -179,7 +180,14 @@ def test_damaged_tables(tmp_path, capsys, text, said):
     assert "basic_val.tsv" in message and "allowed" in message
     with pytest.raises(ValueError, match=said):
         listops.take_released(tmp_path / "released", tmp_path / "again")
-    assert not (tmp_path / "again" / "valid.tsv").exists() and not (tmp_path / "again" / "data-bin").exists()
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_mistyped_folder_does_not_bind_the_output(tmp_path):
+    with pytest.raises(ValueError, match="basic_train.tsv does not exist"):
+        listops.take_released(tmp_path / "missing", tmp_path / "out")
+    write_released(tmp_path / "released")
+    listops.take_released(tmp_path / "released", tmp_path / "out")
 
 
 def test_own_table_with_a_symbol_that_is_none(tmp_path):

@@ -41,6 +41,16 @@ def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert "c.json" in (error := capsys.readouterr().err) and "data cannot be read" in error and "allowed" in error
 
 
+def test_a_model_with_an_addition_is_another_model(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    played = {"x.pt": episodes(100.0), "y.pt": episodes(140.0)}
+    models = {"x.pt": "linear_decision", "y.pt": "linear_decision+forget"}
+    content = {"data": description("one"), "episodes": played, "models": models}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert averages.main([str(tmp_path / "a.json")]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "data linear_decision linear_decision+forget" in lines and "one 50.0 70.0" in lines
+
+
 def test_a_file_that_is_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     compared = [{"model": "bc", "episodes": episodes(20.0)}]
     (tmp_path / "a.json").write_text(json.dumps({"data": description("one"), "results": compared}))

@@ -1,19 +1,24 @@
 """Trained models in an environment: both ways of acting, returns by target, and mismatched environments."""
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import options
 
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.models.decision_hub_interface import DecisionHubInterface
 from recipes.offline_rl import cost, evaluate
 from recipes.offline_rl.acting import evaluate as played
 from recipes.offline_rl.acting import load
+from recipes.offline_rl.compare import SUFFIX, train_arguments
 from recipes.offline_rl.environments import make_for
+from recipes.shared.architectures import with_suffix
+from recipes.shared.variants import additions_of, with_variants
 
 gymnasium = pytest.importorskip("gymnasium")
 TARGETS = [-1500.0, -300.0]
@@ -58,6 +63,26 @@ def test_the_command(checkpoint: Path, comparison: Path, tmp_path: Path, capsys:
     assert "the data's own lowest and highest" in printed and "trained on Pendulum-v1, own data" in printed
     content = json.loads(output.read_text())
     assert [episode["target"] for episode in content["episodes"][files[0]]] == [-1500.0, -1500.0, -300.0, -300.0]
+
+
+@pytest.mark.parametrize("name", with_variants("linear") + ["bc", "awac"])
+def test_the_name_of_a_model_has_its_additions(name: str, tmp_path: Path) -> None:
+    """What ``compare`` trains as linear+forget is not averaged as linear."""
+    parser = options.get_training_parser()
+    arguments = [str(x) for x in train_arguments(tmp_path, name, "10", 10, 1)]
+    model = options.parse_args_and_arch(parser, input_args=arguments)
+    model._name = model.arch
+    assert evaluate.model_name(SimpleNamespace(cfg=SimpleNamespace(model=model))) == with_suffix(name, SUFFIX)
+
+
+def test_other_values_of_an_addition_are_written_out() -> None:
+    assert additions_of(Namespace(linear_forget="none", linear_short_conv=3), "--linear-") == "+short_conv_3"
+
+
+def test_checkpoints_of_two_models(checkpoint: Path, comparison: Path, capsys: pytest.CaptureFixture) -> None:
+    other = comparison / "linear.1" / "checkpoints" / "checkpoint_last.pt"
+    assert evaluate.main([str(checkpoint), str(other), "--episodes", "1"]) == 1
+    assert f"{other} is linear_decision, and {checkpoint} is flowformer_decision" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, words", [("hopper-medium-replay-v2", ["D4RL's", "Flowformer 75."]), ("mine", ["own"])])

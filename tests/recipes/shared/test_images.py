@@ -117,6 +117,11 @@ def test_transparent_pixels_are_white(tmp_path):
     assert (read_image(tmp_path / "clear.png", 8, grey=True) == 255).all()
 
 
+def test_pixels_of_which_pillow_makes_no_grey_image_directly(tmp_path):
+    Image.new("LAB", (8, 8), (255, 128, 128)).save(tmp_path / "white.tiff")
+    assert (read_image(tmp_path / "white.tiff", 8, grey=True) > 200).all()
+
+
 def test_images_of_a_folder_are_named_with_their_digest(tmp_path):
     """Other images in a folder of the same name, or one named as the built-in digits, have another name."""
     folders = [write_few(tmp_path / place / "MNIST") for place in ("a", "b", "c")]
