@@ -111,7 +111,7 @@ def _seconds(comparison: Comparison) -> Table:
 def _source_of_seconds(comparison: Comparison) -> str:
     """A note."""
     if comparison.steps:
-        return "seconds of loss and gradients, without an update, of recipes.flash.speed: models in turns"
+        return "loss and gradients, without an update, of recipes.flash.speed: models in turns, for as many tokens"
     per_update = comparison.options.tokens_per_update
     return f"{per_update:,} over the median of the tokens per second in fairseq's log, with whatever else ran"
 
