@@ -53,13 +53,14 @@ def generate(plan: Plan, out: Path, processes: int = 1) -> None:
 
 @contextlib.contextmanager
 def _begun_with(settings: dict[str, Any], out: Path) -> Iterator[None]:
-    """Keep the settings in ``out``, unless the block refuses them, so that others are allowed there afterwards."""
+    """Keep the settings in ``out``, unless they are new and the block refuses them: others are then allowed there."""
+    new = not (out / "settings.json").exists()
     keep_settings(out / "settings.json", settings)
     tables = [f"{split}.tsv" for split in SPLITS]
     try:
         yield
     except ValueError:
-        if not all((out / name).exists() for name in tables):
+        if new and not all((out / name).exists() for name in tables):
             for name in ("blocks", *tables, "settings.json"):
                 remove_own(out / name)
         raise

@@ -123,7 +123,7 @@ def model_name(hub: DecisionHubInterface) -> str:
     return model._name + additions_of(model, option_prefix(model._name))
 
 
-def _the_model(paths: Sequence[Path], hubs: Sequence[DecisionHubInterface]) -> str:
+def _common_name(paths: Sequence[Path], hubs: Sequence[DecisionHubInterface]) -> str:
     """The name that all models have; ValueError if they do not have the same."""
     names = [model_name(hub) for hub in hubs]
     for path, name in zip(paths, names):
@@ -147,7 +147,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for path, hub in zip(options.checkpoints, hubs):
         if hub.described != description:
             raise ValueError(f"{path} was trained on other data than {options.checkpoints[0]}; allowed: the same data")
-    model = _the_model(options.checkpoints, hubs)
+    model = _common_name(options.checkpoints, hubs)
     environment = options.env or named_environment(description, options.checkpoints[0])
     robot = robot_of(description.name)
     targets = options.targets or (list(robot.targets) if robot else [description.highest, description.average])

@@ -124,6 +124,21 @@ def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_refusal_after_an_interruption_keeps_what_was_drawn(tmp_path, monkeypatch):
+    draw, calls = listops_blocks.draw, itertools.count()
+    for error in (OSError, ValueError):
+
+        def fail(*arguments, error=error):
+            if next(calls) >= listops_blocks.BLOCK:
+                raise error("no more")
+            return draw(*arguments)
+
+        monkeypatch.setattr(listops_blocks, "draw", fail)
+        with pytest.raises(error, match="no more"):
+            listops.generate(SMALL, tmp_path / "out", processes=1)
+    assert (tmp_path / "out" / "blocks" / "000000.tsv").is_file() and (tmp_path / "out" / "settings.json").is_file()
+
+
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
     listops.generate(SMALL, tmp_path, processes=1)
     with pytest.raises(ValueError, match="max_length is 41; allowed in .*: 40"):
