@@ -125,18 +125,23 @@ def test_an_interrupted_generation_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_refusal_after_an_interruption_keeps_what_was_drawn(tmp_path, monkeypatch):
+    """The first run ends after a block, as if interrupted; what the second one is refused for costs no block."""
     draw, calls = listops_blocks.draw, itertools.count()
-    for error in (OSError, ValueError):
 
-        def fail(*arguments, error=error):
-            if next(calls) >= listops_blocks.BLOCK:
-                raise error("no more")
-            return draw(*arguments)
+    def draw_a_block(*arguments):
+        if next(calls) == listops_blocks.BLOCK:
+            raise OSError("no more")
+        return draw(*arguments)
 
-        monkeypatch.setattr(listops_blocks, "draw", fail)
-        with pytest.raises(error, match="no more"):
+    def refuse(*arguments):
+        raise ValueError("refused")
+
+    for replacement, error in ((draw_a_block, OSError), (refuse, ValueError)):
+        monkeypatch.setattr(listops_blocks, "draw", replacement)
+        with pytest.raises(error, match="no more|refused"):
             listops.generate(SMALL, tmp_path / "out", processes=1)
-    assert (tmp_path / "out" / "blocks" / "000000.tsv").is_file() and (tmp_path / "out" / "settings.json").is_file()
+        assert (tmp_path / "out" / "blocks" / "000000.tsv").is_file()
+    assert (tmp_path / "out" / "settings.json").is_file()
 
 
 def test_another_plan_in_the_same_folder_is_refused(tmp_path):
