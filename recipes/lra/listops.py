@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -21,7 +20,7 @@ from fairseq_plugin.data.pixels import FIRST_TOKEN
 
 from ..shared.commands import shown_path
 from ..shared.scripts import positive_int, script
-from ..shared.settings import keep_settings
+from ..shared.settings import begun_with
 from ..shared.working_folder import register, remove_own, working_folder
 from .examples import SPLITS, WRITER, Example, symbol_dictionary, write_examples
 from .listops_blocks import Plan, check_plan, distinct_lines
@@ -35,6 +34,8 @@ MIN_LENGTH, MAX_LENGTH = 500, 2_000
 CLASSES = 10
 #: The tables in the release's folder listops-1000.
 RELEASED = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
+#: What a refused run removes, since others can then be begun in its folder.
+_MADE = ("blocks", *(f"{split}.tsv" for split in SPLITS))
 _NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 
 
@@ -46,40 +47,25 @@ def generate(plan: Plan, out: Path, processes: int = 1) -> None:
             of these lengths.
     """
     check_plan(plan)
-    whole = {"data-bin": WRITER}
-    with working_folder(out, COMMAND, whole=whole), _begun_with(plan._asdict(), out):
-        _generate(plan, out, processes)
-
-
-@contextlib.contextmanager
-def _begun_with(settings: dict[str, Any], out: Path) -> Iterator[None]:
-    """Keep the settings in ``out``, unless they are new and the block refuses them: others are then allowed there."""
-    new = not (out / "settings.json").exists()
-    keep_settings(out / "settings.json", settings)
-    tables = [f"{split}.tsv" for split in SPLITS]
-    try:
-        yield
-    except ValueError:
-        if new and not all((out / name).exists() for name in tables):
-            for name in ("blocks", *tables, "settings.json"):
-                remove_own(out / name)
-        raise
-
-
-def _generate(plan: Plan, out: Path, processes: int) -> None:
     sizes = {split: getattr(plan, split) for split in SPLITS}
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        with begun_with(out / "settings.json", plan._asdict(), _MADE):
+            if not all((out / f"{split}.tsv").exists() for split in SPLITS):
+                _write_tables(plan, sizes, out, processes)
+        remove_own(out / "blocks")
+        if not (out / "data-bin").exists():
+            binarise(out, sum(sizes.values()))
+
+
+def _write_tables(plan: Plan, sizes: dict[str, int], out: Path, processes: int) -> None:
     total = sum(sizes.values())
-    if not all((out / f"{split}.tsv").exists() for split in SPLITS):
-        register(out / "blocks").mkdir(exist_ok=True)
-        lines = distinct_lines(plan, out / "blocks", total, processes)
-        with contextlib.closing(lines), tqdm(total=total, desc="ListOps", unit=" expressions", disable=None) as bar:
-            for split, size in sizes.items():
-                write_table(out / "blocks" / f"{split}.tsv", _counted(itertools.islice(lines, size), bar))
-        for split in SPLITS:  # all tables or none
-            (out / "blocks" / f"{split}.tsv").replace(register(out / f"{split}.tsv"))
-    remove_own(out / "blocks")
-    if not (out / "data-bin").exists():
-        binarise(out, total)
+    register(out / "blocks").mkdir(exist_ok=True)
+    lines = distinct_lines(plan, out / "blocks", total, processes)
+    with contextlib.closing(lines), tqdm(total=total, desc="ListOps", unit=" expressions", disable=None) as bar:
+        for split, size in sizes.items():
+            write_table(out / "blocks" / f"{split}.tsv", _counted(itertools.islice(lines, size), bar))
+    for split in SPLITS:  # all tables or none
+        (out / "blocks" / f"{split}.tsv").replace(register(out / f"{split}.tsv"))
 
 
 def take_released(folder: Path, out: Path) -> None:
@@ -89,12 +75,12 @@ def take_released(folder: Path, out: Path) -> None:
         ValueError: ``out`` contains other files, a table is missing or damaged, or a value does not match its
             expression.
     """
-    settings, whole = {"file": str(folder.absolute())}, {"data-bin": WRITER}
-    with working_folder(out, COMMAND, whole=whole), _begun_with(settings, out):
-        for split, name in RELEASED.items():
-            with tqdm(desc=name, unit=" expressions", disable=None) as bar:
-                rows = (f"{' '.join(_released_symbols(row))}\t{row.target}\n" for row in read_table(folder / name))
-                write_table(out / f"{split}.tsv", _counted(rows, bar))
+    with working_folder(out, COMMAND, whole={"data-bin": WRITER}):
+        with begun_with(out / "settings.json", {"file": str(folder.absolute())}, _MADE):
+            for split, name in RELEASED.items():
+                with tqdm(desc=name, unit=" expressions", disable=None) as bar:
+                    rows = (f"{' '.join(_released_symbols(row))}\t{row.target}\n" for row in read_table(folder / name))
+                    write_table(out / f"{split}.tsv", _counted(rows, bar))
         binarise(out, None)
 
 

@@ -15,7 +15,7 @@ from ..shared.experiment import MINUTES, PARAMETERS, PEAK, Data, Experiment, Rec
 from ..shared.image_folder import list_images, read_image
 from ..shared.language_models import WHOLE, prepare, read_perplexity
 from ..shared.mnist import DIGITS, prepare_images
-from ..shared.settings import keep_settings
+from ..shared.settings import begun_with
 from ..shared.tables import spread
 from ..shared.working_folder import write_text
 from .measured import said_of_order
@@ -32,11 +32,11 @@ def prepare_rows(options: Rows) -> Data:
     if options.pixels is None:
         return prepare(options)
     images = prepare_images(options.data_dir, options.out, COMMAND)
-    path, settings = options.out / "pixels.txt", options.out / "pixels.json"
-    if not settings.exists():
-        write_text(path, pixel_text(images.folder, options.pixels))
-    keep_settings(settings, {"images": options.images, "pixels": options.pixels})  # last: the text is complete
-    data = prepare(replace(options, file=path))
+    path, settings = options.out / "pixels.txt", {"images": options.images, "pixels": options.pixels}
+    with begun_with(options.out / "pixels.json", settings, (path.name,)):
+        if not path.exists():
+            write_text(path, pixel_text(images.folder, options.pixels))
+        data = prepare(replace(options, file=path))
     return data._replace(facts={**data.facts, "unit": "pixels", "images": images.facts["images"]})
 
 

@@ -16,7 +16,7 @@ from .characters import spell_file
 from .experiment import Budget, Data, Record, option, shell_words
 from .json_files import read_json, write_json
 from .scripts import positive_int
-from .settings import given, keep_settings
+from .settings import begun_with, given
 from .split_text import SPLITS, WRITER, binarise, count, split_path, take_file
 from .subword_text import encode, train_sentencepiece
 from .text_files import read_lines
@@ -224,16 +224,17 @@ def tokenise(path: Path, out: Path, characters: bool, limit: int | None, subword
         raise ValueError(f"--file is {path}, which does not exist; allowed: a text file, or what prepare --file takes")
     parts = [f"**/{split_path(path, split).name}" for split in SPLITS]  # of a folder
     settings = {**given("file", path, parts), "characters": characters, "lines": limit}
-    keep_settings(out / "text.json", settings | ({"subwords": subwords} if subwords else {}))
+    settings |= {"subwords": subwords} if subwords else {}
     counts_path = out / "tokens.json"
-    if not counts_path.exists():
-        take_file(path, out / "text", limit)
-        if subwords:
-            _into_subwords(out / "text", subwords)
-        for split in SPLITS if characters else ():
-            spell_file(split_path(out / "text", split))
-        binarise(out / "text", out / "data-bin", workers=1)
-        write_json(counts_path, {split: count(split_path(out / "text", split)).tokens for split in SPLITS})
+    with begun_with(out / "text.json", settings, ("text",)):
+        if not counts_path.exists():
+            take_file(path, out / "text", limit)
+            if subwords:
+                _into_subwords(out / "text", subwords)
+            for split in SPLITS if characters else ():
+                spell_file(split_path(out / "text", split))
+            binarise(out / "text", out / "data-bin", workers=1)
+            write_json(counts_path, {split: count(split_path(out / "text", split)).tokens for split in SPLITS})
     return read_json(counts_path, **dict.fromkeys(SPLITS, int))
 
 

@@ -1,13 +1,15 @@
 """The settings with which a folder of results was begun, so that it never mixes results of different settings."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from .download import file_sha256
 from .json_files import read_json, write_json
+from .working_folder import remove_own
 
 
 def given(name: str, path: Path | str | None, patterns: Iterable[str] = ("**/*",)) -> dict[str, str | None]:
@@ -52,6 +54,24 @@ def keep_settings(path: Path, settings: dict[str, Any]) -> None:
     check_settings(path, settings)
     if not path.exists():
         write_json(path, settings)
+
+
+@contextlib.contextmanager
+def begun_with(path: Path, settings: dict[str, Any], made: Iterable[str]) -> Iterator[None]:
+    """``keep_settings`` for a block that makes the files and folders with the names ``made`` next to ``path``.
+
+    If the settings are new and the block refuses them with a ValueError, they are removed with what it made, so that
+    the folder can be begun with others.
+    """
+    new = not path.exists()
+    keep_settings(path, settings)
+    try:
+        yield
+    except ValueError:
+        if new:
+            for name in (*made, path.name):
+                remove_own(path.with_name(name))
+        raise
 
 
 def _shown(settings: dict[str, Any], name: str) -> str:

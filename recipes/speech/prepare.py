@@ -19,9 +19,9 @@ from common.command_parser import CommandParser
 from ..shared.commands import shown_path
 from ..shared.json_files import read_json, write_json
 from ..shared.scripts import positive_int, script
-from ..shared.settings import given, keep_settings
+from ..shared.settings import begun_with, given
 from ..shared.text_files import cut_trial, write_lines
-from ..shared.working_folder import remove_own, working_folder
+from ..shared.working_folder import working_folder
 from . import espeak
 from .recordings import (
     PATTERNS,
@@ -99,11 +99,10 @@ def prepare(out: Path, settings: Settings) -> dict[str, Any]:
         if not complete:  # before anything is written
             audio = [] if settings.recordings is None else find_audio(settings.recordings)
             espeak.check_voices(settings.voices, settings.speed)
-        keep_settings(out / "data.json", about)
-        if not complete:
-            manifest = _write(out, spoken, settings)
-            manifest |= _copy_recordings(out / "recordings", audio) if audio else {}
-            write_json(out / "manifest.json", manifest)
+        with begun_with(out / "data.json", about, ("recordings", "sentences", "data")):
+            if not complete:
+                copied = _copy_recordings(out / "recordings", audio) if audio else {}
+                write_json(out / "manifest.json", _write(out, spoken, settings) | copied)
         return read_json(out / "manifest.json", parts=dict[str, dict], left_out=int)
 
 
@@ -117,8 +116,6 @@ def _write(out: Path, spoken: dict[str, list[str]], settings: Settings) -> dict[
         sounds[split] = [sound for sound in every if sound.samples <= longest * RATE]
         left_out += len(every) - len(sounds[split])
         if not sounds[split]:
-            for name in ("sentences", "data.json"):  # so that other lengths are allowed in this folder
-                remove_own(out / name)
             raise ValueError(
                 f"the shortest of --seconds and --lengths is {longest}; allowed: more, since no sentence of {split} is "
                 "so short"

@@ -188,7 +188,10 @@ def test_from_a_text_to_the_table(masked, tmp_path, capsys):
 
 @pytest.mark.usefixtures("imported_already")
 def test_from_images_to_the_table(tmp_path, capsys):
-    """A row whose text is the grey values of images. Other tokens, no text, or other images there are refused."""
+    """A row whose text is the grey values of images. Other tokens, no text, or other images there are refused.
+
+    Images that are refused, since they are too few, do not bind the folder.
+    """
     out, few = tmp_path / "out", write_few(tmp_path / "few")
     arguments = ["daft", "5", "--out", str(out), "--rows", "Linear Transformer", "--seeds", "1"]
     with pytest.raises(SystemExit):
@@ -205,6 +208,11 @@ def test_from_images_to_the_table(tmp_path, capsys):
     arguments += "--width 16 --layers 1 --heads 2 --batch-tokens 68".split()
     assert compare.main([*arguments, "--pixels", "9"]) == 1 and not out.exists()
     assert "--pixels is 9, 82 tokens for each image; allowed: " in capsys.readouterr().err
+    fewer = write_few(tmp_path / "fewer")
+    for path in [path for images in fewer.glob("*/*") for path in sorted(images.iterdir())[1:]]:
+        path.unlink()
+    assert compare.main([*arguments, "--data-dir", str(fewer)]) == 1
+    assert "lines to use; allowed: at least 20" in capsys.readouterr().err
     assert compare.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "bits per pixel" in shown and "few in 4 x 4 pixels: 1 layers of width 16, 2 updates of 68 pixels" in shown

@@ -198,6 +198,18 @@ def test_sentences_must_be_enough_and_short_enough(tmp_path: Path, spoken: list[
     assert "--sentences is 3" in capsys.readouterr().err
 
 
+def test_too_few_recordings_do_not_bind_the_folder(tmp_path: Path, spoken: list[str], capsys) -> None:
+    """They are refused before anything is spoken; the same folder then takes other arguments."""
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    soundfile.write(folder / "a.wav", np.ones(32_000), 16_000)
+    assert main(tmp_path / "out", "--recordings", folder) == 1
+    assert "--recordings has 1 files of at least 1 s" in capsys.readouterr().err
+    assert set(spoken) == {"one"}  # the word that tries a voice
+    assert main(tmp_path / "out") == 0
+    assert not list((tmp_path / "out").glob("recordings/**/*.wav"))
+
+
 def test_a_sentence_must_fit_into_the_shortest_recording(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(espeak, "speak", lambda text, *_: np.zeros(20_000 if "turn" in text else 8_000))
     assert main(tmp_path / "out", "--lengths", 1) == 0

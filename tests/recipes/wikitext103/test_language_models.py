@@ -71,8 +71,8 @@ def test_subwords_are_of_the_train_part_and_lose_no_line(text: Path, tmp_path: P
             return tokenise(text, out, False, None, subwords)
 
     with pytest.raises(ValueError, match="--subwords is 9000; allowed for this text: at most"):
-        prepared(tmp_path / "many", 9000)
-    out = tmp_path / "out"
+        prepared(tmp_path / "out", 9000)
+    out = tmp_path / "out"  # which the refused number does not bind
     tokens = prepared(out, 285)
     lines = (out / "text" / "wiki.valid.tokens").read_text(encoding="utf-8").splitlines()
     model = sentencepiece.SentencePieceProcessor(model_file=str(out / "text" / "sentencepiece.model"))
