@@ -10,12 +10,13 @@ import dataclasses
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib import pyplot as plt
+from matplotlib.figure import SubFigure
 
 from common.files.output_files import new_folder
 from fairseq_plugin.data.series_folder import write_folder
@@ -48,6 +49,8 @@ SAVE_INTERVAL = 10
 #: What Python runs for a method that is not a network.
 CLASSIFY = ("-m", "recipes.time_series.classify")
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
+#: Fewer models share a panel of a picture; the panels of more stand so many in a row.
+_FEW, _PANELS_BESIDE = 12, 6
 
 
 #: Our name -> the paper's method, where it differs.
@@ -329,32 +332,60 @@ def notes(options: Series, facts: Record) -> list[str]:
 
 
 def draw(options: Series, facts: Record, records: Sequence[Record], path: Path) -> None:
-    """Draw the mean accuracy by epoch, and a dot for the last and the best epoch of each seed."""
+    """Draw the accuracies by epoch, and a dot for the last and the best epoch of each seed.
+
+    A few models share a panel, which shows their means; of more models, each has a panel with a line for each seed.
+    """
     models = by_model(records, options.models)
-    few = len(models) < 12  # the names of many need a high legend, and would overlap along the axis
     with plt.rc_context(STYLE):
-        figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8 if few else 6.6), layout="constrained")
+        if few := len(models) < _FEW:
+            figure, (curves, dots) = plt.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+            _draw_means(curves, options, models)
+        else:
+            networks = {name: models[name] for name in models if name not in CLASSIFIERS}
+            height = 1.7 * math.ceil(len(networks) / _PANELS_BESIDE)
+            figure = plt.figure(figsize=(13, height + 4.6), layout="constrained")
+            above, below = figure.subfigures(2, 1, height_ratios=(height, 4.6))
+            curves, dots = _draw_panels(above, options, networks), below.subplots()
+        curves.set_ylim(max(0.0, min(record["last"] for record in records) - 6.0), 100.5)
         for i, (name, model_records) in enumerate(models.items()):
-            means = [
-                statistics.mean(seed_accuracies)
-                for seed_accuracies in zip(*(record["accuracies"] for record in model_records))
-            ]
-            label = f"{name}, {counted(len(model_records), 'seed')}"
-            if name in CLASSIFIERS:
-                curves.axhline(means[0], label=label, linewidth=1.3, **style_of(i).line)
-            else:
-                curves.plot(options.evaluated, means, label=label, linewidth=1.3, **style_of(i).curve(len(means)))
             _draw_dots(dots, options, i, name, model_records, style_of(i))
-        lowest = min(record["last"] for record in records)
-        curves.set(xlabel="epoch", ylabel="accuracy on the test series, %", ylim=(max(0.0, lowest - 6.0), 100.5))
-        curves.set_title("Mean over seeds")
-        legend_beside(curves)
-        dots.set_xticks(range(len(models)), models, rotation=30 if few else 90, ha="right" if few else "center")
+        dots.set_xticks(range(len(models)), models, rotation=30 if few else 60, ha="right")
         dots.set_title("Each seed: last epoch (hollow), best epoch (filled)\nand the paper's (cross)")
-        for axes in (curves, dots):
-            axes.grid(alpha=0.25)
+        dots.grid(alpha=0.25)
         figure.suptitle(f"{options.dataset}: {counted(options.epochs, 'epoch')}")
         save(figure, path, dpi=130)
+
+
+def _draw_means(axes: plt.Axes, options: Series, models: Mapping[str, Sequence[Record]]) -> None:
+    """Draw the mean accuracy by epoch of all models."""
+    for i, (name, records) in enumerate(models.items()):
+        means = [statistics.mean(accuracies) for accuracies in zip(*(record["accuracies"] for record in records))]
+        label = f"{name}, {counted(len(records), 'seed')}"
+        if name in CLASSIFIERS:
+            axes.axhline(means[0], label=label, linewidth=1.3, **style_of(i).line)
+        else:
+            axes.plot(options.evaluated, means, label=label, linewidth=1.3, **style_of(i).curve(len(means)))
+    axes.set(xlabel="epoch", ylabel="accuracy on the test series, %", title="Mean over seeds")
+    axes.grid(alpha=0.25)
+    legend_beside(axes)
+
+
+def _draw_panels(figure: SubFigure, options: Series, models: Mapping[str, Sequence[Record]]) -> plt.Axes:
+    """Draw the accuracy by epoch of each seed, a panel for each model; returns one, whose axes are those of all."""
+    rows = math.ceil(len(models) / _PANELS_BESIDE)
+    panels = figure.subplots(rows, _PANELS_BESIDE, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, (name, records) in zip(panels, models.items()):
+        for i, record in enumerate(records):
+            look = style_of(i).curve(len(record["accuracies"]))
+            axes.plot(options.evaluated, record["accuracies"], linewidth=0.9, **look)
+        axes.set_title(f"{name}, {counted(len(records), 'seed')}", fontsize="small")
+        axes.grid(alpha=0.25)
+    for axes in panels[len(models) :]:
+        axes.set_visible(False)
+    figure.supxlabel("epoch", fontsize="medium")
+    figure.supylabel("accuracy on the test series, %", fontsize="medium")
+    return panels[0]
 
 
 def _draw_dots(axes: plt.Axes, options: Series, place: int, name: str, records: Sequence[Record], style: Style) -> None:

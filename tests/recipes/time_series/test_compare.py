@@ -180,6 +180,22 @@ def test_a_single_evaluation_is_drawn_as_a_dot(tmp_path: Path, monkeypatch: pyte
     assert curves[0] and not curves[1]
 
 
+def test_many_models_have_a_panel_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a line for each seed, by epoch; a method that is not a network has dots alone."""
+    shown = []
+    monkeypatch.setattr(compare, "save", lambda figure, *_, **__: shown.append(figure))
+    networks = compare.default_names()[:13]
+    options = Series(models=[*networks, "dtw"], epochs=6)
+    records = [record(name, [90.0, 92.0, 91.0]) | {"seed": seed} for name in networks for seed in (1, 2)]
+    compare.draw(options, {}, [*records, record("dtw", [94.9])], tmp_path / "a.png")
+    panels = [axes for axes in shown[0].axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels[:-1]] == [f"{name}, 2 seeds" for name in networks]
+    for axes in panels[:-1]:
+        assert [list(line.get_data()[0]) for line in axes.lines] == [[2, 4, 6]] * 2
+    assert [label.get_text() for label in panels[-1].get_xticklabels()] == [*networks, "dtw"]
+    compare.plt.close(shown[0])
+
+
 def test_methods_that_are_no_networks_stand_in_the_same_table_and_picture(tmp_path: Path) -> None:
     """Rows without parameters but with the paper's column; names are separated by spaces or commas."""
     parse = compare.EXPERIMENT.parse
