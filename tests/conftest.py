@@ -12,9 +12,9 @@ import torch
 from tests.quick import HELP, ROOT, Selection
 
 # Tensors are small, and on a busy machine threads that wait for each other cost more time than they save. Processes
-# that tests start inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+# that tests start inherit it, whatever the shell has: a process with more threads that is forked can stand still.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 # pytest listens to every logger that does not propagate. If a listener exists, torch logs each compilation step with
 # its graphs as text, which takes as long as the step.

@@ -62,6 +62,9 @@ def begun_with(path: Path, settings: dict[str, Any], made: Iterable[str]) -> Ite
 
     If the settings are new and the block refuses them with a ValueError, they are removed with what it made, so that
     the folder can be begun with others.
+
+    Raises:
+        ValueError: see ``check_settings``.
     """
     new = not path.exists()
     keep_settings(path, settings)
