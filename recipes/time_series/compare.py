@@ -383,6 +383,8 @@ def _draw_panels(figure: SubFigure, options: Series, models: Mapping[str, Sequen
         axes.grid(alpha=0.25)
     for axes in panels[len(models) :]:
         axes.set_visible(False)
+    for axes in panels[: len(models)][-_PANELS_BESIDE:]:  # the last of each column
+        axes.tick_params(labelbottom=True)
     figure.supxlabel("epoch", fontsize="medium")
     figure.supylabel("accuracy on the test series, %", fontsize="medium")
     return panels[0]
