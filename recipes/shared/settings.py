@@ -15,8 +15,8 @@ from .working_folder import remove_own
 def given(name: str, path: Path | str | None, patterns: Iterable[str] = ("**/*",)) -> dict[str, str | None]:
     """The name of a file or folder that a user gave, and the SHA-256 of its content, as settings of this ``name``.
 
-    The content of a folder is that of its files that match ``patterns``, in the order of their paths; without such
-    files the SHA-256 is None. Without a ``path`` the name is None, and there is no SHA-256.
+    The content of a folder is that of its files that match ``patterns``; see ``folder_sha256``. Without such files the
+    SHA-256 is None. Without a ``path`` the name is None, and there is no SHA-256.
     """
     if path is None:
         return {name: None}
@@ -28,7 +28,13 @@ def _sha256(path: Path, patterns: Iterable[str]) -> str | None:
     if path.is_file():
         return file_sha256(path)
     files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
-    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest() if files else None
+    return folder_sha256(path, files) if files else None
+
+
+def folder_sha256(folder: Path, files: Iterable[Path]) -> str:
+    """The SHA-256 of the contents of ``files`` and of their paths in ``folder``: those of images have their classes."""
+    lines = (f"{file.relative_to(folder).as_posix()} {file_sha256(file)}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """The settings of a folder: what a refused run leaves, and that a later one cannot change them."""
 
+import shutil
+
 import pytest
 
 from common.files.output_files import MARK
 from recipes.shared.json_files import read_json
-from recipes.shared.settings import begun_with
+from recipes.shared.settings import begun_with, given
 from recipes.shared.working_folder import working_folder, write_text
 
 
@@ -52,3 +54,20 @@ def test_a_users_file_among_what_was_made_stays(tmp_path):
             raise ValueError("too few")
     assert not (folder / "made" / "more.txt").exists() and not (folder / "settings.json").exists()
     assert (folder / "made" / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_digest_of_a_folder_is_of_contents_and_of_paths(tmp_path):
+    """Not of where the folder is, nor of files that are not asked for."""
+    folder, moved = tmp_path / "texts", tmp_path / "elsewhere" / "texts"
+    for name in ("a/one.txt", "b/two.txt", "b/more.log"):
+        write_text(folder / name, name)
+    begun = given("file", folder, ["**/*.txt"])
+    assert given("file", shutil.copytree(folder, moved), ["**/*.txt"]) == begun
+    (moved / "b" / "more.log").write_text("another")
+    assert given("file", moved, ["**/*.txt"]) == begun
+    for change in ("another", "b/two.txt"):
+        (moved / "b" / "two.txt").write_text(change)
+        assert (given("file", moved, ["**/*.txt"]) == begun) == (change == "b/two.txt")
+    (moved / "b" / "two.txt").rename(moved / "b" / "three.txt")  # the order is the same
+    assert given("file", moved, ["**/*.txt"])["file_sha256"] != begun["file_sha256"]
+    assert given("file", moved, ["*.wav"]) == {"file": "texts", "file_sha256": None}
