@@ -116,7 +116,9 @@ def _sizes_of_kind(
                 str(shape.width),
                 (seconds, perplexity),
                 textcoords="offset points",
-                xytext=(4, -11 if place % 2 else 4),  # neighbours' sizes do not hide each other
+                # Neighbours' sizes do not hide each other.
+                xytext=(-4, -11) if place % 2 else (4, 4),
+                ha="right" if place % 2 else "left",
                 color=ours.colour,
                 fontsize=8,
             )

@@ -18,9 +18,9 @@ import torch
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
-from ..shared.comparison import MODEL, SEEDS, Column, Results, by_model, of_model
+from ..shared.comparison import MODEL, SEEDS, Column, Results, by_model, make_records, of_model
 from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
-from ..shared.json_files import measured
+from ..shared.json_files import read_record
 from ..shared.plots import STYLE, legend_beside, save, style_of
 from ..shared.settings import given
 from ..shared.tables import MISSING, spread
@@ -107,13 +107,19 @@ class Conversions:
         if not (self.runs / f"{TEACHER}.pt").exists():
             write_checkpoint(self.runs / f"{TEACHER}.pt", self.teacher, self.bert.command("softmax_mlm"))
         teacher = Made(_count(self.teacher), 0, {DISTILLED: self._measure(self.teacher)}, {})
-        records = [{"model": TEACHER, "seed": 1, **teacher._asdict()}]
-        for name in self.options.models:
-            for seed in range(1, self.options.seeds + 1):
-                path = self.runs / f"{folder_name(name, name, seed)}.json"
-                results = measured(path, functools.partial(self._convert, name, seed), Made)
-                records.append({"model": name, "seed": seed, **results._asdict()})
-        return Results(records, {})
+        seeds = range(1, self.options.seeds + 1)
+        paths = {
+            (name, seed): self.runs / f"{folder_name(name, name, seed)}.json"
+            for name in self.options.models
+            for seed in seeds
+        }
+        compared = make_records((path, functools.partial(self._convert, *key)) for key, path in paths.items())
+        records = [
+            {"model": name, "seed": seed, **read_record(path, Made)._asdict()}
+            for (name, seed), path in paths.items()
+            if path.exists()
+        ]
+        return compared._replace(outcomes=[{"model": TEACHER, "seed": 1, **teacher._asdict()}, *records])
 
     def _convert(self, name: str, seed: int) -> Record:
         """Convert the encoder to the form ``name``, and write the model; see ``Made``."""
@@ -164,6 +170,11 @@ def prepare(options: EncoderConversion) -> Data:
     """
     if not options.file.is_file():
         raise ValueError(f"--file is {options.file}, which is no file; allowed: a text file in UTF-8")
+    if not (options.folder / "config.json").is_file():
+        raise ValueError(
+            f"--folder is {options.folder}, which has no config.json; allowed: a folder with config.json, "
+            "model.safetensors and a tokenizer, such as the one in recipes/from_softmax/README.md"
+        )
     bert = read_bert(options.folder)
     texts = read_texts(options.file, options.pairs)
     if options.longest > bert.model.max_positions:

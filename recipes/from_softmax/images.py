@@ -6,7 +6,6 @@
 
 import functools
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +23,10 @@ from common.files import tensor_files
 from common.files.output_files import new_folder
 
 from ..shared.cifar10 import check_cifar10, read_labelled
-from ..shared.comparison import Results
+from ..shared.comparison import Results, make_records
 from ..shared.digits import write_digits
 from ..shared.experiment import Data, Record, option
-from ..shared.json_files import measured
+from ..shared.json_files import read_record
 from ..shared.tables import counted
 from ..shared.working_folder import atomic_write
 from .image_models import ENTROPY, MODEL, PATCH, SIDE, build, exchange, losses, train, transfer_task
@@ -100,20 +99,29 @@ class Conversions:
 
     def run(self) -> Results:
         """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
-        records = []
-        for seed in range(1, self.options.seeds + 1):
-            teacher = self._stored(TEACHER, seed, self._train_teacher, Learned)
-            records.append(teacher)
-            for name in self.options.models:
-                results = self._stored(name, seed, functools.partial(self._convert, name), Made)
-                records.append(with_shares(results | {"teacher": teacher["losses"], "commands": {}}))
-        order = [TEACHER, *self.options.models]
-        return Results(sorted(records, key=lambda record: order.index(record["model"])), {})
+        names = [TEACHER, *self.options.models]
+        paths = {
+            (name, seed): self.runs / f"{folder_name(name, name, seed)}.json"
+            for seed in range(1, self.options.seeds + 1)
+            for name in names  # the teacher of a seed is trained before its forms
+        }
+        compared = make_records((path, functools.partial(self._make, *key)) for key, path in paths.items())
+        records, teachers = [], {}
+        for (name, seed), path in paths.items():
+            if not path.exists():
+                continue
+            known = {"model": name, "seed": seed}
+            if name == TEACHER:
+                teachers[seed] = read_record(path, Learned)
+                records.append(known | teachers[seed]._asdict())
+            else:
+                made = read_record(path, Made)._asdict()
+                records.append(with_shares({**known, **made, "teacher": teachers[seed].losses, "commands": {}}))
+        return compared._replace(outcomes=sorted(records, key=lambda record: names.index(record["model"])))
 
-    def _stored(self, name: str, seed: int, make: Callable[[int], dict[str, Any]], kind: Any) -> Record:
-        """The record of a teacher or a form for a seed; it is made once and stored."""
-        path = self.runs / f"{folder_name(name, name, seed)}.json"
-        return {"model": name, "seed": seed, **measured(path, functools.partial(make, seed), kind)._asdict()}
+    def _make(self, name: str, seed: int) -> dict[str, Any]:
+        """The results of a teacher or of a form for a seed."""
+        return self._train_teacher(seed) if name == TEACHER else self._convert(name, seed)
 
     def _train_teacher(self, seed: int) -> dict[str, Any]:
         model = self._new(seed)

@@ -226,7 +226,7 @@ def draw(options: LargerImages, facts: Record, records: Sequence[Record], path: 
             if name in found:
                 by_side = {s: [record["top1"][str(s)] for record in found[name]] for s in options.sides}
                 _line(sizes, place, f"{name}, trained at {found[name][0]['trained']}", by_side)
-        sizes.set(xlabel="side of the evaluated images, pixels", title="evaluated at other sizes, without training")
+        sizes.set(xlabel="side of the evaluated images, pixels", title="by the size of the evaluated images")
         sizes.set_xticks(options.sides)
         for axes in (windows, sizes):
             axes.set_ylabel("accuracy, held-out images, %")

@@ -2,11 +2,12 @@
 
 import math
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 from ..shared.json_files import read_json, read_record
-from ..shared.tables import spread
+from ..shared.tables import counted, spread
 from .tables import PublishedTable, read_paper, short
 from .trainings import Entry, NotTrained
 
@@ -74,13 +75,16 @@ def _vowels() -> list[Measured]:
     dates = sorted(run["date"] for run in runs)
 
     def of(methods: dict[str, str], size: str, full_size: bool, limits: str) -> Measured:
-        cells = {}
+        cells, seeds = {}, defaultdict(list)
         for name, column in methods.items():
             if best := [result["best"] for result in content["results"] if result["model"] == name]:
                 cells[columns[column]] = spread(best)
+                seeds[len(best)].append(name)
+        (usual, _), *others = sorted(seeds.items(), key=lambda item: -len(item[1]))
+        counts = [counted(usual, "seed"), *(f"{count} of {', '.join(names)}" for count, names in others)]
         return Measured(
             "JapaneseVowels, 100 epochs; the best of the evaluations on the test series, as the authors' code reports; "
-            f"joined from {len(runs)} runs with --add",
+            f"{'; '.join(counts)}; joined from {len(runs)} runs with --add",
             cells,
             "JAPANESEVOWELS",
             f"python -m recipes.time_series.compare --dataset JapaneseVowels --seeds 3 --models {','.join(methods)}",
@@ -137,7 +141,8 @@ def said_of_order(measured: dict[str, str], published: dict[str, str]) -> str:
         return "Fewer than three rows, so no Kendall's tau."
     if math.isnan(tau):
         return "All rows are equal here or in the paper, so no Kendall's tau."
-    return f"Kendall's tau between the orders: {tau:.2f}."
+    first = ", of two numbers in a cell the first" if any(" / " in cell for cell in measured.values()) else ""
+    return f"Kendall's tau between the orders{first}: {tau:.2f}."
 
 
 def run_here(name: str, entry: Entry, found: list[Measured]) -> str:

@@ -74,8 +74,9 @@ def show_figure(paper: Paper, figure: Figure, command: str) -> str:
     lines = [line for one in comparisons for line in ("", *_drawn(one))]
     if not any(one.picture for one in comparisons):
         lines.append("Not drawn here.")
+    drawn = "a command that draws it for other models" if comparisons else "the command that draws it"
     comments = [f"# {line}".rstrip() for line in head + lines]
-    return "\n".join([*comments, Block("the command that draws it", (command,)).printed()])
+    return "\n".join([*comments, Block(drawn, (command,)).printed()])
 
 
 def key(figure: Figure) -> str:
@@ -142,7 +143,7 @@ def _described(training: Training) -> list[str]:
     lines = [words_of(training)]
     count = count_parameters(training)
     if count:
-        paper = f"; the paper: {training.published:g} M" if training.published else "; the paper states none"
+        paper = f"; the paper: {training.published:g} M" if training.published else "; this table states none"
         lines.append(f"parameters: {count / 1e6:.1f} M{paper}")
     lines += [line for line in (training.difference, training.note) if line]
     lines += [f"{name}: {value}" for name, value in training.settings.items()]
