@@ -43,7 +43,11 @@ def test_a_list_has_every_table_and_figure(capsys):
         ("flash figure-7", ["# Drawn in recipes/flash/figure7.png", "FLASH (GlobalOnly)", "2026-11-26"]),
         ("flash figure-6", ["# Measured here: 512 and 4,096 tokens", "Not drawn here.", "a command that draws it"]),
         ("flowformer figure-4", ["# Drawn in recipes/imagenet/attention.png", "a command that draws it"]),
+        ("flowformer figure-7", ["# Drawn in recipes/imagenet/allocation.png"]),
         ("daft figure-7", ["Not drawn here.", "the command that draws it"]),
+        ("flowformer 5", ["in small, 80 epochs", "orders, of two numbers in a cell the first: -0.50."]),
+        ("flowformer 6", ["3 seeds; 1 of dtw; 5 of flowformer; joined from"]),
+        ("daft 7", ["3 seeds", "Kendall's tau"]),
     ],
 )
 def test_a_table_a_row_and_a_figure(arguments, shown, capsys):
