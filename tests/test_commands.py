@@ -1,9 +1,8 @@
-"""Every ``python -m`` command of the project: full option names, negative numbers, one-line errors.
+"""Every ``python -m`` command of the three packages: full option names, negative numbers, one-line errors.
 
 All commands run in this process, by their main functions, and are refused before they start to work.
 """
 
-import argparse
 import importlib
 import logging
 import re
@@ -18,17 +17,13 @@ from timm.utils import ParseKwargs
 from common.command_parser import CommandParser
 from tests.processes import CHECKOUT
 
-PACKAGES = ("common", "fairseq_plugin", "timm_plugin", "recipes")
+PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
 #: It passes all of its options to a script of timm.
 LAUNCHER = "timm_plugin.__main__"
-#: It runs by itself, without this project, and so has argparse's own parser, which reads no lists of negative numbers.
-ALONE = "recipes.long_contexts.generate"
-#: It passes options that it does not know to fairseq's parser.
-HANDS_ON = {"recipes.cost.__main__": ["--arch", "flowformer_lm"]}
 
 #: Command lines with one wrong path. {file} stands for a missing path or a folder instead of a file; {folder} for a
 #: missing path or a file instead of a folder; {format} for both, and for a file in another format; {missing} for a
-#: missing path; {text} and {taken} for existing paths that do not belong to the command.
+#: missing path.
 WRONG_PATHS = """
 fairseq_plugin.convert {format} new.pt
 fairseq_plugin.convert text.txt {missing}
@@ -45,87 +40,6 @@ timm_plugin.convert daft_full_s {format} new.pth
 timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --teacher-checkpoint={format}
 timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir {missing}
 timm_plugin.transfer --teacher local-dir:{folder} --attn flow --output x.pth --data-dir .
-recipes.bench --out {text}
-recipes.bench.compile_time --out {text}
-recipes.bench.kernels --out {text}
-recipes.bench.kernels.roofline --out {text}
-recipes.bench.kernels.times --out {text}
-recipes.cifar10_pixels.complete --checkpoint {format} --data folder
-recipes.cifar10_pixels.prepare --file {format} --out new
-recipes.cifar10_pixels.prepare --images {folder} --out new
-recipes.cost --arch flowformer_lm --out {text}
-recipes.daft.curves --runs {folder} --output new.png
-recipes.daft.pictures --checkpoint {format} --output new.png
-recipes.demo --out {text}
-recipes.demo --out new --timm-scripts {folder}
-recipes.demo.lengths {folder}
-recipes.demo.train_digits --data-dir {folder} --model test_vit --num-classes 10 --output new --experiment x
-recipes.demo.write_digits --out {text}
-recipes.enwik8.prepare --file {file} --out new
-recipes.flash.compare --file {file} --out new
-recipes.flash.prepare c4 --file {missing} --out new
-recipes.flash.speed --out {text}
-recipes.flash.widths {folder} --archs flash_lm
-recipes.from_softmax.compare --file {file} --out new
-recipes.from_softmax.encoder --folder {folder} --file text.txt --out new
-recipes.from_softmax.encoder --folder . --file {file} --out new
-recipes.from_softmax.images --cifar10 {format} --out new
-recipes.imagenet.get_timm_scripts --from {folder} --out new
-recipes.imagenet.get_timm_scripts --out {text}
-recipes.imagenet.pictures --checkpoint {format} --image image.png --output new
-recipes.imagenet.pictures --checkpoint text.txt --image {format} --output new
-recipes.long_contexts.exported_step text.txt {format}
-recipes.long_contexts.generate {format}
-recipes.long_contexts.lengths --file {file} --out new
-recipes.long_contexts.lengths --runs {folder} --out new
-recipes.long_copy.compare --file {file} --out new
-recipes.long_copy.prepare --file {file} --out new
-recipes.lra.compare --data {folder} --out new
-recipes.lra.image --file {format} --out new
-recipes.lra.listops --file {format} --out new
-recipes.lra.pathfinder --file {format} --out new
-recipes.lra.pictures --checkpoint {file} --data folder --output new
-recipes.lra.pictures --checkpoint text.txt --data {folder} --output new
-recipes.lra.retrieval --file {format} --out new
-recipes.lra.text --file {format} --out new
-recipes.offline_rl.averages {format}
-recipes.offline_rl.collect --env Pendulum-v1 --out {text}
-recipes.offline_rl.compare --env Pendulum-v1 --out {text}
-recipes.offline_rl.evaluate {format}
-recipes.offline_rl.evaluate text.txt --output {text}
-recipes.offline_rl.prepare --dataset hopper-medium-v2 --file {format} --out new
-recipes.package --out {text}
-recipes.packaged_models.characters --file {file} --out new
-recipes.packaged_models.digits --out {text}
-recipes.padding --out {text}
-recipes.papers.compare flash 2 --file {file} --out new
-recipes.papers.compare daft 5 --pixels 4 --data-dir {folder} --out new
-recipes.papers.compare_images daft 2 --out {text}
-recipes.papers.compare_images daft 2 --data-dir {folder} --out new
-recipes.papers.larger_images --data-dir {folder} --out new
-recipes.papers.larger_images --out {text}
-recipes.pretrained.compare --file {file} --out new
-recipes.speech.compare --file {file} --out new
-recipes.speech.compare --recordings {missing} --out new
-recipes.speech.prepare --check {folder}
-recipes.speech.prepare --file {file} --out new
-recipes.speech.prepare --recordings {folder} --out new
-recipes.time_series.averages {format}
-recipes.time_series.classify {folder} --model rocket
-recipes.time_series.compare --dataset Heartbeat --file {format} --out new
-recipes.time_series.pictures --checkpoint {format} --data folder --output new
-recipes.time_series.prepare --dataset Heartbeat --file {format} --out new
-recipes.timm_families --records {taken} --output new
-recipes.translation.compare --folder {folder} --out new
-recipes.translation.prepare --folder {folder} --out new
-recipes.triviaqa.answer {format} --data folder
-recipes.triviaqa.evaluate {format} --file text.txt
-recipes.triviaqa.generated --out {text}
-recipes.triviaqa.prepare wikipedia --file folder --subwords {folder} --out new
-recipes.wikitext103.compare --file {file} --out new
-recipes.wikitext103.gates --file {file} --out new
-recipes.wikitext103.prepare --file {missing} --out new
-recipes.wikitext103.recall --out {text}
 """
 PLACES = {"missing": "nothing/here", "folder": "folder", "text": "text.txt"}
 WRONG = {
@@ -133,20 +47,7 @@ WRONG = {
     "folder": ("missing", "text"),
     "format": ("missing", "folder", "text"),
     "missing": ("missing",),
-    "text": ("text",),
-    "taken": ("folder", "text"),
 }
-#: Options that are learning rates.
-RATES = [
-    *(
-        (f"recipes.from_softmax.{name}", f"{prefix}lr")
-        for name in ("compare", "images")
-        for prefix in ("", "transfer-", "distillation-")
-    ),
-    *((f"recipes.{name}.compare", "lr") for name in ("lra", "long_copy", "speech", "translation", "wikitext103")),
-    *(("recipes.from_softmax.encoder", f"{prefix}lr") for prefix in ("transfer-", "distillation-")),
-    ("recipes.wikitext103.recall", "lr"),
-]
 #: Command lines with another error, and the word that the message contains.
 MISTAKES = {
     "timm_plugin.transfer --teacher test_vit --attn flow --output x.pth --data-dir . --model X": "--model",
@@ -156,19 +57,6 @@ MISTAKES = {
     "timm_plugin.convert nosuch text.txt new.pth": "nosuch",
     "fairseq_plugin --options nosuch": "nosuch",
     "fairseq_plugin.convert text.txt new.pt --model-overrides nonsense": "nonsense",
-    "recipes.bench.compile_time.one nosuch": "nosuch",
-    "recipes.cost --arch nosuch": "nosuch",
-    "recipes.demo.train_digits --data-dir . --model nosuch --num-classes 2 --output new --experiment x": "nosuch",
-    "recipes.long_contexts.context_parallel --processes -1": "--processes",
-    "recipes.long_contexts.packed_documents --tokens 10 --row 3": "--row",
-    "recipes.lra.speed --lengths -5": "--lengths",
-    "recipes.demo.lengths --lengths 0": "--lengths",
-    "recipes.flash.widths . --archs flash_lm --length 0": "--length",
-    "recipes.flash.widths . --archs flash_lm --heads -1": "--heads",
-    **{f"{name} --{option} {value}": f"--{option}" for name, option in RATES for value in ("0", "-1", "nan", "1e400")},
-    "recipes.offline_rl.collect --env nosuch --out new": "nosuch",
-    "recipes.offline_rl.cost --archs nosuch": "nosuch",
-    "recipes.papers flash nosuch": "nosuch",
 }
 
 
@@ -196,7 +84,7 @@ def parser_of(name: str) -> CommandParser:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(_Found) as caught:
         for method in ("parse_args", "parse_known_args"):
-            patch.setattr(CommandParser if name != ALONE else argparse.ArgumentParser, method, found)
+            patch.setattr(CommandParser, method, found)
         importlib.import_module(name).main([])
     parser = caught.value.args[0]
     for group in parser._mutually_exclusive_groups:
@@ -274,7 +162,7 @@ def test_no_option_is_abbreviated_and_each_takes_a_negative_number(name):
         for option in (x for x in action.option_strings if x.startswith("--")):
             for word in {option[:length] for length in range(3, len(option))} - option_names:
                 assert word in parser.parse_known_args([word, "X"])[1], f"{word} is read as {option}"
-        for number in ("-5", "-.5") if name == ALONE else ("-5", "-.5", "-200,-800", "-1e-3", "-inf"):
+        for number in ("-5", "-.5", "-200,-800", "-1e-3", "-inf"):
             numbers = [number] * values_of(action)
             if numbers:
                 value = vars(parser.parse_args([action.option_strings[0], *numbers]))[action.dest]
@@ -285,7 +173,7 @@ def test_no_option_is_abbreviated_and_each_takes_a_negative_number(name):
 def test_mistakes_in_the_command_line_are_one_line_that_names_them(name, refused):
     """An unknown option; text in place of a number; no arguments at all, if some are required."""
     parser = parser_of(name)
-    needed = [*required(parser), *HANDS_ON.get(name, [])]
+    needed = required(parser)
     assert "--no-such-option" in refused(name, [*needed, "--no-such-option"])
     if required(parser):
         assert "required" in refused(name, [])

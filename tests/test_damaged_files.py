@@ -27,15 +27,6 @@ from fairseq_plugin.data.span_folder import read_span_split
 from fairseq_plugin.generation.stream_memory import sealed, unsealed
 from fairseq_plugin.loading.safetensors_folder import write_checkpoint
 from fairseq_plugin.to_safetensors import write_folder
-from recipes.bench.harness import records
-from recipes.offline_rl import averages
-from recipes.shared.json_files import measured, write_json
-from recipes.shared.settings import check_settings
-from recipes.shared.tables import Run, write_reports
-from recipes.shared.trainings import TrainingResult, read_trained
-from recipes.time_series.compare import Outcome, Plan, read_results
-from recipes.timm_families.records import add_record, read_records
-from recipes.timm_families.survey import Found
 from tests import damages
 from tests.fairseq_plugin.helpers import checkpoint_files
 from tests.fairseq_plugin.helpers.language_models import awake, build_model
@@ -48,7 +39,6 @@ from timm_plugin.transfer.training import Settings, train
 WORDS = 60
 #: Time limit of a reader, which is only exceeded by waiting for a pipe without a writer.
 _SECONDS = 60
-RUN = Run("python -m recipes.some", "2 CPU cores", "torch 2", "2026-11-25", 1.5)
 
 
 class Format(NamedTuple):
@@ -58,8 +48,6 @@ class Format(NamedTuple):
     write: Callable[[Path], Any]
     read: Callable[[Path], Any]  # relative to the folder
     kinds: tuple[Callable[[bytes], Any], ...] = (damages.of_bytes,)
-    # Whether reading may return nothing instead of the written value: it is then created, measured or surveyed again.
-    anew: Callable[[str, Any], bool] = lambda what, found: False
 
 
 @cache
@@ -126,27 +114,6 @@ def _transfer(folder: Path) -> Any:
     return losses, task.own_state()
 
 
-def _write_results(folder: Path) -> None:
-    result = Outcome("flow", 1, 1000, 1.5, 2**30, "fairseq-train", [50.0, 60.5], 60.5, 60.5)
-    content = {"plan": Plan(["flow"], 1, "JapaneseVowels", 2)._asdict(), "results": [result._asdict()]}
-    write_reports(folder, [], RUN, {**content, "run": RUN._asdict(), "earlier": []})
-
-
-def _write_played(folder: Path) -> None:
-    _write_episodes(folder / "data")
-    described = episode_folder.read_description(folder / "data").as_dict()
-    episodes = [{"target": 2.0, "seed": 1, "total": 1.5, "steps": 3}]
-    content = {"data": described, "models": {"a": "flow_decision"}, "episodes": {"a": episodes}}
-    write_json(folder / "played.json", content)
-
-
-def _write_bench(folder: Path) -> None:
-    about = ("bench", "2026-11-25", "abc", "a cpu", 2, 2, 24.0, 0.1, "3.11", "torch 2", "CPU", "float32")
-    machine = records.Machine(*about)
-    record = records.Record("causal_flow", 256, "forward", "flow", records.TIMED, "", (0.01, 0.02), 100.0)
-    records.save(records.Results(machine, [record], (("causal_flow", 256),)), folder / "results.json")
-
-
 def _write_marked(folder: Path) -> None:
     with new_folder(folder / "out", "recipes.some") as new:
         (new / "made.txt").write_text("x")
@@ -157,13 +124,7 @@ def _read_marked(folder: Path) -> list[str]:
     return ["made.txt"]
 
 
-def _is_away(what: str, found: Any) -> bool:
-    return what == "no file"
-
-
 JSON, ARRAYS = (damages.of_bytes, damages.of_json), (damages.of_bytes, damages.of_arrays)
-SETTINGS = {"width": 32, "lr": 0.001, "quick": True, "more": ["--fp16"], "nothing": None}
-TRAINED = TrainingResult("flow.1", "fairseq-train", 12.5, 1 << 20, "2026-11-25", "2 CPU cores", "torch 2")
 _read_series = partial(series_folder.read_split, name="train")
 _read_episodes = partial(episode_folder.read_split, name="train")
 FORMATS = {
@@ -183,37 +144,6 @@ FORMATS = {
     "index of images": Format("test.idx", write_pixels, _read_pixels),
     "checksums of images": Format("test.sha256", write_pixels, _read_pixels),
     "unfinished transfer": Format("training.pth", _transfer, _transfer),
-    "result of a training": Format(
-        "result.json", lambda at: write_json(at / "result.json", TRAINED._asdict()), read_trained, JSON, _is_away
-    ),
-    "settings": Format(
-        "settings.json",
-        lambda at: write_json(at / "settings.json", SETTINGS),
-        lambda at: check_settings(at / "settings.json", SETTINGS),
-        JSON,
-    ),
-    "measured numbers": Format(
-        "losses.json",
-        lambda at: write_json(at / "losses.json", {"valid": 1.5, "test": 2.5}),
-        lambda at: measured(at / "losses.json", lambda: {"valid": 1.5, "test": 2.5}, dict[str, float]),
-    ),
-    "results of a comparison": Format(
-        "results.json", _write_results, lambda at: read_results(at / "results.json"), JSON
-    ),
-    "returns": Format("played.json", _write_played, lambda at: averages.gathered([at / "played.json"]), JSON),
-    "results of the benchmark": Format(
-        "results.json",
-        _write_bench,
-        lambda at: records.load(at / "results.json"),
-        JSON,
-        lambda what, found: what == "without complete",  # possibly incomplete results are measured again
-    ),
-    "records of a survey": Format(
-        "found.jsonl",
-        lambda at: add_record(at / "found.jsonl", Found("vit", "vision", 10, "yes", {"Attention": 2})),
-        lambda at: read_records(at / "found.jsonl"),
-        anew=lambda what, found: found == {},  # a truncated line is ignored
-    ),
     "what a command made": Format("out/.lineartime", _write_marked, _read_marked),
 }
 
@@ -246,7 +176,7 @@ def _is_refused(form: Format, what: str, folder: Path, whole: Any) -> bool:
         return True
     finally:
         signal.alarm(0)
-    assert form.anew(what, content) or _same(content, whole), f"{what}: {content}"
+    assert _same(content, whole), f"{what}: {content}"
     return False
 
 

@@ -1,4 +1,4 @@
-"""No command replaces or removes a file that it did not create, wherever the user lets it write.
+"""No command of the plugins replaces or removes a file that it did not create, wherever the user lets it write.
 
 The commands are found in the code: each module that can be run and has an option that names an output path. A module
 that is missing in ``COMMANDS`` fails, so that a new one is not forgotten.
@@ -36,69 +36,6 @@ COMMANDS = {
     "fairseq_plugin.import_hf": Case(FILE, "", SOURCE),
     "fairseq_plugin.to_safetensors": Case(FILE, "", f"{SOURCE} --dict {SOURCE}"),
     "timm_plugin.convert": Case(FILE, "", f"flowformer_deit_ti {SOURCE}"),
-    "recipes.bench.__main__": Case(FOLDER, "--out", "--only causal_flow --quick"),
-    "recipes.bench.compile_time.__main__": Case(FOLDER, "--out", "--models linear_lm"),
-    "recipes.bench.kernels.__main__": Case(FILE, "--out"),
-    "recipes.bench.kernels.roofline": Case(FILE, "--out"),
-    "recipes.bench.kernels.times": Case(FILE, "--out"),
-    "recipes.cifar10_pixels.complete": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
-    "recipes.cifar10_pixels.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.cost.__main__": Case(FOLDER, "--out", "--model flowformer_hier_test"),
-    "recipes.daft.curves": Case(FILE, "--output", "--runs nowhere --across epochs"),
-    "recipes.daft.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE}"),
-    "recipes.demo.__main__": Case(FOLDER, "--out", "--quick"),
-    "recipes.demo.train_digits": Case(
-        FOLDER, "--output", "--data-dir nowhere --model x --num-classes 10 --experiment ."
-    ),
-    "recipes.demo.write_digits": Case(FOLDER, "--out"),
-    "recipes.enwik8.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.flash.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.flash.prepare": Case(FOLDER, "--out", f"pg19 --file {SOURCE}"),
-    "recipes.flash.speed": Case(FOLDER, "--out", "--quick"),
-    "recipes.from_softmax.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.from_softmax.encoder": Case(FOLDER, "--out", f"--folder . --file {SOURCE}"),
-    "recipes.from_softmax.images": Case(FOLDER, "--out", "--quick"),
-    "recipes.imagenet.get_timm_scripts": Case(FOLDER, "--out", "--from ."),
-    "recipes.imagenet.pictures": Case(FOLDER, "--output", f"--checkpoint {SOURCE} --image nowhere"),
-    "recipes.long_contexts.lengths": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.long_copy.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.long_copy.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.lra.compare": Case(FOLDER, "--out", "--quick"),
-    "recipes.lra.image": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.lra.listops": Case(FOLDER, "--out"),
-    "recipes.lra.pathfinder": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.lra.pictures": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
-    "recipes.lra.retrieval": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.lra.text": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.offline_rl.averages": Case(FILE, "--out", SOURCE),
-    "recipes.offline_rl.collect": Case(FOLDER, "--out", "--env Pendulum-v1"),
-    "recipes.offline_rl.compare": Case(FOLDER, "--out", "--env Pendulum-v1"),
-    "recipes.offline_rl.evaluate": Case(FILE, "--output", SOURCE),
-    "recipes.offline_rl.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
-    "recipes.package.__main__": Case(FOLDER, "--out"),
-    "recipes.packaged_models.characters": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.packaged_models.digits": Case(FOLDER, "--out"),
-    "recipes.padding.__main__": Case(FOLDER, "--out"),
-    "recipes.papers.compare": Case(FOLDER, "--out", f"flash 1 --file {SOURCE} --quick"),
-    "recipes.papers.compare_images": Case(FOLDER, "--out", "daft 6"),
-    "recipes.papers.larger_images": Case(FOLDER, "--out"),
-    "recipes.pretrained.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.speech.compare": Case(FOLDER, "--out", "--quick"),
-    "recipes.speech.prepare": Case(FOLDER, "--out"),
-    "recipes.time_series.averages": Case(FILE, "--out", SOURCE),
-    "recipes.time_series.compare": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.time_series.pictures": Case(FILE, "--output", f"--checkpoint {SOURCE} --data nowhere"),
-    "recipes.time_series.prepare": Case(FOLDER, "--out", f"--dataset mine --file {SOURCE}"),
-    "recipes.timm_families.__main__": Case(FILE, "--output", "--records nowhere/records"),
-    "recipes.translation.compare": Case(FOLDER, "--out", "--quick"),
-    "recipes.translation.prepare": Case(FOLDER, "--out"),
-    "recipes.triviaqa.answer": Case(FILE, "--output", f"{SOURCE} --data nowhere"),
-    "recipes.triviaqa.generated": Case(FOLDER, "--out"),
-    "recipes.triviaqa.prepare": Case(FOLDER, "--out", "wikipedia --file nowhere --subwords nowhere"),
-    "recipes.wikitext103.compare": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.wikitext103.gates": Case(FOLDER, "--out", f"--file {SOURCE} --quick"),
-    "recipes.wikitext103.prepare": Case(FOLDER, "--out", f"--file {SOURCE}"),
-    "recipes.wikitext103.recall": Case(FOLDER, "--out"),
 }
 #: How a user can name an output path that contains files of others.
 IN_FOLDERS = ["a stranger's file", "names of ours", "here", "a link", "a link to nothing", "a file", "the source in it"]
@@ -106,7 +43,7 @@ IN_FILES = ["a file", "here", "a folder", "a link", "a link to nothing", "the so
 
 
 def writes(path: Path) -> bool:
-    """Whether a module can be run, and is an experiment, has an option for an output path, or another's parser."""
+    """Whether a module can be run, and has an option for an output path, or another's parser."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) and node.level for alias in node.names}
@@ -115,20 +52,12 @@ def writes(path: Path) -> bool:
         for node in calls
         if getattr(node.func, "attr", "") == "add_argument" and node.args and isinstance(node.args[0], ast.Constant)
     }
-    experiment = any(
-        getattr(target, "id", "") == "EXPERIMENT"
-        for node in nodes
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-    )
-    names_a_place = experiment or "parser" in imported or any(str(name).startswith(PLACES) for name in options)
+    names_a_place = "parser" in imported or any(str(name).startswith(PLACES) for name in options)
     return '__name__ == "__main__"' in path.read_text() and names_a_place
 
 
 def test_every_command_that_writes_is_here():
-    paths = [
-        path for folder in ("fairseq_plugin", "timm_plugin", "recipes") for path in (CHECKOUT / folder).rglob("*.py")
-    ]
+    paths = [path for folder in ("fairseq_plugin", "timm_plugin") for path in (CHECKOUT / folder).rglob("*.py")]
     commands_found = [".".join(path.relative_to(CHECKOUT).with_suffix("").parts) for path in paths if writes(path)]
     assert sorted(commands_found) == sorted(COMMANDS)
 

@@ -100,7 +100,8 @@ def known_module(words: list[str]) -> None:
     module = words[2]
     spec = find_spec(f"{module}.__main__") if find_spec(module).submodule_search_locations else find_spec(module)
     assert spec is not None, f"{module} cannot be run"
-    sources = "\n".join(path.read_text() for path in Path(spec.origin).parent.glob("*.py"))
+    paths = [ROOT / "recipes" / "runs.py", *Path(spec.origin).parent.glob("*.py")]
+    sources = "\n".join(path.read_text() for path in paths)
     if module.startswith("timm_plugin"):
         return
     options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no help text
