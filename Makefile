@@ -5,10 +5,10 @@
 #   make test-oldest   the whole suite with the oldest versions of tests/oldest.txt, in .venv-oldest
 #   make quick-oldest  a part of it, in a few minutes; tests/quick.py
 #   make lint   style, format and spelling of the whole tree, in seconds
-#   make tables  write the tables in Markdown files that are generated: of mechanisms, the papers' numbers and comparisons
+#   make tables  write the tables in Markdown files that are generated: of mechanisms, and the papers' numbers
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
 #   make docs   the documentation site in build/docs: every Markdown page, and the public API; a broken link is an error
-#   make package  the wheel and the source archive in work/package, checked and tried in new environments
+#   make package  the wheel and the source archive in work/package, checked and the wheel tried in a new environment
 # PYTHON=... names the interpreter that makes .venv. Without it, the first of python3, python3.12, python3.11 and
 # python3.10 that is Python 3.10, 3.11 or 3.12 is used.
 
@@ -43,18 +43,17 @@ lint: $(READY)
 	$(VENV)/bin/codespell
 
 tables: $(READY)
-	$(VENV)/bin/python -m recipes.mechanisms
+	$(VENV)/bin/python -m common.mechanisms
 	$(VENV)/bin/python -m recipes.papers --write-readmes
-	$(VENV)/bin/python -m recipes.results
 
 bench: $(READY)-bench
 	$(VENV)/bin/python -m recipes.bench
 
 docs: $(READY)-docs
-	$(VENV)/bin/python -m sphinx -E -W --keep-going -c recipes/docs . build/docs
+	$(VENV)/bin/python -m sphinx -E -W --keep-going -c docs . build/docs
 
 package: $(READY)-package
-	$(VENV)/bin/python -m recipes.package
+	.ci/package $(VENV)/bin/python
 
 # The packages of one more extra.
 $(READY)-%: $(READY)

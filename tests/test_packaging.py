@@ -103,8 +103,8 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
     assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
 
 
-def test_the_metadata_describes_the_project_without_a_link_that_only_works_in_the_repository(metadata):
-    """What a package index shows: the license, the README, and links to other sites alone."""
+def test_the_metadata_describes_the_project(metadata):
+    """What a package index shows: the license and the README."""
     assert metadata["License-Expression"] == "MIT"
     assert metadata["Description-Content-Type"] == "text/markdown"
     versions = [f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12)]
@@ -112,8 +112,6 @@ def test_the_metadata_describes_the_project_without_a_link_that_only_works_in_th
     description = metadata.get_payload(decode=True).decode()
     first_paragraph = (ROOT / "README.md").read_text().split("\n\n")[1]
     assert description.startswith("# lineartime\n\n" + first_paragraph.split("[")[0])
-    targets = re.findall(r"\]\(([^)\s]+)\)", description)
-    assert all(target.startswith("https://") for target in targets), targets
 
 
 def test_the_unpacked_wheel_works_alone(wheel, tmp_path):
@@ -144,7 +142,7 @@ def test_the_source_archive_is_the_whole_tree_and_its_tests_run(source, tmp_path
     assert expected - {str(path.relative_to(root)) for path in root.rglob("*")} == set()
     assert {"tests/processes.py", "recipes/demo/__main__.py", "tests/golden/fairseq/dict.txt"} <= expected
     rules = ["tests/test_house_rules.py", "-k", "no_line or same_ruff"]
-    for arguments in (rules, ["--collect-only", "tests/recipes/timm_families/test_table.py"]):
+    for arguments in (rules, ["--collect-only", "tests/common/test_kernels.py"]):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
             cwd=root,

@@ -1,4 +1,4 @@
-"""``python -m recipes.mechanisms``: write the lists and tables of mechanisms in Markdown files again.
+"""``python -m common.mechanisms``: write the lists and tables of mechanisms in Markdown files again.
 
 They show the declarations of the classes in ``common/attention``. A table stands between
 ``<!-- mechanisms: TABLE -->`` and ``<!-- end of mechanisms -->``, and a list of names in a sentence between
@@ -9,20 +9,18 @@ import functools
 import inspect
 import math
 import os
-import sys
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from common.attention import ATTENTIONS, InnerAttention, build_attention
-from common.command_parser import CommandParser
-
-from .shared.generated_parts import has_part, rewrite_files, rewritten
-from .shared.scripts import script
+from .attention import ATTENTIONS, InnerAttention, build_attention
+from .command_parser import CommandParser
 
 ROOT = Path(__file__).parents[1]
 _FOLDERS = ("common", "fairseq_plugin", "timm_plugin")
+_PART = re.compile(r"(<!-- mechanisms: (.+?) -->).*?(<!-- end of mechanisms -->)", re.DOTALL)
 #: Channels of a head and numbers of tokens for the sizes of states in a table.
 _CHANNELS, _LENGTHS = 64, (64, 4096)
 
@@ -30,7 +28,7 @@ _CHANNELS, _LENGTHS = 64, (64, 4096)
 def readmes() -> list[Path]:
     """The Markdown files that have such lists or tables."""
     paths = (path for folder in _FOLDERS for path in sorted((ROOT / folder).glob("*.md")))
-    return [path for path in paths if has_part(path, "mechanisms")]
+    return [path for path in paths if _PART.search(path.read_text(encoding="utf-8"))]
 
 
 def rewritten_readme(path: Path) -> str:
@@ -40,7 +38,7 @@ def rewritten_readme(path: Path) -> str:
         ValueError: a marker names a table or a fact that does not exist.
     """
     make = functools.partial(_part, path.parent)
-    return rewritten(path.read_text(encoding="utf-8"), "mechanisms", make)
+    return _PART.sub(lambda part: part[1] + make(*part[2].split()) + part[3], path.read_text(encoding="utf-8"))
 
 
 def _part(folder: Path, what: str, *facts: str) -> str:
@@ -144,14 +142,15 @@ def _kibibytes(name: str, n: int) -> int:
     return math.ceil(sum(x.nbytes for x in state.values()) / 1024)
 
 
-@script("mechanisms")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Write the files, and print those that changed; 0."""
-    CommandParser(prog="python -m recipes.mechanisms", description=__doc__.split("\n")[0]).parse_args(arguments)
-    for path in rewrite_files(readmes(), rewritten_readme, "recipes.mechanisms"):
-        print(path.relative_to(ROOT))
-    return 0
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Write the files, and print those that changed."""
+    CommandParser(prog="python -m common.mechanisms", description=__doc__.split("\n")[0]).parse_args(arguments)
+    for path in readmes():
+        text = rewritten_readme(path)
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,1 +1,0 @@
-"""A survey of all of timm's models: which support another attention. The plugin's README links the table."""

@@ -1,1 +1,0 @@
-"""Tests of recipes/timm_families."""
