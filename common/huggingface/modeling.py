@@ -37,6 +37,7 @@ from .tokens import (
     check_positions,
     documents_by_position,
     hidden_or_none,
+    is_padding,
     read_padding,
     read_tokens,
 )
@@ -599,7 +600,7 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
         """The encoder's output as layers read it; its own mask, or else ``attention_mask`` (B, m)."""
         own_mask = getattr(encoder_outputs, "attention_mask", None)
         mask = attention_mask if own_mask is None else own_mask
-        return Source(encoder_outputs[0], None if mask is None else hidden_or_none(mask == 0))
+        return Source(encoder_outputs[0], None if mask is None else hidden_or_none(is_padding(mask)))
 
 
 def _refuse(arguments: dict[str, Any]) -> None:

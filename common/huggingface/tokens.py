@@ -29,7 +29,7 @@ def read_padding(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> 
     real ones. The token ``pad`` is padding in any case, as in fairseq.
 
     Raises:
-        ValueError: a mask of another shape.
+        ValueError: a mask of another shape, or with other values.
     """
     padding = input_ids.eq(pad)
     if attention_mask is not None:
@@ -39,8 +39,23 @@ def read_padding(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> 
                 f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: (batch, tokens) = {(rows, n)}, or "
                 "more tokens than that, which came before"
             )
-        padding = padding | (attention_mask[:, attention_mask.shape[1] - n :] == 0)
+        padding = padding | is_padding(attention_mask[:, attention_mask.shape[1] - n :])
     return hidden_or_none(padding)
+
+
+def is_padding(attention_mask: Tensor) -> Tensor:
+    """A mask of transformers, of any dtype, as bool: True, padding, where it is 0.
+
+    Raises:
+        ValueError: values other than 0 and 1, as far as they can be read: an additive mask has 0 at real tokens.
+    """
+    padding = attention_mask == 0
+    if attention_mask.dtype != torch.bool and runs_eagerly(attention_mask):
+        others = ~padding & (attention_mask != 1)
+        if bool(others.any()):
+            value = attention_mask[others][0].item()
+            raise ValueError(f"attention_mask has the value {value}; allowed: 1 at real tokens and 0 at padding")
+    return padding
 
 
 def hidden_or_none(padding_mask: Tensor) -> Tensor | None:
