@@ -23,7 +23,7 @@ from common.imitation import IMITATION_LOSSES
 
 from ..modules.converted import Converted, converted_attentions
 from ..modules.cross_attention import InnerCrossAttention
-from ..modules.multihead_attention import InnerMultiheadAttention, project_heads
+from ..modules.multihead_attention import InnerMultiheadAttention, project_heads, read_padding
 
 #: Attributes, in addition to weights, that must be equal in modules of the same name.
 _ALIKE = ("num_heads", "normalize_before", "activation_fn", "embed_scale")
@@ -155,9 +155,9 @@ def _differing_modules(student: nn.Module, teacher: nn.Module) -> Iterator[str]:
 
 def _call(attention: Converted, module: nn.Module, inputs: dict[str, Any], target_mask: Tensor | None) -> Call:
     """The inputs with which fairseq's layer called ``module``, the teacher's attention, for ``attention``."""
-    query, key, mask = (inputs[name] for name in ("query", "key", "key_padding_mask"))
+    query, key, mask = inputs["query"], inputs["key"], read_padding(inputs["key_padding_mask"])
     if isinstance(attention, InnerCrossAttention):
-        return Call(query, key, mask, target_mask, None)
+        return Call(query, key, mask, read_padding(target_mask), None)
     segment_ids = getattr(module, "segment_ids", None)
     return Call(query, key, mask, None if mask is None else mask[:, -len(query) :], segment_ids)
 

@@ -27,7 +27,7 @@ from ..loading.known_options import option_field
 from ..modules.audio_blocks import ExtractorInBlocks, field_and_stride
 from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, lengths_to_mask, replaced
 from ..modules.graphs import NoTorchScript
-from ..modules.multihead_attention import LayerDesign, check_heads
+from ..modules.multihead_attention import LayerDesign, check_heads, read_padding
 from ._options import PaddingOptions, build_design, errors_with_options, option
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
@@ -128,14 +128,15 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
 
         fairseq would count the padding beside such a recording as real frames.
         """
-        padding_mask = signature(super().forward).bind(source, *arguments, **options).arguments.get("padding_mask")
+        call = signature(super().forward).bind(source, *arguments, **options)
+        padding_mask = call.arguments["padding_mask"] = read_padding(call.arguments.get("padding_mask"))
         samples = source.shape[-1] if padding_mask is None else (~padding_mask).sum(-1).min()
         if int(self.frames_of(torch.as_tensor(samples))) < 1:
             raise ValueError(
                 f"source has {int(samples)} samples in a recording; allowed: enough for a frame of the extractor; "
                 "--min-sample-size leaves recordings out whose length in the manifest is below it"
             )
-        return super().forward(source, *arguments, **options)
+        return super().forward(*call.args, **call.kwargs)
 
     def frames_of(self, samples: Tensor) -> Tensor:
         """The number of frames that the feature extractor makes of ``samples``, without padding."""

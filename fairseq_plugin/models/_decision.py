@@ -26,7 +26,7 @@ from ..data.episodes import TOKENS
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
 from ..modules.graphs import NoTorchScript
-from ..modules.multihead_attention import IncrementalState
+from ..modules.multihead_attention import IncrementalState, read_padding
 from ..modules.positions import find_max_tokens
 from ._decoder import wrap_layer
 from ._hub_model import HubModel
@@ -178,6 +178,7 @@ class DecisionTransformer(DecisionModel):
         self.check_window(returns, states, actions, timesteps)
         embedded = (self.embed_return(returns), self.embed_state(states), self.embed_action(actions))
         tokens = torch.stack(embedded, dim=2) + self.embed_timestep(timesteps)[:, :, None]  # (B, K, 3, D)
+        padding_mask = read_padding(padding_mask)
         if padding_mask is not None:
             tokens = tokens.masked_fill(padding_mask[..., None, None], 0.0)
             padding_mask = padding_mask.repeat_interleave(TOKENS, dim=1)  # (B, 3K)

@@ -25,6 +25,7 @@ from common.ops.shared.padding import real_positions
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
 from ..modules.graphs import NoTorchScript, check_not_exported
+from ..modules.multihead_attention import read_padding
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
 from ._options import (
@@ -118,6 +119,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
     def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
         """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
         check_not_exported(self)
+        padding_mask = read_padding(padding_mask)
         check_batch(source, padding_mask, self.embed_tokens.in_features, self.max_positions())
         tokens = (~padding_mask).long() * _STEP
         embedded = self.embed_tokens(source)
@@ -163,6 +165,7 @@ class TimeSeriesHead(nn.Module):
 
     def forward(self, features: Tensor, padding_mask: Tensor) -> Tensor:
         """features (B, T, D), padding_mask (B, T) with True = padding -> (B, classes)."""
+        padding_mask = read_padding(padding_mask)
         features = self.dropout(self.activation(features)).masked_fill(padding_mask[..., None], 0.0)
         if self.pooling == "flat":
             return self.out_proj(place_steps(features, padding_mask, self.max_length).flatten(1))

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from common.ops.shared.padding import real_positions
 
 from ..loading.known_options import option_field
+from ..modules.multihead_attention import read_padding
 from ._registration import register_checked
 from ._time_series import EncoderSizes, Pooling, TimeSeriesClassifier, check_batch, place_steps, pooling_field
 
@@ -81,6 +82,7 @@ class CausalEncoder(FairseqEncoder):
 
     def forward(self, source: Tensor, padding_mask: Tensor) -> Tensor:
         """source (B, T, channels), padding_mask (B, T) with True = padding -> (B, T, D)."""
+        padding_mask = read_padding(padding_mask)
         check_batch(source, padding_mask, self.channels, self.limit)
         features = self.read(place_steps(source, padding_mask, source.shape[1]))
         positions = real_positions(padding_mask).masked_fill(padding_mask, 0)

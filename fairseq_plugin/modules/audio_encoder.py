@@ -18,7 +18,7 @@ from common.ops.shared.checks import ArgumentError
 
 from .causal_positions import CausalPositions
 from .graphs import NoTorchScript, check_not_exported
-from .multihead_attention import IncrementalState, InnerMultiheadAttention, LayerDesign
+from .multihead_attention import IncrementalState, InnerMultiheadAttention, LayerDesign, read_padding
 from .padded_convolutions import ConformerPadding, ConvolutionPadding
 from .positions import check_count, find_max_tokens
 
@@ -123,6 +123,7 @@ class AudioEncoder(NoTorchScript, TransformerEncoder):
         The results are those of layers from ``min_layer``; by default all, or none of ``long_input``.
         """
         check_not_exported(self)
+        padding_mask = read_padding(padding_mask)
         if self.max_tokens is not None:
             frames = x.new_full((len(x),), x.shape[1]) if padding_mask is None else (~padding_mask).sum(1)
             check_count(frames, self.max_tokens, FRAMES_OPTION)

@@ -12,7 +12,7 @@ from common.ops.shared.checks import ArgumentError
 from common.ops.shared.padding import both_masks
 from common.ops.shared.state import State
 
-from .multihead_attention import IncrementalState, check_heads, check_no_mask, split_heads
+from .multihead_attention import IncrementalState, check_heads, check_no_mask, read_padding, split_heads
 
 #: The entry of the decoding state with the number of target tokens so far.
 _COUNT = "target_count"
@@ -93,6 +93,7 @@ class InnerCrossAttention(MultiheadAttention):
             ValueError: an ``attn_mask`` is given, ``value`` is not ``key``, or ``before_softmax`` is True.
         """
         check_no_mask(attn_mask)
+        key_padding_mask = read_padding(key_padding_mask)
         if value is not key or before_softmax:
             raise ValueError("value is not key, or before_softmax is True; allowed: the encoder's output twice, False")
         q = split_heads(self.q_proj(query), self.num_heads)  # (B, H, T, d)

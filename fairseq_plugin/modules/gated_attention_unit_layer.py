@@ -13,7 +13,7 @@ from common.modules.relative_bias import ToeplitzBias
 from common.ops.shared.checks import ArgumentError
 
 from .graphs import NoTorchScript
-from .multihead_attention import IncrementalState, check_no_mask
+from .multihead_attention import IncrementalState, check_no_mask, read_padding
 
 _STATE = "attn_state"
 
@@ -91,12 +91,12 @@ class GatedAttentionUnitDecoderLayer(_GatedAttentionUnitLayer):
         if encoder_out is not None or prev_self_attn_state is not None or prev_attn_state is not None:
             raise ValueError("encoder_out or prev_*_state is given; allowed: None, there is no attention to an encoder")
         check_no_mask(self_attn_mask)
-        tokens = x.transpose(0, 1)  # T x B x C -> B x T x C
+        tokens, padding_mask = x.transpose(0, 1), read_padding(self_attn_padding_mask)  # T x B x C -> B x T x C
         if incremental_state is None:
-            out = self.unit(tokens, self_attn_padding_mask, segment_ids)
+            out = self.unit(tokens, padding_mask, segment_ids)
         else:
             state = self.get_incremental_state(incremental_state, _STATE)
-            out, state = self.unit.extend(tokens, self_attn_padding_mask, state, segment_ids)
+            out, state = self.unit.extend(tokens, padding_mask, state, segment_ids)
             self.set_incremental_state(incremental_state, _STATE, state)
         return out.transpose(0, 1), None, None
 
@@ -128,7 +128,8 @@ class GatedAttentionUnitEncoderLayer(_GatedAttentionUnitLayer):
             ValueError: an ``attn_mask`` is given.
         """
         check_no_mask(attn_mask)
-        return self.unit(x.transpose(0, 1), encoder_padding_mask, segment_ids).transpose(0, 1)  # through B x T x C
+        padding_mask = read_padding(encoder_padding_mask)
+        return self.unit(x.transpose(0, 1), padding_mask, segment_ids).transpose(0, 1)  # through B x T x C
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """fairseq calls this on every encoder layer; no name has changed here."""

@@ -134,6 +134,7 @@ class InnerMultiheadAttention(MultiheadAttention):
                 ``query``, or weights are requested.
         """
         check_no_mask(attn_mask)
+        key_padding_mask = read_padding(key_padding_mask)
         tokens = query if key is None else key
         if (value is not None and value is not tokens) or (tokens is not query and not self.reads_source):
             raise ValueError("key or value is not query; allowed: self-attention")
@@ -186,6 +187,11 @@ def check_heads(num_heads: int, widths: dict[str, int]) -> None:
     for name, width in widths.items():
         if num_heads < 1 or width % num_heads:
             raise ArgumentError(f"`num_heads` is {num_heads}; allowed: a divisor of `{name}`, {width}")
+
+
+def read_padding(padding_mask: Tensor | None) -> Tensor | None:
+    """A padding mask of fairseq, of any dtype, as bool: True, padding, where it is not 0, as in fairseq's attention."""
+    return None if padding_mask is None else padding_mask.to(torch.bool)
 
 
 def check_no_mask(attn_mask: Tensor | None) -> None:

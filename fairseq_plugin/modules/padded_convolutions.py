@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .multihead_attention import read_padding
+
 
 class ConvolutionPadding:
     """Masks the inputs of the convolutions in a module, of subsampling or of positions, inside ``of``."""
@@ -55,7 +57,7 @@ class ConformerPadding:
 
     def read(self, attention: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
         """torch's hook before ``attention``: remember its mask (B, T), True = padding."""
-        self.padding_mask = options["key_padding_mask"]
+        self.padding_mask = read_padding(options["key_padding_mask"])
 
     def __call__(self, convolution: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
         """torch's hook before ``convolution``, whose input is (B, C, T)."""

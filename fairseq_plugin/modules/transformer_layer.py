@@ -14,7 +14,7 @@ from common.modules.norms import build_norm
 
 from .cross_attention import CrossDesign, InnerCrossAttention
 from .graphs import NoTorchScript
-from .multihead_attention import InnerMultiheadAttention, LayerDesign
+from .multihead_attention import InnerMultiheadAttention, LayerDesign, read_padding
 
 
 class GatedLinear(nn.Module):
@@ -130,7 +130,7 @@ class LinearTimeDecoderLayer(_DesignedLayer, TransformerDecoderLayerBase):
     def _forward(self, *arguments: Any, self_attn_padding_mask: Tensor | None, **options: Any) -> tuple:
         if not isinstance(self.encoder_attn, InnerCrossAttention):
             return super().forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
-        self.encoder_attn.target_padding_mask = self_attn_padding_mask
+        self.encoder_attn.target_padding_mask = read_padding(self_attn_padding_mask)
         try:
             return super().forward(*arguments, self_attn_padding_mask=self_attn_padding_mask, **options)
         finally:

@@ -385,7 +385,10 @@ def _padding_of_mask(x: Tensor, attn_mask: Tensor) -> Tensor:
     is_padding = (attends == (keys & attends.any(3, keepdim=True))).all()
     if attn_mask.dtype != torch.bool:
         is_padding = is_padding & (attends | (attn_mask <= -1e4)).all()
-    message = "attn_mask is not one of padding alone; allowed: the same keys for all queries, for each masked or not"
+    message = (
+        f"attn_mask, {attn_mask.dtype}, is not one of padding alone; allowed, the same for all queries: bool, True for "
+        "keys that they attend to, or numbers that are added to scores, 0 for these keys and at most -10,000 for others"
+    )
     if torch.compiler.is_compiling():
         torch._assert_async(is_padding, message)
     elif not is_padding:
