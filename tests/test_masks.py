@@ -197,7 +197,7 @@ def test_masks_of_transformers(kind: str) -> None:
     for value in (-torch.inf, -10_000.0, 2.0, 0.5):
         with pytest.raises(ValueError, match=f"attention_mask has the value {value}; allowed: 1 at real"):
             call(lambda real, value=value: torch.zeros(real.shape).masked_fill(~real, value))
-    with pytest.raises(ValueError, match=r"mask. passed to .generate. must be 2D|mask has shape \(2, 1, \d, \d\); allowed"):
+    with pytest.raises(ValueError, match="(must be 2D|has shape .*; allowed)"):
         call(lambda real: real[:, None, None, :].expand(-1, -1, real.shape[1], -1))
 
 

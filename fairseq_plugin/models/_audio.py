@@ -93,6 +93,8 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
             self.feature_extractor = ExtractorInBlocks(self.feature_extractor, block_frames)
         with errors_with_options(type(self), self.option_prefix, "encoder"):
             check_heads(cfg.encoder_attention_heads, {"embed_dim": cfg.encoder_embed_dim})
+            for name in ("crop_seq_to_multiple", "required_seq_len_multiple"):
+                check_positive_int(name, safe_getattr(cfg, name, 1))
             self.encoder = AudioEncoder(
                 cfg,
                 self.attention_builder(cfg),
@@ -124,9 +126,11 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
             del state_dict[name]
 
     def forward(self, source: Tensor, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """As fairseq's: source (B, samples); ValueError for a recording that is shorter than a frame.
+        """As fairseq's: source (B, samples).
 
-        fairseq would count the padding beside such a recording as real frames.
+        Raises:
+            ValueError: a recording that is shorter than a frame, beside which fairseq would count padding as real
+                frames; fewer frames than ``--crop-seq-to-multiple``, of which none would be left.
         """
         call = signature(super().forward).bind(source, *arguments, **options)
         padding_mask = call.arguments["padding_mask"] = read_padding(call.arguments.get("padding_mask"))
@@ -135,6 +139,14 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
             raise ValueError(
                 f"source has {int(samples)} samples in a recording; allowed: enough for a frame of the extractor; "
                 "--min-sample-size leaves recordings out whose length in the manifest is below it"
+            )
+        multiple = getattr(self, "crop_seq_to_multiple", 1)
+        frames = int(self.frames_of(torch.as_tensor(source.shape[-1])))
+        if frames < multiple:
+            raise ValueError(
+                f"source has {source.shape[-1]} samples, which are {frames} frames; allowed with "
+                f"--crop-seq-to-multiple {multiple}: at least {multiple} frames; --min-sample-size leaves shorter "
+                "recordings out"
             )
         return super().forward(*call.args, **call.kwargs)
 

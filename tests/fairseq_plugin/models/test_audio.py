@@ -183,6 +183,12 @@ def test_a_configuration_is_read_or_refused(kind: str) -> None:
             ("--conv-feature-layers", "[(1, 1, 1)] * 99999999 * 0 + [(1, 1, 1)]"),
             ("conv_feature_layers", "99999999", "no code"),
         ),
+        ("flow_wav2vec2", ("--crop-seq-to-multiple", "0"), ("--crop-seq-to-multiple", "0", "at least 1")),
+        (
+            "cosformer_wav2vec2",
+            ("--required-seq-len-multiple", "0"),
+            ("--required-seq-len-multiple", "0", "at least 1"),
+        ),
         ("cosformer_wav2vec2", ("--lineartime-max-frames", "0"), ("--lineartime-max-frames", "0", "at least 1")),
     ],
 )
@@ -218,6 +224,16 @@ def test_a_recording_without_a_frame_is_refused_beside_others(kind: str) -> None
         model.extract_features(recording(2, SAMPLES), mask)
     mask[1, 17] = False
     model.extract_features(recording(2, SAMPLES), mask)
+
+
+def test_cropping_leaves_a_frame() -> None:
+    """With ``--crop-seq-to-multiple`` too; the longest recording of a batch sets how much is cropped."""
+    model, mask = build_audio("flow_wav2vec2", "--crop-seq-to-multiple", "4").eval(), torch.zeros(2, 49, dtype=bool)
+    mask[1, 18:] = True
+    for padding_mask in (None, mask):
+        assert features(model, recording(2, 49), padding_mask).shape[1] == 4
+        with refused("source", "41 samples, which are 3 frames", "--crop-seq-to-multiple 4"):
+            features(model, recording(2, 41), None if padding_mask is None else mask[:, :41])
 
 
 @pytest.mark.parametrize(
