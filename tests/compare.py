@@ -1,9 +1,10 @@
 """How tests compare tensors: relative root mean square error, one table of tolerances, NaN refused."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.modules.stored_options import is_extra_state
 
@@ -59,6 +60,35 @@ def assert_all_close(
     floor = 1e-3 * sum(x.double().norm().item() ** 2 for x in expected) ** 0.5
     for name, tensor, other in zip(names, actual, expected, strict=True):
         assert_close(f"gradient of {name}", tensor, other, tolerance, floor)
+
+
+def on_cpu(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model that was built on "meta", with memory that holds anything, as sharded training makes it."""
+    with torch.device("meta"):
+        model = build()
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for x in (*model.parameters(), *model.buffers()):
+            x.fill_(1e9)
+    return model
+
+
+def assert_drawn_alike(actual: nn.Module, expected: nn.Module) -> None:
+    """Check that parameters and buffers that are constant are equal, and others have nearly the same distribution."""
+    drawn, others = (dict([*x.named_parameters(), *x.named_buffers()]) for x in (actual, expected))
+    assert drawn.keys() == others.keys()
+    for name, x in drawn.items():
+        x, other = x.detach().double(), others[name].detach().double()
+        assert x.shape == other.shape, name
+        if x.numel() < 2 or x.std() == 0 or other.std() == 0:
+            assert torch.equal(x, other), name
+            continue
+        if x.numel() < 16:  # too few for a deviation
+            assert x.abs().max() < 100 * other.abs().max(), name
+            continue
+        error, deviation = 8 / math.sqrt(x.numel()), other.std()
+        assert 1 / (1 + error) < x.std() / deviation < 1 + error, name
+        assert abs(x.mean() - other.mean()) < error * deviation, name
 
 
 def weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

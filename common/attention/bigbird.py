@@ -54,8 +54,13 @@ class BigbirdAttention(OpAttention):
     seed: int = 0  # the seed of the numbers; 0 if these come from a file of version 0.2
 
     def setup(self) -> None:
+        self.register_buffer("numbers", torch.empty(0), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw a new seed, and the random chunks from it."""
         self.seed = int(torch.randint(1, 2**31, (), device="cpu"))
-        self.register_buffer("numbers", self._draw().to(torch.empty(0).device), persistent=False)
+        self.numbers = self._draw().to(self.numbers.device)
 
     def restore_counts(self, counts: dict[str, int]) -> None:
         """Restore the random chunks that the weights were trained with, if their seed is known."""

@@ -72,6 +72,11 @@ class FavorAttention(OpAttention):
         if self.redraws:
             self.register_buffer("training_directions", self.directions.clone(), persistent=False)
 
+    def reset_parameters(self) -> None:
+        """Draw new directions, and count passes from 0."""
+        self.passes = 0
+        self.redraw_directions()
+
     def redraw_directions(self, seed: int | None = None) -> None:
         """Draw new directions from torch's generator or from ``seed``; earlier decoding states become invalid."""
         self.directions = self._draw(seed).to(self.directions)

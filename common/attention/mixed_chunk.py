@@ -60,8 +60,13 @@ class MixedChunkAttention(OpAttention):
         if self.options.rotary:
             check_even("head_dim", channels)
         self.gamma = nn.Parameter(torch.empty(2, heads, channels))
-        self.beta = nn.Parameter(torch.zeros(2, heads, channels))
+        self.beta = nn.Parameter(torch.empty(2, heads, channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw gamma from N(0, 0.02), and set beta to 0."""
         nn.init.normal_(self.gamma, std=0.02)
+        nn.init.zeros_(self.beta)
 
     def state_tokens(self) -> int:
         """The size of a chunk, since tokens of the current chunk replace those of the previous one."""

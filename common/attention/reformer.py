@@ -55,6 +55,10 @@ class ReformerAttention(OpAttention):
     def setup(self) -> None:
         self.register_buffer("rotations", self._draw())
 
+    def reset_parameters(self) -> None:
+        """Draw new rotations."""
+        self.redraw_rotations()
+
     def state_tokens(self) -> int:
         """One chunk for each bucket of each round: later tokens attend to no others."""
         return most_held(self.rotations, self.options.chunk_size)

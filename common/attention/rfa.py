@@ -57,8 +57,9 @@ class RfaAttention(OpAttention):
         self.register_buffer("directions", torch.randn(heads, self.options.features, channels))
 
     def reset_parameters(self) -> None:
-        """Initialise sigma to 1."""
+        """Initialise sigma to 1, and draw new directions."""
         nn.init.ones_(self.sigma)
+        nn.init.normal_(self.directions)
 
     def scaled_directions(self) -> Tensor:
         """The directions of this pass times sigma, (H, r, d)."""

@@ -15,6 +15,10 @@ class ScaleNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(1))
 
+    def reset_parameters(self) -> None:
+        """Set the scale to 1."""
+        nn.init.ones_(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d), in x's dtype; computed in at least float32."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -32,7 +32,12 @@ class ScaledSin(nn.Module):
         super().__init__()
         check_even("dim", dim)
         self.dim = dim
-        self.scale = nn.Parameter(torch.full((1,), 1.0 / math.sqrt(dim)))
+        self.scale = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the scale to 1/√d."""
+        nn.init.constant_(self.scale, 1.0 / math.sqrt(self.dim))
 
     def forward(self, positions: Tensor) -> Tensor:
         """Integer positions (...,) -> (..., d), in the dtype of the scale."""

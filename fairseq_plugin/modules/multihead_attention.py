@@ -94,11 +94,22 @@ class InnerMultiheadAttention(MultiheadAttention):
                 nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)  # as fairseq's reset_parameters
                 setattr(self, f"{name}_proj", quant_noise(projection, *noise))
         if dim != embed_dim:
-            projection = nn.Linear(dim, embed_dim, bias=design.projection_bias)
-            nn.init.xavier_uniform_(projection.weight)  # as fairseq's
-            self.out_proj = quant_noise(projection, *noise)
+            self.out_proj = quant_noise(nn.Linear(dim, embed_dim, bias=design.projection_bias), *noise)
+            self._reset_output()
         self.gate_proj = quant_noise(nn.Linear(embed_dim, dim), *noise) if design.attention_gate else None
         self.reads_source = design.reads_source
+
+    def reset_parameters(self) -> None:
+        """Draw the projections as fairseq does; other parts have a ``reset_parameters`` of their own."""
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            if not isinstance(projection, NoProjection):
+                nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
+        self._reset_output()
+
+    def _reset_output(self) -> None:
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
 
     @property
     def has_prunable_heads(self) -> bool:

@@ -65,6 +65,10 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         # fairseq's own reads the same rows, but in a way that transforms of torch.func do not support.
         return F.embedding(positions_from(input, self.padding_idx, input.new_zeros(len(input))), self.weights)
 
+    def reset_parameters(self) -> None:
+        """Compute the table anew, which no state dict has, for a model that was built on "meta"."""
+        self.weights = self.get_embedding(len(self.weights), self.embedding_dim, self.padding_idx).to(self.weights)
+
     def _grow(self, rows: int) -> None:
         """Grow the table to at least ``rows`` rows, at least doubling it, so that decoding seldom rebuilds it."""
         if rows > len(self.weights):

@@ -73,18 +73,22 @@ class Case(NamedTuple):
 
     def build(self, dtype: torch.dtype = torch.float64, std: float = 0.5, max_tokens: int = LONGEST) -> InnerAttention:
         """Build the attention in evaluation mode, with parameters large enough to affect the output."""
-        shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(1)  # for buffers that are drawn at random
-            options = {**counts(self.kind), **_declared(self.name, "SMALL"), **self.options}
-            around = {"forget": self.forget, "short_conv": self.short_conv}
-            module = build_attention(self.name, self.causal, **shape, **around, **options)
+            module = self.new(max_tokens)
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=std, generator=generator)
         if self.rotary:
             module = RotaryAttention(module, CHANNELS)
         return module.to(dtype).eval()
+
+    def new(self, max_tokens: int = LONGEST) -> InnerAttention:
+        """Build the attention as its constructor leaves it, without rotary positions."""
+        shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
+        options = {**counts(self.kind), **_declared(self.name, "SMALL"), **self.options}
+        around = {"forget": self.forget, "short_conv": self.short_conv}
+        return build_attention(self.name, self.causal, **shape, **around, **options)
 
     def __str__(self) -> str:
         kinds = [name for name in ("rotary", "image", "short_conv") if getattr(self, name)]
