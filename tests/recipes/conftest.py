@@ -1,12 +1,14 @@
 """Lets commands of recipes start without importing torch and fairseq again."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import tests.config_store  # noqa: F401  configurations are made in half of the time
+from recipes import runs
 from recipes.shared import commands
 from tests.processes import Command, Forked
 
@@ -32,6 +34,18 @@ class _Popen:
     poll = wait
 
 
+def _run(command: Sequence[object], log: Path) -> float:
+    """Replaces ``runs.run``: Python's ``-m MODULE ...`` in a fork of one process; ``test_runs.py`` runs real ones."""
+    flag, module, *arguments = map(str, command)
+    assert flag == "-m"
+    forked = Forked(Command(module, arguments))
+    with open(log, "a", encoding="utf-8") as file:
+        file.writelines(forked.printed())
+    if forked.wait():
+        raise RuntimeError(f"{log} ends with: {log.read_text(encoding='utf-8').strip().splitlines()[-1]}")
+    return 1.0
+
+
 @pytest.fixture(autouse=True, scope="module")
 def plain_pytorch(request: pytest.FixtureRequest) -> Iterator[None]:
     """Kernels for CPUs are off in trainings, whose processes would load them for a second; the benchmark keeps them."""
@@ -45,9 +59,10 @@ def plain_pytorch(request: pytest.FixtureRequest) -> Iterator[None]:
 def imported_already() -> Iterator[None]:
     """Commands run in processes that have already imported torch and fairseq, the slowest part of small ones.
 
-    Applies until the end of the test file. ``shared/test_commands.py`` runs real processes.
+    Applies until the end of the test file. ``test_runs.py`` runs real processes.
     """
     streams = dict.fromkeys(("DEVNULL", "PIPE", "STDOUT"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "subprocess", SimpleNamespace(Popen=_Popen, **streams))
+        patch.setattr(runs, "run", _run)
         yield
