@@ -66,7 +66,7 @@ class Description(stored_arrays.Description):
 _FOLDER = ArrayFolder(
     file="series.json",
     description=Description,
-    writers="recipes.time_series.prepare",
+    writers="recipes.time_series.data",
     step_fields={"steps": "channels"},
     item_fields=("classes",),
 )

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class TimeSeriesClassificationConfig(FairseqDataclass):
     """Options of ``time_series_classification``."""
 
-    data: str = option_field(MISSING, "folder that recipes.time_series.prepare has written")
+    data: str = option_field(MISSING, "folder that recipes.time_series.data has written")
     max_length: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]
         None,
         "steps that the model has positions for; longer series are cut after so many. Default: those of "

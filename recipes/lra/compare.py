@@ -1,223 +1,240 @@
-"""Train every attention on a task of the Long Range Arena with one budget, and print accuracy, speed and memory.
+"""Train every attention on a task of the Long Range Arena: ``python -m recipes.lra.compare --length 256``.
 
-``python -m recipes.lra.compare --task listops --length 256 --seeds 3`` from the checkout's root, through fairseq-train
-and fairseq-validate. After an interruption the same command continues.
+Prints accuracy beside that of Flowformer's Tables 2, 10 and 11, and the speed and memory of Table 3. Run it again, and
+it goes on. ``--table 2`` has the rows of that table; ``--data`` takes another task, which recipes.lra.data has written.
 """
 
-import json
-import statistics
-import sys
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
+import torch
+from fairseq import options as fairseq_options
+from fairseq import tasks
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator
 
-from ..shared import fairseq_log
-from ..shared.commands import python_command, run
-from ..shared.comparison import SEEDS, Column, Results, by_length, of_model, table
-from ..shared.download import file_sha256
-from ..shared.experiment import PARAMETERS, Data, Experiment, Record, largest, mean
-from ..shared.json_files import read_json, write_json
-from ..shared.plots import STYLE, lines_by_length, save, seeds_in_rows
-from ..shared.settings import keep_settings
-from ..shared.tables import MISSING, Table
-from ..shared.trainings import read_points
-from . import listops, published
-from .examples import SPLITS, read_labels
-from .listops_blocks import Plan as ListopsPlan
-from .plan import MODELS, TASKS, Arena
-from .speed import INFERENCE, TRAINING, Speed
+import fairseq_plugin  # noqa: F401  registers the architectures
+from common.attention import supporting
+from fairseq_plugin.data.pixels import FIRST_TOKEN
+from fairseq_plugin.models.long_range_arena import unit_dims
 
-#: The file in the folder of a training with the results of its selected checkpoint on the test split.
-TEST = "test.json"
-#: Expressions of a generated ListOps, and the shortest ones as a share of the longest.
-SIZES = {"train": 64_000, "valid": 1_000, "test": 1_000}
-QUICK_SIZES = {"train": 200, "valid": 40, "test": 40}
-_SHORTEST = 16
-TITLE = Column("model", known=lambda name: MODELS[name].title)
+from .. import runs
+from ..runs import Run, fairseq, spread
+from . import data
 
-
-def prepare(options: Arena) -> Data:
-    """The folder of ``--data``, or generated ListOps of the length; the facts are the size of each split and chance.
-
-    Raises:
-        ValueError: ``--out`` has trainings on other examples.
-    """
-    data = options.data
-    if data is None:
-        data = options.out / "data"
-        # --max-length is exclusive, which leaves room for the first token.
-        lengths = {"min_length": options.length // _SHORTEST, "max_length": options.length}
-        sizes = QUICK_SIZES if options.quick else SIZES
-        listops.generate(ListopsPlan(seed=1, **sizes, **lengths), data, options.jobs)
-    data_bin = data.absolute() / "data-bin"
-    files = (path for path in sorted(data_bin.rglob("*")) if path.suffix in (".bin", ".idx"))
-    labels = {split: read_labels(data_bin, split) for split in SPLITS}
-    digests = {path.relative_to(data_bin).as_posix(): file_sha256(path) for path in files}
-    keep_settings(options.out / "data.json", digests)
-    # Accuracy on the test split of always naming its most frequent class, per cent.
-    majority = 100.0 * labels["test"].bincount().max().item() / len(labels["test"])
-    return Data(
-        data_bin, {"examples": {split: len(classes) for split, classes in labels.items()}, "majority": majority}
-    )
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Task -> its classes, and the most tokens of a sequence, the first one included.
+TASKS = {"listops": (10, 2000), "text": (2, 1001), "retrieval": (2, 4001), "image": (10, 1025), "pathfinder": (2, 1024)}
+#: Row -> architecture, its options, and how its row of Table 2 or 10 begins. The Arena's Performer has relu features
+#: but on ListOps, and its local attention is among tokens that are far from each other.
+ROWS = {
+    "local": ("local", "", "LOCAL"),
+    "linear": ("linear", "", "LINEAR"),
+    "reformer": ("reformer", "", "REFORMER"),
+    "sparse": ("sparse", "", "SPARSE"),
+    "sinkhorn": ("sinkhorn", "", "SINKHORN"),
+    "linformer": ("linformer", "", "LINFORMER"),
+    "favor": ("favor", "", "PERFORMER"),
+    "synthesizer": ("synthesizer", "", "SYNTHESIZER"),
+    "longformer": ("longformer", "", "LONGFORMER"),
+    "softmax": ("softmax", "", "TRANSFORMER"),
+    "bigbird": ("bigbird", "", "BIGBIRD"),
+    "cosformer": ("cosformer", "", "COSFORMER"),
+    "flow+no_competition": ("flowformer", "--flow-competition none", "FLOWFORMER W/O COMPETITION"),
+    "flow+no_allocation": ("flowformer", "--flow-allocation none", "FLOWFORMER W/O ALLOCATION"),
+    "flow": ("flowformer", "", "SIGMOID"),
+    "flow+elu": ("flowformer", "--flow-phi elu+1", "ELU"),
+    "flow+relu": ("flowformer", "--flow-phi relu", "RELU"),
+    "flow+sigmoid_sigmoid": ("flowformer", "--flow-competition sigmoid", None),
+    "flow+sigmoid_softmax": ("flowformer", "--flow-competition sigmoid --flow-allocation softmax", None),
+    "flow+softmax_softmax": ("flowformer", "--flow-allocation softmax", None),
+    **{name: (name, "", None) for name in ("flash", "daft_full", "daft_conv", "mixed_chunk")},
+}
+TABLES = {
+    "2": list(ROWS)[:15],
+    "10": ["flow+elu", "flow+relu", "flow"],
+    "11": ["flow+sigmoid_sigmoid", "flow+sigmoid_softmax", "flow+softmax_softmax", "flow"],
+}
+for name in supporting("bidirectional"):
+    ROWS.setdefault(name, (name, "", None))
 
 
-def validate(options: Arena, data: Data, folder: Path) -> None:
-    """Evaluate the selected checkpoint in ``folder`` on the test split and store the result there, unless it exists."""
-    if not (folder / TEST).exists():
-        log = folder / "test.log"
-        run(options.validate_command(data.folder, folder / "checkpoints" / "checkpoint_best.pt"), log, threads=1)
-        values = fairseq_log.parse_validation(log.read_text(encoding="utf-8").splitlines(), "test")
-        write_json(folder / TEST, values)
-
-
-def read(options: Arena, folder: Path, known: Record) -> Record | None:
-    """The accuracies of a complete training, per cent; None if its test split has not been evaluated."""
-    if not (folder / TEST).exists():
-        return None
-    points = read_points(folder)
-    best = max((point for point in points if point.split == "valid"), key=lambda point: point.values["accuracy"])
-    return {
-        "valid": best.values["accuracy"],  # the best evaluation
-        "update": best.update,
-        "test": read_json(folder / TEST, accuracy=float)["accuracy"],  # of the checkpoint that valid selected
-        "best_test": max(point.values["accuracy"] for point in points if point.split == "test"),
-    }
-
-
-def measure(options: Arena, data: Data, compared: Results) -> Record:
-    """Steps per second of all models; measured only if no result with the same arguments is stored."""
-    if compared.interrupted:
-        return {"speeds": [], "speed_batch": options.speed_batch}
-    arguments = [str(word) for word in options.speed_arguments()]
-    path = options.out / "speed.json"
-    kinds = {"arguments": list[str], "measured": list[Speed]}
-    if not path.exists() or read_json(path, **kinds)["arguments"] != arguments:
-        log = options.out / "logs" / "speed.log"
-        run(python_command("-m", "recipes.lra.speed", *arguments), log, threads=1)
-        measured = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-        write_json(path, {"arguments": arguments, "measured": measured})
-    speeds = read_json(path, **kinds)["measured"]
-    return {"speeds": [speed._asdict() for speed in speeds], "speed_batch": options.speed_batch}
-
-
-def columns(options: Arena, facts: Record) -> list[Column]:
-    """Columns of the table of accuracies."""
-
-    def paper(name: str) -> str:
-        accuracy = published.accuracy(name, options.task)
-        return MISSING if accuracy is None else f"{accuracy:.2f}"
-
+def task_arguments(options) -> list[object]:
+    """Arguments that fairseq-train and fairseq-validate both need."""
+    kind = "sequence_pair_prediction" if options.task == "retrieval" else "sentence_prediction"
+    first = [] if options.task == "pathfinder" else ["--init-token", 0]  # else the mean of all tokens is classified
     return [
-        TITLE,
-        Column("architecture", known=lambda name: f"{MODELS[name].architecture}_lra_{options.task}"),
-        PARAMETERS,
-        Column("selected on valid", mean("test", 1)),
-        Column("best on test", mean("best_test", 1)),
-        SEEDS,
-        Column("seconds", lambda records: f"{statistics.mean(record['seconds'] for record in records):.0f}"),
-        Column("published", known=paper),
+        options.data / "data-bin",
+        *("--task", kind, "--criterion", "sentence_prediction", "--num-classes", TASKS[options.task][0]),
+        *("--max-positions", options.length, *first),
     ]
 
 
-def notes(options: Arena, facts: Record) -> list[str]:
-    """Notes below the table of accuracies."""
-    splits = ", ".join(f"{count:,} {split}" for split, count in facts["examples"].items())
-    return [
-        f"accuracy in per cent, mean ± standard deviation over the seeds; guessing gives "
-        f"{TASKS[options.task].chance:.0f}, always the most frequent class of the test split {facts['majority']:.1f}",
-        "selected on valid: the checkpoint with the best accuracy on the valid split, whose test split is read once",
-        "best on test: the best of all evaluations on the test split, as the released code reports it: no estimate"
-        " of anything unseen",
-        f"{options.updates:,} updates of {options.batch_size} sequences of at most {options.length:,} tokens "
-        f"({splits}), width {options.width}, {options.layers} layers (FLASH twice as many units), learning rate "
-        f"{options.lr:g} for all",
-        "published: Table 2 of the Flowformer paper, for the Arena's lengths, sizes and budgets; another experiment",
-    ]
+def model_arguments(options, row: str) -> list[object]:
+    """A row's model, with about as many parameters as a Transformer whose FFN is twice as wide."""
+    architecture, further, _ = ROWS[row]
+    width, layers, ffn = options.width, options.layers, 2 * options.width
+    made = ["--arch", f"{architecture}_lra_{options.task}", "--encoder-embed-dim", width, "--classifier-dim", ffn]
+    if row == "flash":
+        query, inner = unit_dims(width, width, ffn)
+        made += ["--encoder-layers", 2 * layers, "--encoder-attention-heads", 1, "--encoder-ffn-embed-dim", inner]
+        made += ["--flash-query-dim", query]
+    else:
+        made += ["--encoder-layers", layers, "--encoder-attention-heads", options.heads]
+        made += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", width]
+    made += [*further.split(), *runs.reach_arguments(row, options.length)]
+    return [*made, *"--dropout 0 --attention-dropout 0 --activation-dropout 0".split()]
 
 
-_STEP = {TRAINING: "loss and gradients, no optimizer", INFERENCE: "no gradients"}
-
-
-def extra_tables(options: Arena, facts: Record, records: list[Record]) -> list[Table]:
-    """Speeds of training and inference, and memory."""
-
-    def steps(speeds: list[Record]) -> str:
-        faster = speeds[0]["faster"]
-        return f"{speeds[0]['steps_per_second']:.2f}" + ("" if faster is None else f" ({faster:.2f}x)")
-
-    def of_lengths(title: str, kind: str, cell: Callable[[list[Record]], str], notes: list[str]) -> Table:
-        speeds = _speeds(facts, kind)
-        lengths = by_length(sorted({speed["length"] for speed in speeds}), cell)
-        return table(title, [TITLE, *lengths], options.models, Results(speeds, {}), notes)
-
-    def of_steps(kind: str) -> Table:
-        notes = [
-            f"a step: {facts['speed_batch']} sequences without padding, on one thread; {_STEP[kind]}",
-            "median of interleaved rounds; in parentheses how many steps are made in the time of one of softmax, the "
-            "median over the rounds",
-        ]
-        return of_lengths(f"Steps per second, {kind}", kind, steps, notes)
-
-    memory = of_lengths(
-        "Memory of a training step, MiB",
-        TRAINING,
-        largest("peak_bytes", 2**-20),
-        ["allocated by torch in one training step, beyond weights and gradients"],
+def plan(options, row: str, seed: int) -> Run:
+    """The training of a row, and the evaluation of the checkpoint that is best on valid."""
+    interval = max(1, options.updates // 8)
+    command = fairseq(
+        *("train", *task_arguments(options), *model_arguments(options, row), "--seed", seed),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--adam-eps", 1e-9, "--weight-decay", 0.1),
+        *("--clip-norm", 1, "--lr", options.lr, "--lr-scheduler", "polynomial_decay", "--max-update", options.updates),
+        *("--warmup-updates", max(1, options.updates // 10), "--total-num-update", options.updates),
+        *("--batch-size", options.batch_size, "--valid-subset", "valid,test"),
+        *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
+        *("--validate-interval", 10**6, "--save-interval", 10**6, "--log-interval", interval),
+        *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
     )
-    return [of_steps(TRAINING), of_steps(INFERENCE), memory]
+    best = "{folder}/checkpoints/checkpoint_best.pt"
+    then = fairseq("validate", *task_arguments(options), "--path", best, "--valid-subset", "test")
+    then += ["--batch-size", options.batch_size]
+    return Run(row, seed, command, then)
 
 
-def _speeds(facts: Record, kind: str) -> list[Record]:
-    return [speed for speed in facts["speeds"] if speed["kind"] == kind]
+def read(folder: Path) -> dict:
+    """The results of a complete training."""
+    logged = runs.points(folder / "train.log")
+    test = runs.points(folder / "then.log").iloc[-1].accuracy
+    best, seconds = logged[logged.split == "test"].accuracy.max(), logged.wall.max()
+    return {"test": test, "best": best, "seconds": seconds, "parameters": runs.parameters(folder / "train.log")}
 
 
-def draw(options: Arena, facts: Record, records: Sequence[Record], path: Path) -> None:
-    """Draw the accuracies of all seeds against guessing, and the speed of training against length."""
-    with plt.rc_context(STYLE):
-        size = (13, max(4.2, 0.28 * len(options.models)))
-        figure, (left, right) = plt.subplots(1, 2, figsize=size, layout="constrained")
-        _draw_accuracies(left, options, facts, records)
-        _draw_speeds(right, options, _speeds(facts, TRAINING))
-        save(figure, path, dpi=130)
+def speeds(options) -> pd.DataFrame:
+    """Steps per second of training and inference, and MiB of a training step, for each row and length."""
+    torch.set_num_threads(1)
+    rows = []
+    for length in options.speed_lengths:
+        tokens, steps = torch.randint(FIRST_TOKEN, FIRST_TOKEN + len(data.SYMBOLS), (2, length), device=DEVICE), {}
+        for row in options.models:
+            steps[row, "train"], steps[row, "infer"] = steps_of(options, row, length, tokens)
+        for (row, kind), seconds in runs.in_turns(steps).items():
+            size = runs.peak_bytes(steps[row, kind]) / 2**20
+            rows.append({"model": row, "kind": kind, "length": length, "steps": 1 / seconds, "MiB": size})
+    return pd.DataFrame(rows)
 
 
-def _draw_accuracies(axes: Axes, options: Arena, facts: Record, records: Sequence[Record]) -> None:
-    values = {MODELS[name].title: [record["test"] for record in of_model(records, name)] for name in options.models}
-    seeds_in_rows(axes, values)
-    axes.axvline(facts["majority"], color="gray", linestyle="--")
-    axes.annotate(" always the most frequent class", (facts["majority"], -0.55), fontsize=8, color="gray", ha="left")
-    axes.set_xlabel("accuracy on the test split, %")
-    axes.set_title(f"{TASKS[options.task].title}, a dot for each seed, a line for the mean")
+def steps_of(options, row: str, length: int, tokens: torch.Tensor) -> tuple[Callable, Callable]:
+    """Functions that run a step of training and of inference of a model as fairseq-train builds it."""
+    words = [*task_arguments(options), *model_arguments(options, row), "--max-positions", length]
+    parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), list(map(str, words)))
+    symbols = SimpleNamespace(source_dictionary=data.dictionary(data.SYMBOLS), max_positions=lambda: length)
+    model = tasks.FairseqTask.build_model(symbols, parsed)
+    model.register_classification_head("head", num_classes=TASKS[options.task][0])
+    model.to(DEVICE)
+
+    def train() -> None:
+        scores, _ = model.train()(tokens, classification_head_name="head")
+        torch.autograd.grad(scores.logsumexp(1).sum(), list(model.parameters()), allow_unused=True)
+
+    @torch.no_grad()
+    def infer() -> None:
+        model.eval()(tokens, classification_head_name="head")
+
+    return train, infer
 
 
-def _draw_speeds(axes: Axes, options: Arena, speeds: Sequence[Record]) -> None:
-    points = {
-        MODELS[name].title: [(speed["length"], speed["steps_per_second"]) for speed in of_model(speeds, name)]
-        for name in options.models
-    }
-    lines_by_length(axes, points)
-    axes.set(xlabel="tokens in a sequence", ylabel="training steps per second")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+def accuracies(options) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Train every row with every seed; the results of all, and a table beside the published accuracy."""
+    planned = [plan(options, row, seed + 1) for seed, row in itertools.product(range(options.seeds), options.models)]
+    found = runs.train_all(planned, options.out, options.jobs, read)
+    accuracy = runs.table(
+        found,
+        {
+            "parameters": ("parameters", "first"),
+            "selected on valid, %": ("test", spread(1)),
+            "best on test, %": ("best", spread(1)),
+            "seeds": ("seed", "count"),
+            "seconds": ("seconds", spread(0)),
+        },
+    )
+    printed = pd.concat([runs.published("flowformer", number) for number in ("2", "10")])[f"{options.task.upper()} ↑"]
+    accuracy["published, %"] = [
+        next((cell for name, cell in printed.items() if ROWS[row][2] and name.startswith(ROWS[row][2])), "-")
+        for row in accuracy.model
+    ]
+    return found, accuracy
 
 
-EXPERIMENT = Experiment(
-    command="recipes.lra.compare",
-    about=__doc__.splitlines()[0],
-    options=Arena,
-    title=lambda options, facts: f"{TASKS[options.task].title}, accuracy",
-    columns=columns,
-    notes=notes,
-    prepare=prepare,
-    read=read,
-    evaluate=validate,
-    measure=measure,
-    extra_tables=extra_tables,
-    picture=draw,
-)
-main = EXPERIMENT.main
+def draw(found: pd.DataFrame, timed: pd.DataFrame, path: Path) -> None:
+    """The accuracy of each seed, and the speed of training by length."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 0.3 * found.model.nunique() + 3), layout="constrained")
+    runs.dots(left, found, "test")
+    left.set_xlabel("accuracy on the test split, %")
+    lines = timed[timed.kind == "train"].pivot(index="length", columns="model", values="steps")
+    lines.plot(ax=right, loglog=True, marker="o", ylabel="training steps per second", xlabel="tokens in a sequence")
+    right.set_xticks(lines.index, lines.index)
+    right.set_xticks([], minor=True)
+    right.yaxis.set_major_formatter("{x:g}")
+    right.yaxis.set_minor_formatter("{x:g}")
+    figure.savefig(path, dpi=130)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, time, print and draw."""
+    parser = runs.parser(__doc__.splitlines()[0], "work/lra/compare")
+    parser.add_argument("--task", choices=TASKS, default="listops")
+    parser.add_argument("--data", type=Path, help="what recipes.lra.data wrote; default: ListOps, which is generated")
+    usual = ["softmax", "flow", "linear", "flash", "daft_conv", "mixed_chunk"]
+    parser.add_argument("--models", nargs="+", choices=ROWS, default=usual)
+    parser.add_argument("--table", choices=TABLES, help="the rows of this table of the paper, in place of --models")
+    parser.add_argument("--speed", action="store_true", help="only speed and memory, as in Table 3")
+    parser.add_argument("--length", type=int, help="tokens of the longest sequence; default: the task's")
+    parser.add_argument("--speed-lengths", type=int, nargs="+", default=[1024, 2048, 3072, 4096])
+    for name, default in {"updates": 1500, "batch_size": 32, "width": 64, "layers": 1, "heads": 2}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--lr", type=float, default=3e-3, help="highest, of all models")
+    options = parser.parse_args(arguments)
+    generated, sizes = options.data is None, {"train": 64_000, "valid": 1_000, "test": 1_000}
+    if generated and options.task != "listops" and not options.speed:
+        parser.error(f"--task is {options.task} without --data; allowed: what recipes.lra.data {options.task} wrote")
+    if options.quick:
+        options.updates, options.speed_lengths, sizes = 8, [64, 128], {"train": 200, "valid": 40, "test": 40}
+        options.length = options.length or (64 if generated else None)
+    options.length = options.length or TASKS[options.task][1]
+    options.models, options.data = TABLES.get(options.table, options.models), options.data or options.out / "data"
+    runs.begin(options.out, ["recipes.lra.compare", options.task, options.data, options.length])
+    if generated and not options.speed and not (options.data / data.LAST).exists():
+        splits = data.listops(sizes, 1, options.length // 16, options.length)
+        data.write(options.data, splits, data.dictionary(data.SYMBOLS), range(10))
+    found, accuracy = (None, None) if options.speed else accuracies(options)
+    timed = speeds(options)
+    per_second = timed.pivot(index="model", columns=["kind", "length"], values="steps").loc[options.models]
+    if "softmax" in options.models:  # in parentheses: steps in the time of one of softmax
+        per_second = per_second.round(2).astype(str) + (per_second / per_second.loc["softmax"]).map(" ({:.2f}x)".format)
+    per_second.columns = [f"{kind}, {length:,}" for kind, length in per_second.columns]
+    memory = timed[timed.kind == "train"].pivot(index="model", columns="length", values="MiB")
+    tables = {"Steps per second": per_second.reset_index(), "MiB": memory.loc[options.models].round(1).reset_index()}
+    note = "steps per second, and what a training step allocates: two sequences, one thread, models in turns"
+    if options.speed:
+        runs.report(options.out, tables, [note], timed)
+        return
+    notes = [
+        f"{options.task}: {options.updates:,} updates of {options.batch_size} sequences of at most {options.length:,} "
+        f"tokens, width {options.width}, layers {options.layers}, rate {options.lr:g}; mean ± deviation over seeds",
+        "selected on valid: the checkpoint that is best on the valid split; best on test: the best of all evaluations, "
+        "as the authors' code reports it, which is no estimate of anything unseen",
+        "published: Flowformer's Tables 2 and 10, at the Arena's lengths, sizes and budgets: another experiment",
+        note,
+    ]
+    runs.report(options.out, {"Accuracy, %": accuracy, **tables}, notes, found)
+    draw(found, timed, options.out / "results.png")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

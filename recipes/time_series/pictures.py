@@ -1,149 +1,88 @@
-"""Draw attention's weights of a series: ``python -m recipes.time_series.pictures --checkpoint FILE --data DIR``.
+"""Draw what attention weighs in a series: ``python -m recipes.time_series.pictures --checkpoint FILE --data DIR``.
 
-For one ``flowformer_time_series`` and one series, the picture shows every layer and head: competition, the share of a
-step among the sources, and allocation, how much of its aggregated input a step accepts as a sink. For several models or
-series it shows the last layers side by side, as Figure 8 of *Flowformer*: Flow-Attention's competition, or for any
-other mechanism the sum of the weights that all steps give a step.
+For one Flowformer and one series, competition and allocation of every layer and head. For several models or series,
+the last layers side by side, as Figure 8 of *Flowformer*: competition, or the sum of the weights that a step gets.
 """
 
 import argparse
-import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
 
-from common.attention import record_attention
-from common.command_parser import CommandParser
-from common.files.output_files import check_new
+from common.attention import InnerAttention, record_attention
+from common.modules import GatedAttentionUnit
 from fairseq_plugin import TimeSeriesClassifier
-from fairseq_plugin.data.series_folder import Label, read_split
-from fairseq_plugin.models.time_series_hub_interface import TimeSeriesHubInterface
+from fairseq_plugin.data.series_folder import read_split
 
-from ..shared.commands import shown_path
-from ..shared.plots import STYLE, save
-from ..shared.scripts import script
-from . import side_by_side
+from ..runs import new_file
 
 
-class Weights(NamedTuple):
-    """One series, and the weights of its steps in each layer."""
-
-    series: np.ndarray  # (T, C), standardised, as the model reads it
-    label: Label
-    predicted: Label
-    competition: list[np.ndarray]  # per layer, (heads, T), divided by its mean: 1 is an even share
-    allocation: list[np.ndarray]  # per layer, (heads, T)
+def last_attention(hub) -> torch.nn.Module:
+    """The mechanism of the last layer, not a module that wraps one."""
+    modules = [module for module in hub.model.modules() if isinstance(module, (InnerAttention, GatedAttentionUnit))]
+    return [x for x in modules if not any(isinstance(part, InnerAttention) for part in x.children())][-1]
 
 
-def load(checkpoint: Path) -> TimeSeriesHubInterface:
-    """Load the model of a checkpoint.
-
-    Raises:
-        ValueError: the file does not exist or does not contain a classifier of time series.
-    """
-    if not checkpoint.is_file():
-        raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
-    return TimeSeriesClassifier.from_pretrained(str(checkpoint.parent.absolute()), checkpoint.name)
-
-
-def weigh(hub: TimeSeriesHubInterface, series: np.ndarray, label: Label) -> Weights:
-    """Run the model on one series (T, C) and record the weights; a longer series is cut as in training.
-
-    Raises:
-        ValueError: the model has no Flow-Attention, or cannot read the series.
-    """
+def draw_one(hub, series: np.ndarray, path: Path) -> None:
+    """Every layer and head of a Flowformer."""
     with record_attention(hub) as records:
         predicted = hub.predict([series], cut=True)[0]
     (prepared,) = hub.prepare([series], cut=True)
-    competition = [record.competition[0].float() for record in records]  # (heads, T)
-    shares = [(layer / layer.mean(1, keepdim=True)).numpy() for layer in competition]
-    allocation = [record.allocation[0].float().numpy() for record in records]
-    return Weights(prepared.numpy(), label, predicted, shares, allocation)
+    figure, grid = plt.subplots(len(records) + 1, 2, figsize=(10, 3 + 1.8 * len(records)), layout="constrained")
+    for axes in grid[0]:
+        figure.colorbar(axes.imshow(prepared.numpy().T, aspect="auto", cmap="RdBu_r"), ax=axes)
+        axes.set(title="the series, standardised", ylabel="channel")
+    for column, kind in zip(grid.T, ("competition", "allocation")):
+        for number, (axes, record) in enumerate(zip(column[1:], records), 1):
+            weights = getattr(record, kind)[0].float()
+            weights = weights / weights.mean(1, keepdim=True) if kind == "competition" else weights
+            figure.colorbar(axes.imshow(weights, aspect="auto", interpolation="nearest"), ax=axes)
+            axes.set(title=f"{kind}, layer {number}", ylabel="head")
+    figure.suptitle(f"predicted {predicted}; competition: 1 is an even share")
+    figure.savefig(path, dpi=130)
 
 
-def draw(weights: Weights, path: Path) -> None:
-    """Write a picture: the channels of the series, and a map (heads, steps) for each layer and kind of weight."""
-    layers = len(weights.competition)
-    heads = weights.competition[0].shape[0]
-    with plt.rc_context(STYLE):
-        heights = [2.2, *([0.25 + 0.16 * heads] * layers)]
-        size = (10.0, 1.2 + sum(heights))
-        figure, grid = plt.subplots(
-            layers + 1, 2, figsize=size, height_ratios=heights, sharex=True, squeeze=False, layout="constrained"
-        )
-        limit = float(np.abs(weights.series).max())
-        for axes in grid[0]:
-            mappable = axes.imshow(weights.series.T, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit)
-            axes.set_title("the series, standardised")
-        grid[0, 0].set_ylabel("channel")
-        figure.colorbar(mappable, ax=grid[0, :], pad=0.01)
-        for column, kind in enumerate(("competition", "allocation")):
-            maps = getattr(weights, kind)
-            low, high = min(map(np.min, maps)), max(map(np.max, maps))
-            for number, (axes, layer) in enumerate(zip(grid[1:, column], maps), 1):
-                mappable = axes.imshow(
-                    layer, aspect="auto", cmap="viridis", vmin=low, vmax=high, interpolation="nearest"
-                )
-                axes.set_title(f"{kind}, layer {number}")
-                figure.colorbar(mappable, ax=axes, pad=0.01)
-                axes.set_ylabel("head")
-            grid[-1, column].set_xlabel("step")
-        figure.suptitle(f"label {weights.label}, predicted {weights.predicted}; competition: 1 is an even share")
-        save(figure, path, dpi=130)
+def draw_beside(hubs: dict, chosen: list[np.ndarray], labels: list, path: Path) -> None:
+    """The weights of the steps of each series in the last layer of each model, divided by their mean."""
+    figure, grid = plt.subplots(2, len(chosen), figsize=(1.5 + 4.2 * len(chosen), 6), squeeze=False, sharex="col")
+    for (above, below), series, label in zip(grid.T, chosen, labels):
+        (prepared,) = next(iter(hubs.values())).prepare([series], cut=True)
+        above.imshow(prepared.numpy().T, aspect="auto", cmap="RdBu_r")
+        wrong = []
+        for name, hub in hubs.items():
+            attention = last_attention(hub)
+            flow = hasattr(attention, "recorded_weights")  # else its weights are the columns of a map
+            with record_attention(attention, maps=not flow) as records:
+                wrong += [name] * (hub.predict([series], cut=True)[0] != label)
+            weights = (records[-1].competition if flow else records[-1].summed)[0].float().mean(0)
+            below.plot(weights / weights.mean(), label=name)
+        above.set_title(f"label {label}" + (f", not found by {', '.join(wrong)}" if wrong else ""))
+        below.set(xlabel="step")
+    grid[1, 0].set_ylabel("weight over the mean")
+    figure.legend(*grid[1, 0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=90)
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.time_series.pictures", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--checkpoint", type=Path, nargs="+", required=True, metavar="FILE", help="one or more of any NAME_time_series"
-    )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that prepare has written")
-    parser.add_argument("--split", default="test", help="default: %(default)s")
-    parser.add_argument(
-        "--series", type=int, nargs="+", default=[0], metavar="N", help="one or more of the split, from 0, the default"
-    )
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the checkpoints; by default their attention")
-    parser.add_argument("--output", type=Path, default=Path("weights.png"), metavar="FILE", help="default: %(default)s")
-    return parser
-
-
-@script("pictures")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    check_new(options.output, "--output")
-    if options.names and len(options.names) != len(options.checkpoint):
-        raise ValueError(f"--names has {len(options.names)} names; allowed: {len(options.checkpoint)}, a name for each")
-    hubs = [load(checkpoint) for checkpoint in options.checkpoint]
-    split = read_split(options.data, options.split)
-    for number in options.series:
-        if not 0 <= number < len(split.series):
-            raise ValueError(f"--series is {number}; allowed: 0 to {len(split.series) - 1}, as {options.split} has")
-    series, labels = ([values[number] for number in options.series] for values in (split.series, split.labels))
-    single = len(hubs) == len(series) == 1 and side_by_side.is_flow(side_by_side.last_attention(hubs[0]))
-    with torch.no_grad():
-        if single:
-            draw(weigh(hubs[0], series[0], labels[0]), options.output)
-        else:
-            _draw_side_by_side(hubs, series, labels, options)
-    print(f"Ready: {shown_path(options.output)}")
-    return 0
-
-
-def _draw_side_by_side(
-    hubs: list[TimeSeriesHubInterface], series: list[np.ndarray], labels: list[Label], options: argparse.Namespace
-) -> None:
-    """Write the picture of several models or series, or of a model without competition."""
-    names = options.names or [side_by_side.name_of(side_by_side.last_attention(hub)) for hub in hubs]
-    shares = [[side_by_side.weigh(hub, values) for values in series] for hub in hubs]
-    prepared = [values.numpy() for values in hubs[0].prepare(series, cut=True)]
-    side_by_side.draw(prepared, labels, shares, names, options.output)
+@torch.no_grad()
+def main(arguments: list[str] | None = None) -> None:
+    """Load and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path, nargs="+", required=True, help="of any NAME_time_series")
+    parser.add_argument("--data", type=Path, required=True, help="what recipes.time_series.data wrote")
+    parser.add_argument("--series", type=int, nargs="+", default=[0], help="of the test split, from 0")
+    parser.add_argument("--output", type=new_file, default="weights.png")
+    options = parser.parse_args(arguments)
+    hubs = [TimeSeriesClassifier.from_pretrained(str(x.parent.absolute()), x.name) for x in options.checkpoint]
+    split = read_split(options.data, "test")
+    chosen, labels = [split.series[i] for i in options.series], [split.labels[i] for i in options.series]
+    if len(hubs) == len(chosen) == 1 and hasattr(last_attention(hubs[0]), "recorded_weights"):
+        draw_one(hubs[0], chosen[0], options.output)
+    else:
+        names = [getattr(last_attention(hub), "name", None) or "gated attention unit" for hub in hubs]
+        draw_beside(dict(zip(names, hubs)), chosen, labels, options.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

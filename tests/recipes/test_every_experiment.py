@@ -22,7 +22,6 @@ from recipes.from_softmax.parts import PARTS
 from recipes.from_softmax.results import with_shares
 from recipes.long_contexts import lengths
 from recipes.long_copy import compare as long_copy
-from recipes.lra import compare as lra
 from recipes.offline_rl import compare as offline_rl
 from recipes.papers import compare as papers
 from recipes.papers import compare_images as papers_images
@@ -36,7 +35,6 @@ from recipes.shared.json_files import read_json
 from recipes.shared.tables import Run
 from recipes.shared.trainings import TrainingResult
 from recipes.speech import compare as speech
-from recipes.time_series import compare as time_series
 from recipes.translation import compare as translation
 from recipes.wikitext103 import compare, gates, recall
 from tests.recipes.folders import made_by
@@ -62,17 +60,6 @@ class Case(NamedTuple):
     others: tuple[Record, ...] = ()  # further records
 
 
-def speed(model: str, kind: str, steps: float, faster: float) -> Record:
-    """A measurement of ``recipes.lra.speed``."""
-    measured = {"steps_per_second": steps, "faster": faster, "peak_bytes": 3 * 2**20}
-    return {"model": model, "length": 1024, "kind": kind, **measured}
-
-
-SPEEDS = [
-    speed(model, kind, steps, faster)
-    for kind in ("training", "inference")
-    for model, steps, faster in (("softmax", 2.0, 1.0), ("flow", 4.0, 2.0))
-]
 EPISODES = EpisodeDescription("Toy-v0, own data", "", [0.0], [1.0], [-1.0], [1.0], 200, 0.0, 40.0, 100.0)
 PLAYED = [{"target": target, "seed": 0, "total": 0.9 * target, "steps": 200} for target in (0.0, 100.0)]
 #: Losses of a teacher and of what is made of it: stage 1 wins back half of the lead, stage 2 all of it.
@@ -147,16 +134,6 @@ CASES = {
         shown=("flow/linear", "4,321", "61.5 ± 0.0", "25.0 ± 0.0", "50.0 ± 0.0", "60.0 ± 0.0")
         + ("2", "40", "512", "25", "1,024"),
         said=("16 marked passages of 1 each", "32,000 train"),
-    ),
-    "lra.compare": Case(
-        lra.EXPERIMENT,
-        ("--length", "256", "--models", "softmax", "flow"),
-        {"examples": {"train": 900, "valid": 20, "test": 30}, "majority": 16.7, "speeds": SPEEDS, "speed_batch": 2},
-        {"valid": 31.0, "update": 40, "test": 30.0, "best_test": 31.0},
-        {"valid": {"accuracy": 31.0}, "test": {"accuracy": 31.0}},
-        {"test.json": {"accuracy": 30.0}},
-        ("Transformer, softmax", "softmax_lra_listops", "4,321", "30.0 ± 0.0", "31.0 ± 0.0", "2", "60", "36.37"),
-        ("4.00 (2.00x)", "guessing gives 10", "most frequent class of the test split 16.7"),
     ),
     "offline_rl.compare": Case(
         offline_rl.EXPERIMENT,
@@ -296,14 +273,6 @@ CASES = {
             {"model": "linear from wav2vec2", "seed": 1, **KNOWN}
             | {"cer": {"exchanged": 44.5, "transfer": 14.5, "tuned": 6.5}},
         ),
-    ),
-    "time_series.compare": Case(
-        time_series.EXPERIMENT,
-        ("--models", "flowformer", "dtw,tcn"),
-        {"longest": 26, "earlier": [RUN._asdict()]},
-        {"accuracies": [97.0, 98.6] + 48 * [98.1], "last": 98.1, "best": 98.6},
-        shown=("flowformer_time_series", "0.00 M", "98.10 ± 0.00", "98.60 ± 0.00", "98.9", "2", "1.0"),
-        said=("with trainings of `python -m recipes.AREA.compare`", "Rocket 96.2", "support vector"),
     ),
     "translation.compare": Case(
         translation.EXPERIMENT,

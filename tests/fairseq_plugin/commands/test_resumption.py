@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.lra.examples import Example, symbol_dictionary, write_examples
+from recipes.lra.data import dictionary, write
 from tests.fairseq_plugin.helpers import episodes, pixels, series, spans
 from tests.fairseq_plugin.helpers.commands import (
     NO_READER_THREAD,
@@ -67,11 +67,11 @@ def write_pairs(folder: Path) -> str:
 
     def examples(count):
         for _ in range(count):
-            sequences = tuple(rng.integers(0, 3, rng.integers(2, 9)).astype(np.int32) + 4 for _ in range(2))
-            yield Example(sequences, int(sequences[0][0] == 4))
+            sequences = [rng.integers(0, 3, rng.integers(2, 9)) for _ in range(2)]
+            yield sequences, int(sequences[0][0] == 0)
 
-    write_examples(folder, {"train": examples(48), "valid": examples(8)}, symbol_dictionary("abc"), 2, inputs=2)
-    return str(folder)
+    write(folder, {"train": examples(48), "valid": examples(8)}, dictionary("abc"), range(2))
+    return str(folder / "data-bin")
 
 
 @pytest.fixture(scope="module")

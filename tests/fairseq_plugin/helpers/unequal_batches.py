@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
 from fairseq_plugin.criterions.ctc_distillation import CtcDistillationConfig, CtcDistillationCriterion
-from recipes.lra.examples import Example, symbol_dictionary, write_examples
+from recipes.lra.data import dictionary
+from recipes.lra.data import write as write_examples
 from recipes.shared.indexed_files import write_dictionary, write_split
 
 from . import audio, episodes, pixels, series, spans, text, transfer
@@ -54,8 +55,8 @@ _COMMANDS = {
     "--sample-break-mode none --tokens-per-sample 11",
     "pixels": f"pixels --task pixel_modeling --arch flowformer_lm --criterion cross_entropy --dropout 0 "
     f"--tokens-per-sample {pixels.SHAPE.length}",
-    "pairs": "pairs --task sequence_pair_prediction --criterion sentence_prediction --num-classes 2 --init-token 0 "
-    f"--arch flow_lra_retrieval --max-positions 16 {_SIZES}",
+    "pairs": "pairs/data-bin --task sequence_pair_prediction --criterion sentence_prediction --num-classes 2 "
+    f"--init-token 0 --arch flow_lra_retrieval --max-positions 16 {_SIZES}",
     "series": f"series --task time_series_classification --criterion sentence_prediction --arch flow_time_series "
     f"{_SIZES}",
     "spans": " ".join(
@@ -97,9 +98,9 @@ def write(folder: Path) -> None:
     write_split(folder / "text", "train", lines, 64)
     pixels.write_pixels(folder / "pixels")
     sizes = ((4, 6), (4, 6), (3, 6), (5, 2), (4, 6))
-    tokens = [tuple(rng.integers(4, 7, length).astype(np.int32) for length in both) for both in sizes]
-    pairs = [Example(both, i % 2) for i, both in enumerate(tokens)]
-    write_examples(folder / "pairs", {"train": pairs}, symbol_dictionary("abc"), 2, inputs=2)
+    tokens = [[rng.integers(0, 3, length) for length in both] for both in sizes]
+    pairs = [(both, i % 2) for i, both in enumerate(tokens)]
+    write_examples(folder / "pairs", {"train": pairs}, dictionary("abc"), range(2))
     series.write_waves(folder / "series", train=24, test=3)
     spans.write_names(folder / "spans", {"train": 8})
     episodes.write_episodes(folder / "episodes", count=6)

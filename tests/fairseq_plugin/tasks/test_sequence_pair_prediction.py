@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.lra.examples import Example, symbol_dictionary, write_examples
+from recipes.lra.data import dictionary, write
 from tests.fairseq_plugin.helpers.commands import USER_DIR, run_in_turn
 from tests.fairseq_plugin.helpers.logs import entries
 from tests.fairseq_plugin.helpers.tasks import set_up
 
-FIRST = 4
 TASK = "--task sequence_pair_prediction --criterion sentence_prediction --num-classes 2 --init-token 0".split()
 
 
@@ -22,13 +21,12 @@ def data(tmp_path_factory):
 
     def examples(count):
         for _ in range(count):
-            one, two = (rng.integers(0, 3, rng.integers(2, 9)).astype(np.int32) + FIRST for _ in range(2))
-            yield Example((one, two), int(one[0] == two[0]))
+            one, two = (rng.integers(0, 3, rng.integers(2, 9)) for _ in range(2))
+            yield [one, two], int(one[0] == two[0])
 
-    folder = tmp_path_factory.mktemp("pairs") / "data-bin"
-    splits = {"train": examples(64), "valid": examples(20)}
-    write_examples(folder, splits, symbol_dictionary("abc"), 2, inputs=2)
-    return folder
+    folder = tmp_path_factory.mktemp("pairs")
+    write(folder, {"train": examples(64), "valid": examples(20)}, dictionary("abc"), range(2))
+    return folder / "data-bin"
 
 
 def load(folder, *arguments):

@@ -13,11 +13,9 @@ from recipes.cifar10_pixels import prepare as cifar10
 from recipes.enwik8 import prepare as enwik8
 from recipes.flash import prepare as flash
 from recipes.long_copy import prepare as long_copy
-from recipes.lra import image, pathfinder, retrieval, text
 from recipes.offline_rl import prepare as offline_rl
 from recipes.shared.download import Source
 from recipes.shared.sources import D4RL, HUB, SOURCES, UEA
-from recipes.time_series import prepare as time_series
 from recipes.wikitext103 import prepare as wikitext103
 from tests.recipes.server import Page, serve, use_hub
 
@@ -38,11 +36,6 @@ PREPARERS = {
     "enwik8": Preparer(enwik8.main, "enwik8"),
     "cifar10_pixels": Preparer(cifar10.main, "cifar10"),
     "wikitext103": Preparer(wikitext103.main, "wikitext103", folder="out/text"),
-    "lra.text": Preparer(text.main, "imdb"),
-    "lra.image": Preparer(image.main, "cifar10"),
-    "lra.retrieval": Preparer(retrieval.main, "long_range_arena"),
-    "lra.pathfinder": Preparer(pathfinder.main, "long_range_arena"),
-    "time_series": Preparer(time_series.main, "Heartbeat", ("--dataset", "Heartbeat"), "downloads"),
     "offline_rl": Preparer(offline_rl.main, "hopper-medium-v2", ("--dataset", "hopper-medium-v2"), "downloads"),
 }
 #: Preparers whose files are not in the table or not downloaded.
@@ -115,7 +108,7 @@ def test_a_file_that_is_not_there(preparer, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["cifar10_pixels", "lra.text", "lra.image"])
+@pytest.mark.parametrize("name", ["cifar10_pixels"])
 @pytest.mark.parametrize("content", [BODY[:-1], OTHER])
 def test_another_file_of_the_user(name, content, tmp_path, monkeypatch, capsys):
     """Too short or damaged; other texts or data sets are checked elsewhere, by their content."""
