@@ -12,7 +12,15 @@ from ._layer_kinds import layer_kinds, pattern_names
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
 from ._output_gate import OutputGateAttention
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
-from ._registry import ATTENTIONS, build_attention, import_mechanisms, options_of, register_attention, supporting
+from ._registry import (
+    ATTENTIONS,
+    build_attention,
+    for_each_attention,
+    import_mechanisms,
+    options_of,
+    register_attention,
+    supporting,
+)
 from ._rotary import RotaryAttention, build_rotary_attention
 from ._short_conv import ShortConvAttention
 
@@ -48,6 +56,7 @@ __all__ = [
     "count",
     "default_of",
     "flag",
+    "for_each_attention",
     "layer_kinds",
     "number",
     "only_part",

@@ -17,6 +17,9 @@ from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 #: Every mechanism by name, in the alphabetical order of the files.
 ATTENTIONS: dict[str, type[InnerAttention]] = {}
 
+#: What hosts do with the name of each mechanism, when it is registered; see ``for_each_attention``.
+_HOSTS: list[Callable[[str], None]] = []
+
 _Attention = TypeVar("_Attention", bound=type[InnerAttention])
 
 
@@ -28,9 +31,23 @@ def register_attention(name: str) -> Callable[[_Attention], _Attention]:
             raise ValueError(f"attention {name!r} is {ATTENTIONS[name].__qualname__} already; allowed: a new name")
         attention.name = name
         ATTENTIONS[name] = attention
+        for host in _HOSTS:
+            host(name)
         return attention
 
     return register
+
+
+def for_each_attention(what: str, function: Callable[[str], None], images: bool = False) -> None:
+    """Call ``function`` with the name of each mechanism of ``supporting``, now and when another one is registered."""
+
+    def if_supporting(name: str) -> None:
+        if name in supporting(what, images):
+            function(name)
+
+    for name in tuple(ATTENTIONS):
+        if_supporting(name)
+    _HOSTS.append(if_supporting)
 
 
 def import_mechanisms(package: str, path: list[str]) -> None:

@@ -1,14 +1,14 @@
 """Models derived from the declarations of mechanisms: their names, classes and registration."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, register_model
 
-from common.attention import ATTENTIONS, build_attention, supporting
+from common.attention import ATTENTIONS, build_attention, for_each_attention
 
 from ._configuration import readable
 from ._options import camel_case
@@ -18,11 +18,17 @@ from ._weight_decay import choose_optimizer
 FURTHER_NAMES = {"flow": ("flowformer",)}
 
 
-def derived(what: str) -> Iterator[tuple[str, str]]:
-    """(model name prefix, mechanism) for all mechanisms that support ``what`` ("causal", "bidirectional")."""
-    for attention in supporting(what):
+def derive(what: str, register: Callable[[str, str], None]) -> None:
+    """Call ``register(prefix, mechanism)`` for each name in models of every mechanism that supports ``what``.
+
+    ``what`` is "causal" or "bidirectional". A mechanism that is registered later gets its models then.
+    """
+
+    def with_names(attention: str) -> None:
         for prefix in (attention, *FURTHER_NAMES.get(attention, ())):
-            yield prefix, attention
+            register(prefix, attention)
+
+    for_each_attention(what, with_names)
 
 
 @cache

@@ -25,7 +25,7 @@ from ._configuration import register_architecture
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
 from ._options import attention_config, build_design, camel_case, option
-from ._registration import derived, make_config, make_model, takes_stock_weights
+from ._registration import derive, make_config, make_model, takes_stock_weights
 
 
 class AttentionMaskedModel(LinearTimeMaskedModel):
@@ -73,6 +73,8 @@ class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
 
 
 def _register_language_model(prefix: str, attention: str) -> None:
+    if f"{prefix}_lm" in MODEL_REGISTRY:
+        return
     name, options = f"{camel_case(prefix)}LanguageModel", attention_config(attention, causal=True)
     config = make_config(__name__, f"{name}Config", options, LinearTimeLanguageModelConfig)
     stock = TransformerLanguageModel if takes_stock_weights(attention) else None
@@ -88,10 +90,11 @@ def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_w
     register_architecture(name, name)(register_model(name)(model).complete_options)
 
 
-for _prefix, _attention in derived("causal"):
-    if f"{_prefix}_lm" not in MODEL_REGISTRY:
-        _register_language_model(_prefix, _attention)
-for _prefix, _attention in derived("bidirectional"):
-    if f"{_prefix}_mlm" not in MODEL_REGISTRY:
-        _register_encoder(AttentionMaskedModel, _prefix, _attention, "mlm", "MaskedModel")
-    _register_encoder(AttentionClassifier, _prefix, _attention, "classifier", "Classifier")
+def _register_encoders(prefix: str, attention: str) -> None:
+    if f"{prefix}_mlm" not in MODEL_REGISTRY:
+        _register_encoder(AttentionMaskedModel, prefix, attention, "mlm", "MaskedModel")
+    _register_encoder(AttentionClassifier, prefix, attention, "classifier", "Classifier")
+
+
+derive("causal", _register_language_model)
+derive("bidirectional", _register_encoders)

@@ -22,7 +22,7 @@ from ._audio import (
     check_command_line,
 )
 from ._options import attention_config, camel_case, option
-from ._registration import derived, make_class, make_config, register_checked, register_variant, takes_stock_weights
+from ._registration import derive, make_class, make_config, register_checked, register_variant, takes_stock_weights
 from .hybrid import BIDIRECTIONAL, BidirectionalOptions, in_turn, kinds_of_layers
 
 BASES = {
@@ -52,11 +52,14 @@ class HybridAudioModel(LinearTimeAudioModel):
         return in_turn(cls, "encoder", kinds_of_layers(cls, cfg, "encoder", BIDIRECTIONAL), build)
 
 
-for _prefix, _attention in derived("bidirectional"):
-    _attributes = {} if takes_stock_weights(_attention) else {"stock_model": None}
-    for _kind, (_base, _config) in BASES.items():
-        _options = attention_config(_attention)
-        register_variant(_prefix, _kind, _attention, _base, _options, _config, check=check_command_line, **_attributes)
+def _register(prefix: str, attention: str) -> None:
+    attributes = {} if takes_stock_weights(attention) else {"stock_model": None}
+    for kind, (base, config) in BASES.items():
+        options = attention_config(attention)
+        register_variant(prefix, kind, attention, base, options, config, check=check_command_line, **attributes)
+
+
+derive("bidirectional", _register)
 for _kind, (_base, _config) in BASES.items():
     _name = f"Hybrid{camel_case(_kind)}"
     _options = make_config(__name__, f"{_name}Config", BidirectionalOptions, _config)

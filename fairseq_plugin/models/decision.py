@@ -12,7 +12,7 @@ from ..modules.transformer_layer import LinearTimeDecoderLayer
 from . import decision_baselines  # noqa: F401  registers bc_decision and awac_decision
 from ._decision import DecisionConfig, DecisionTransformer
 from ._options import attention_config, build_design
-from ._registration import derived, register_variant
+from ._registration import derive, register_variant
 
 #: Default options that the authors use for decisions, by mechanism.
 _DEFAULTS = {"flow": {"clamp": 10.0}}
@@ -30,6 +30,9 @@ class AttentionDecisionTransformer(DecisionTransformer):
         return LinearTimeDecoderLayer(cfg, True, design=design)
 
 
-for _prefix, _attention in derived("causal"):
-    _options = attention_config(_attention, causal=True, **_DEFAULTS.get(_attention, {}))
-    register_variant(_prefix, "decision", _attention, AttentionDecisionTransformer, _options, DecisionConfig)
+def _register(prefix: str, attention: str) -> None:
+    options = attention_config(attention, causal=True, **_DEFAULTS.get(attention, {}))
+    register_variant(prefix, "decision", attention, AttentionDecisionTransformer, options, DecisionConfig)
+
+
+derive("causal", _register)

@@ -21,7 +21,7 @@ from common.attention import ATTENTIONS
 from ._configuration import register_architecture
 from ._encoder_decoder import LinearTimeTransformer
 from ._options import attention_config, camel_case
-from ._registration import derived, make_model, takes_stock_weights
+from ._registration import derive, make_model, takes_stock_weights
 from ._trained_parameters import choose_trained_parameters
 from ._weight_decay import choose_optimizer
 
@@ -51,5 +51,4 @@ def _register(prefix: str, attention: str) -> None:
         register_architecture(prefix, prefix + size)(partial(complete, architecture))
 
 
-for _prefix, _attention in derived("bidirectional"):
-    _register(_prefix, _attention)
+derive("bidirectional", _register)

@@ -15,7 +15,7 @@ from common.attention import ATTENTIONS
 
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
-from ._registration import derived
+from ._registration import derive
 from .flash_masked import FlashMaskedModel
 
 
@@ -99,8 +99,7 @@ def _register(prefix: str, attention: str | None = None) -> None:
         register_architecture(name, f"{prefix}_lra_{task}")(fill)
 
 
-for _prefix, _attention in derived("bidirectional"):
-    _register(_prefix, _attention)
+derive("bidirectional", _register)
 _register("flash")
 for _task, _released in RELEASED.items():
     _fill = partial(complete, model=MODEL_REGISTRY["flowformer_classifier"], size=_released, attention=_RELEASED_FLOW)

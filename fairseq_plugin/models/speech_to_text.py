@@ -19,7 +19,7 @@ from ..modules.audio_encoder import Replace, replaced
 from ._configuration import register_architecture
 from ._encoder_decoder import design_of
 from ._options import attention_config, camel_case
-from ._registration import derived, make_model, takes_stock_weights
+from ._registration import derive, make_model, takes_stock_weights
 from ._speech_to_text import LinearTimeSpeechConformer, LinearTimeSpeechToText
 from .encoder_decoder import complete
 from .hybrid import BIDIRECTIONAL, BuildsHybridLayers, in_turn, kinds_of_layers
@@ -68,6 +68,5 @@ def _register_attention(prefix: str, attention: str) -> None:
     _register(prefix, *models)
 
 
-for _prefix, _attention in derived("bidirectional"):
-    _register_attention(_prefix, _attention)
+derive("bidirectional", _register_attention)
 _register("hybrid", HybridSpeechToText, HybridSpeechConformer)

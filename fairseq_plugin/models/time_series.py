@@ -18,7 +18,7 @@ from . import _flash_options as flash_options
 from . import time_series_baselines  # noqa: F401  registers lstm_time_series and tcn_time_series
 from ._flash_variants import VARIANTS
 from ._options import attention_config, build_design
-from ._registration import derived, register_checked, register_variant
+from ._registration import derive, register_checked, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
 
 #: Default options that the authors use for time series, by mechanism.
@@ -70,7 +70,11 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
         return VARIANTS["flash"].build_layer(args, cfg, args.max_source_positions, False)
 
 
-for _prefix, _attention in derived("bidirectional"):
-    _options = attention_config(_attention, **_DEFAULTS.get(_attention, {}))
-    _classes = AttentionTimeSeriesClassifier, _options, TransformerTimeSeriesConfig
-    register_variant(_prefix, "time_series", _attention, *_classes)
+def _register(prefix: str, attention: str) -> None:
+    options = attention_config(attention, **_DEFAULTS.get(attention, {}))
+    register_variant(
+        prefix, "time_series", attention, AttentionTimeSeriesClassifier, options, TransformerTimeSeriesConfig
+    )
+
+
+derive("bidirectional", _register)

@@ -49,6 +49,14 @@ def test_promises_that_a_mechanism_breaks_are_named(results):
         assert ended == {"FAILED"}, promise
 
 
-def test_a_module_without_a_mechanism_is_refused():
-    with pytest.raises(ValueError, match="--mechanism is tests.common.inputs; allowed"):
-        choose(["tests.common.inputs"])
+@pytest.mark.parametrize("module", ["tests.common.inputs", "tests.common.nowhere", "nowhere.at.all"])
+def test_a_module_without_a_mechanism_is_refused(module):
+    with pytest.raises(ValueError, match=f"--mechanism is {module}; allowed"):
+        choose([module])
+
+
+def test_a_mechanism_without_a_reference_is_refused_in_one_line():
+    command = "-m pytest tests/common/contract -p no:cacheprovider --mechanism tests.common.strangers.unfinished"
+    done = subprocess.run([sys.executable, *command.split()], cwd=CHECKOUT, capture_output=True, text=True)
+    (line,) = (done.stdout + done.stderr).split("\n\n")[0].strip().splitlines()
+    assert "'unfinished', has no reference_op; allowed" in line and done.returncode == pytest.ExitCode.USAGE_ERROR

@@ -44,6 +44,22 @@ def test_printed_code_stands_in_the_examples():
         assert code in (CHECKOUT / block["file"]).read_text(), code
 
 
+def test_a_mechanism_may_be_registered_after_the_plugins(script):
+    """It has the models of one that was registered before, and timm's name. In a new interpreter, as below."""
+    code = """
+import timm, timm_plugin, fairseq_plugin
+from common.attention import register_attention
+from fairseq.models import ARCH_MODEL_REGISTRY
+register_attention("later")(type("LaterAttention", (tests.examples.mean.MeanAttention,), {}))
+found = {word: {x.replace(word, "") for x in ARCH_MODEL_REGISTRY if word in x.split("_")} for word in ("mean", "later")}
+assert found["mean"] == found["later"] and len(found["later"]) > 20, found
+small = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+for create in (timm.create_model, timm_plugin.create_model):
+    assert create("vit_tiny_patch16_224", attn_layer="later", **small).blocks[0].attn.mechanism == "later"
+"""
+    run_program([script(code)], cwd=str(CHECKOUT))
+
+
 TRAININGS = {
     "mean_lm": "--task language_modeling --criterion cross_entropy --mean-temperature 2",
     "pooled_mlm": "--task masked_lm --criterion masked_lm --pooled-no-gate",

@@ -15,3 +15,5 @@ class BrokenAttention(InnerAttention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None, dropout_p: float = 0.0, **more) -> Tensor:
         """q, k, v (B, H, n, d) -> (B, H, n, d)."""
         return v.mean(2, keepdim=True) + torch.zeros_like(v)
+
+    reference = forward
