@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..shared.text_files import TRIAL_PARTS, cut_trial
-
 #: The ends of a sentence or of a part of it.
 _ENDS = re.compile(r"[.!?;:,\n\r\t()\"“”]+|--|—")
 FEWEST_WORDS, MOST_WORDS = 2, 8
@@ -26,16 +24,8 @@ def read_sentences(path: Path) -> list[str]:
 
     Commas end a sentence too. Sentences with signs other than letters and apostrophes are left out, and
     those with a word of apostrophes alone, which no voice speaks.
-
-    Raises:
-        ValueError: there is no such file, or it is not text in UTF-8.
     """
-    if not path.is_file():
-        raise ValueError(f"--file is {path}, which is no file; allowed: a text in UTF-8")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--file is {path}, which is not text in UTF-8: {error}; allowed: a text file") from error
+    text = path.read_text(encoding="utf-8")
     words = (part.lower().replace("’", "'").replace("-", " ").split() for part in _ENDS.split(text))
     fitting = (" ".join(part) for part in words if FEWEST_WORDS <= len(part) <= MOST_WORDS)
     return list(dict.fromkeys(x for x in fitting if all(word.replace("'", "").isalpha() for word in x.split())))
@@ -51,24 +41,22 @@ def commands(generator: random.Random) -> Iterator[str]:
 
 
 def split_sentences(path: Path | None, count: int, seed: int) -> dict[str, list[str]]:
-    """Split -> ``count`` sentences in all of the text at ``path``, in random order; None: commands.
-
-    Raises:
-        ValueError: see ``read_sentences``, or the text has too few.
-    """
+    """Split -> ``count`` sentences in all of the text at ``path``, in random order; None: commands."""
     generator = random.Random(seed)
     if path is None:
         drawn: dict[str, None] = {}
-        for sentence in commands(generator):
-            drawn[sentence] = None
-            if len(drawn) == count:
-                break
+        spoken = commands(generator)
+        while len(drawn) < count:
+            drawn[next(spoken)] = None
         sentences = list(drawn)
     else:
         sentences = read_sentences(path)
         generator.shuffle(sentences)
-        what = f"--file is {path}, with {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words"
-        cut_trial(len(sentences), what)
-    chosen = sentences[:count]
-    indices = cut_trial(len(chosen), f"--sentences is {count}")
-    return {split: [chosen[i] for i in indices[split]] for split in TRIAL_PARTS}
+        sentences = sentences[:count]
+    if len(sentences) < 20:
+        raise ValueError(
+            f"{path or '--sentences'} gives {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words; "
+            "allowed: at least 20"
+        )
+    first, second = round(0.9 * len(sentences)), round(0.95 * len(sentences))
+    return {"train": sentences[:first], "valid": sentences[first:second], "test": sentences[second:]}

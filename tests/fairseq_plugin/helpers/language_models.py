@@ -13,7 +13,7 @@ import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS, DaftConvAttention, DaftFullAttention, MixedChunkAttention
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from fairseq_plugin.models.hybrid import LayerOptions
-from recipes.shared.fairseq_models import model_options
+from recipes.models import model_options
 
 from .text import dictionary
 

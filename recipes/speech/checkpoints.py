@@ -3,40 +3,34 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from common.checkpoints import read_checkpoint
-from common.files import tensor_files
 from common.modules.stored_options import is_extra_state
 from fairseq_plugin.convert import convert
-
-from ..shared.working_folder import atomic_write
 
 #: The prefix of the encoder's parameters in fairseq's ``wav2vec_ctc``.
 _ENCODER = "w2v_encoder.w2v_model."
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint, completely or not at all."""
-    with atomic_write(path) as part:
-        tensor_files.save(content, part)
-
-
 def write_converted(source: Path, path: Path, architecture: str, overrides: dict[str, Any]) -> None:
     """Write the stock wav2vec 2.0 in ``source`` with the attention of ``architecture``, unless ``path`` exists."""
     if not path.exists():
-        write(path, convert(source, architecture, overrides)[0])
+        torch.save(convert(source, architecture, overrides)[0], path)
 
 
 def write_teacher(start: Path, tuned: Path, path: Path) -> None:
     """Write the encoder of ``tuned``, which was fine-tuned from the wav2vec 2.0 in ``start``, as a wav2vec 2.0.
 
-    What only pretraining needs is that of ``start``. It masks no inputs, so that attentions are compared on whole ones.
+    Anything that only pretraining needs is that of ``start``. It masks no inputs, so that attentions are compared on
+    whole ones.
     """
     if not path.exists():
         teacher, weights = read_checkpoint(start), read_checkpoint(tuned)["model"]
         encoder = {name: weights[_ENCODER + name] for name in teacher["model"] if _ENCODER + name in weights}
         teacher["model"] = {**teacher["model"], **encoder}
         teacher["cfg"]["model"]["mask_prob"] = 0.0
-        write(path, teacher)
+        torch.save(teacher, path)
 
 
 def write_joined(tuned: Path, teacher: Path, student: Path, path: Path) -> None:
@@ -48,7 +42,7 @@ def write_joined(tuned: Path, teacher: Path, student: Path, path: Path) -> None:
         head = {name: x for name, x in joined["model"].items() if not name.startswith(_ENCODER)}
         joined["model"] = {**head, **kept}
         joined["cfg"]["model"]["w2v_args"] = encoder["cfg"]
-        write(path, joined)
+        torch.save(joined, path)
 
 
 def learns_maps(checkpoint: Path) -> bool:
