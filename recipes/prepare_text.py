@@ -18,20 +18,23 @@ from . import texts
 _LONGEST_SEQUENCE = 1 << 16
 
 
+def byte_symbols() -> tuple[Dictionary, np.ndarray]:
+    """The symbols of bytes, and the token of each byte (256,): its value in decimal, the newline fairseq's ``</s>``."""
+    symbols = Dictionary()
+    tokens = [symbols.add_symbol(str(byte)) if byte != ord("\n") else symbols.eos() for byte in range(256)]
+    return symbols, np.array(tokens, dtype=np.int32)
+
+
 def byte_data(file: Path, out: Path, limit: int | None = None) -> dict[str, int]:
     """Write the first bytes of a file as ``out``/data-bin: a token for each byte, a sequence for each line.
 
-    fairseq-preprocess does almost the same, but where a split ends inside a line it adds a ``</s>`` for no byte. The
-    symbol of a byte is its value in decimal, and that of the newline fairseq's ``</s>``. Returns the bytes of each
-    split.
+    Returns the bytes of each split. fairseq-preprocess does almost the same, but where a split ends inside a line it
+    adds a ``</s>`` for no byte.
     """
     made = texts.described(file, unit="bytes", limit=limit)
     if content := texts.stored(out, made):
         return content["counts"]
-    dictionary = Dictionary()
-    table = np.array(
-        [dictionary.add_symbol(str(x)) if x != ord("\n") else dictionary.eos() for x in range(256)], "int32"
-    )
+    dictionary, table = byte_symbols()
     size = min(file.stat().st_size, limit or file.stat().st_size)
     if size < 20:
         raise SystemExit(f"{file} has {size} bytes to use; allowed: at least 20")

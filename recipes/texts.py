@@ -176,12 +176,12 @@ def preprocess(texts: dict[str, Path], data_bin: Path, *options: object, languag
 
 
 def described(file: Path, **made: object) -> dict[str, object]:
-    """What tells the data of a text from other data, for ``stored``."""
+    """The facts that tell the data of a text from other data, for ``stored``."""
     return {"file": str(file.absolute()), "bytes": file.stat().st_size if file.is_file() else None, **made}
 
 
 def stored(out: Path, made: dict[str, object]) -> dict | None:
-    """What text.json says, which is written last; None without it, and SystemExit if it is not about ``made``."""
+    """The content of text.json, which is written last; None without it, and SystemExit if it is not about ``made``."""
     if not (out / "text.json").exists():
         return None
     content = json.loads((out / "text.json").read_text(encoding="utf-8"))

@@ -1,6 +1,8 @@
 """The READMEs are correct: commands run, or at least have known options if they take too long; links are valid."""
 
+import contextlib
 import inspect
+import io
 import json
 import os
 import re
@@ -106,9 +108,20 @@ def known_module(words: list[str]) -> None:
         return
     options_typed = [word for word in words[3:] if word.startswith("--") and " " not in word]  # no help text
     missing = [option for option in options_typed if f'"{option}"' not in sources]
-    module = import_module(spec.name) if missing else None
-    help_words = getattr(module, "EXPERIMENT", module).parser().format_help().split() if missing else []
-    assert set(missing) <= set(help_words), f"{module} has no {', '.join(missing)}"
+    known = help_of(import_module(spec.name), module) if missing else ""
+    assert set(missing) <= set(re.findall(r"--[\w-]+", known)), f"{module} has no {', '.join(missing)}"
+
+
+def help_of(module: ModuleType, name: str) -> str:
+    """The help text of a command."""
+    parser = getattr(getattr(module, "EXPERIMENT", module), "parser", None)
+    if parser is not None:
+        return parser().format_help()
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
+        patch.setattr(sys, "argv", [name, "--help"])
+        module.main()
+    return shown.getvalue()
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)

@@ -1,1 +1,1 @@
-"""WikiText-103: getting the data and the paper's commands; see README.md."""
+"""WikiText-103: the data, the paper's command, and what recalls the order of tokens; see README.md."""

@@ -10,9 +10,8 @@ from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from transformers import PreTrainedTokenizerFast
 
 from fairseq_plugin.export.huggingface_tokenizers import Frame, build_tokenizer, check_kind
-from recipes.enwik8.prepare import byte_dictionary, token_table
-from recipes.shared.characters import spell
-from recipes.shared.subword_text import write_dictionary
+from recipes.prepare_text import byte_symbols
+from recipes.texts import spell, write_dictionary
 from tests.fairseq_plugin.helpers.text import dictionary
 
 WHITESPACE = "".join(c for c in map(chr, range(0x3100)) if c.isspace())
@@ -77,7 +76,7 @@ def test_frames(tmp_path) -> None:
 
 
 def test_characters(tmp_path) -> None:
-    """Lines as recipes.shared.characters spells them; the eos at the end of each is a newline."""
+    """Lines as recipes.texts spells them; the eos at the end of each is a newline."""
     symbols, lines = Dictionary(), [text for text in TEXTS if "é" not in text]
     for line in lines:
         symbols.encode_line(spell(line), append_eos=False)
@@ -91,9 +90,8 @@ def test_characters(tmp_path) -> None:
 
 
 def test_bytes(tmp_path) -> None:
-    """Bytes as recipes.enwik8 numbers them."""
-    symbols = byte_dictionary()
-    table = token_table(symbols)
+    """Bytes as recipes.prepare_text numbers them."""
+    symbols, table = byte_symbols()
     tokenizer = again(build_tokenizer("bytes", symbols, Frame((2,)), bos=2), tmp_path)
     for text in [*TEXTS, "lines\nand lines\n", "<pad> </s>"]:
         ids = table[list(text.encode())].tolist()

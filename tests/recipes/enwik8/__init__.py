@@ -1,1 +1,0 @@
-"""Tests of recipes/enwik8."""
