@@ -12,7 +12,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+import stat
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -241,7 +242,29 @@ def new_path(path: Path, argument: str) -> Iterator[Path]:
     with unfinished(path) as new:
         yield new
         check_new(path, argument)
-        new.rename(path)
+        _complete(new, path)
+
+
+def _complete(new: Path, path: Path) -> None:
+    """Rename the complete file or folder ``new`` to ``path``."""
+    give_usual_modes([new, *new.rglob("*")], new.parent)
+    new.rename(path)
+
+
+def give_usual_modes(files: Iterable[Path], folder: Path) -> None:
+    """Let whoever may read a new file of ``folder`` read ``files`` too; safetensors writes its own for the owner alone.
+
+    Links and folders among ``files`` stay as they are.
+    """
+    example = folder / f".{os.getpid()}.mode"
+    example.touch(exist_ok=False)  # its mode is what the process's umask gives; asking for that would change it
+    usual = stat.S_IMODE(example.stat().st_mode)
+    example.unlink()
+    for file in files:
+        mode = stat.S_IMODE(file.lstat().st_mode)
+        wanted = usual | mode & 0o111 & usual >> 2  # who may read a program may run it
+        if file.is_file() and not file.is_symlink() and mode != wanted:
+            file.chmod(wanted)
 
 
 def _replaceable(path: Path, argument: str) -> Path:
@@ -270,7 +293,7 @@ def empty_folder(path: Path, argument: str) -> Iterator[Path]:
         _check_empty(folder, argument)
         if folder.exists():
             folder.rmdir()
-        new.rename(folder)
+        _complete(new, folder)
 
 
 def _check_empty(folder: Path, argument: str) -> None:
@@ -303,7 +326,7 @@ def new_folder(path: Path, command: str, argument: str = "--out") -> Iterator[Pa
             old = new.parents[1] / "old" / folder.name
             old.parent.mkdir(exist_ok=True)
             folder.rename(old)
-        new.rename(folder)
+        _complete(new, folder)
 
 
 def _describe(folder: Path, command: str) -> None:

@@ -27,6 +27,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import ATTENTIONS
 from ..checkpoints import listed
+from ..files.output_files import give_usual_modes
 from ..modules.stored_options import StoredOptions, StoresOptions, is_extra_state
 from ..ops.shared.segments import documents_by_eos
 from .cache import LineartimeCache, check_cache
@@ -133,6 +134,8 @@ class LineartimePreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if getattr(self.config, "auto_map", None) and is_main_process:
             copyfile(Path(__file__).with_name(_REMOTE_CODE), Path(save_directory, _REMOTE_CODE))
+        if is_main_process:
+            give_usual_modes(Path(save_directory).glob("model*.safetensors"), Path(save_directory))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from common.checkpoints import check_state_dict
 from common.command_parser import CommandParser
-from common.files.output_files import check_new, new_path, unfinished
+from common.files.output_files import check_new, give_usual_modes, new_path, unfinished
 from common.ops.shared.checks import check_choice
 
 from ..convert import check_suffix, read_weights, size_of_head, write
@@ -164,6 +164,7 @@ def transfer(options: argparse.Namespace) -> dict[str, float]:
             with new_path(options.teacher_dir, "--teacher-dir") as new:
                 save_for_hf(teacher, new, safe_serialization=True)
         check_new(options.output, "--output")
+        give_usual_modes([whole], folder)
         whole.rename(options.output)
         (folder / _STATE).unlink()
     return losses
