@@ -54,7 +54,7 @@ def load(checkpoint: Path, data: str | None = None) -> tuple[str, nn.Module, Dic
     model = ARCH_MODEL_REGISTRY.get(architecture)
     if model is None or not issubclass(model, LinearTimeLanguageModel):
         raise ValueError(
-            f"the checkpoint {str(checkpoint)!r} holds {architecture!r}; allowed: language models of this plugin "
+            f"the checkpoint {str(checkpoint)!r} is of --arch {architecture}; allowed: language models of this plugin "
             "(python -m fairseq_plugin.convert makes one of 'transformer_lm')"
         )
     folder = Path(find_folder("--data", str(checkpoint.parent) if data is None else data))

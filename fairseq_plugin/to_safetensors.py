@@ -55,7 +55,7 @@ def write_folder(checkpoint: Path, dictionary: Path, folder: Path, half: bool = 
     architecture = stored_architecture(state, str(checkpoint))
     model = ARCH_MODEL_REGISTRY.get(architecture)
     if model is None or not issubclass(model, LinearTimeLanguageModel):
-        raise ValueError(f"the checkpoint {str(checkpoint)!r} holds {architecture!r}; allowed: {_ONE_OF_OURS}")
+        raise ValueError(f"the checkpoint {str(checkpoint)!r} is of --arch {architecture}; allowed: {_ONE_OF_OURS}")
     config = _stored_config(state, str(checkpoint))
     check_configuration({**state, "cfg": config.cfg}, str(checkpoint))
     with configuration_errors(str(checkpoint)):

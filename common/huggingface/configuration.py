@@ -37,6 +37,8 @@ _SIDE: dict[str, Any] = {
 _FIELDS: dict[str, Any] = {
     "family": "transformer",
     "architecture": None,
+    "embedding_dim": None,
+    "output_dim": None,
     "hidden_act": "relu",
     "norm": "layernorm",
     "layer_norm_eps": 1e-5,
@@ -106,6 +108,8 @@ class LineartimeConfig(PretrainedConfig):
             ``GatedAttentionUnit`` except widths, heads, causality and dropout.
         vocab_size, hidden_size, num_attention_heads, intermediate_size: sizes; the last is the width inside of the
             feed-forward block or, in a gated attention unit, of U and V.
+        embedding_dim, output_dim: channels of a decoder's token embeddings, which are projected to ``hidden_size``, and
+            of what its features are projected to before the output projection. None: ``hidden_size``, not projected.
         normalize_before, final_norm: norms before blocks instead of after them, and one after the last layer.
         positions: how positions are embedded: sinusoidal, scaled_sinusoidal (FLASH), learned or none.
         max_position_embeddings: the longest sequence, not counting padding. Only learned positions and attentions with
@@ -161,6 +165,9 @@ class LineartimeConfig(PretrainedConfig):
         for name, default in _SIDE.items():
             if type(default) is int:
                 check_positive_int(prefix + name, values[name])
+        for name in ("embedding_dim", "output_dim"):
+            if getattr(self, name) is not None:
+                check_positive_int(name, getattr(self, name))
         check_choice(f"{prefix}positions", values["positions"], POSITIONS)
         width, heads = self.attention_dim or values["hidden_size"], values["num_attention_heads"]
         if self.family == "transformer" and width % heads:

@@ -313,15 +313,18 @@ class Stack(nn.Module):
         super().__init__()
         side = config.side(encoder)
         width, padding_idx = side.hidden_size, config.pad_token_id
+        embedding_dim, output_dim = (config.embedding_dim, config.output_dim) if causal else (None, None)
         self.causal = causal
         self.embed_scale = math.sqrt(width) if config.scale_embedding else 1.0
-        self.embed_tokens = nn.Embedding(side.vocab_size, width, padding_idx)
+        self.embed_tokens = nn.Embedding(side.vocab_size, embedding_dim or width, padding_idx)
         init_embedding(self.embed_tokens, 0.02 if config.family == "gau" else None)
+        self.project_in_dim = None if embedding_dim is None else _linear(embedding_dim, width, bias=False, gain=1.0)
         self.embed_positions = _positions(side, padding_idx)
         self.layernorm_embedding = nn.LayerNorm(width) if config.layernorm_embedding else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(_layers(config, side, causal, crossed))
         self.layer_norm = build_norm(config.norm, width) if side.final_norm else None
+        self.project_out_dim = None if output_dim is None else _linear(width, output_dim, bias=False, gain=1.0)
         self.documents = StoredOptions(reset_at_eos=True) if config.reset_at_eos else None
         limits = [getattr(module, "max_tokens", None) for module in self.modules() if module is not self]
         #: The longest sequence, not counting padding; None for any length.
@@ -360,6 +363,8 @@ class Stack(nn.Module):
     def embed(self, input_ids: Tensor, tokens: Tokens) -> Tensor:
         """The sum of token and position embeddings (B, n, C)."""
         x = self.embed_scale * self.embed_tokens(input_ids)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
         if self.embed_positions is not None:
             x = x + self.embed_positions(tokens).to(x.dtype)
         if self.layernorm_embedding is not None:
@@ -433,7 +438,7 @@ def _build_inner(attention: LayerAttention, causal: bool, heads: int, head_dim: 
 
 
 def _linear(inputs: int, outputs: int, bias: bool = True, gain: float = 2**-0.5) -> nn.Linear:
-    """A projection of attention, initialised as fairseq's."""
+    """A projection, initialised as fairseq's of attention or, with ``gain`` 1, as its others."""
     linear = nn.Linear(inputs, outputs, bias)
     nn.init.xavier_uniform_(linear.weight, gain=gain)
     return linear

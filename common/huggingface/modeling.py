@@ -319,7 +319,7 @@ class LineartimeForCausalLM(_DecoderModel):
         cache = _cache_of(cache, past_key_values, use_cache)
         tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
         x, features = self.decoder(input_ids, tokens, cache)
-        logits = self.decoder.output_projection(_kept(x, logits_to_keep))
+        logits = self.decoder.scores(_kept(x, logits_to_keep))
         output = CausalLMOutputWithPast(
             self.loss_of(logits, labels, num_items_in_batch),
             logits,
@@ -334,9 +334,13 @@ class Decoder(Stack):
 
     def __init__(self, config: LineartimeConfig, crossed: bool = False) -> None:
         super().__init__(config, causal=True, crossed=crossed)
-        width, size = self.embed_tokens.embedding_dim, self.embed_tokens.num_embeddings
-        self.output_projection = nn.Linear(width, size, bias=False)
-        nn.init.normal_(self.output_projection.weight, std=width**-0.5)
+        width, out = config.hidden_size, config.output_dim
+        self.output_projection = nn.Linear(out or width, self.embed_tokens.num_embeddings, bias=False)
+        nn.init.normal_(self.output_projection.weight, std=(out or width) ** -0.5)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Features (..., C) -> scores of the vocabulary (..., V)."""
+        return self.output_projection(x if self.project_out_dim is None else self.project_out_dim(x))
 
 
 class Encoder(Stack):
@@ -393,6 +397,9 @@ class RobertaEncoder(nn.Module):
 
     def __init__(self, config: LineartimeConfig, head: bool) -> None:
         super().__init__()
+        for name in ("embedding_dim", "output_dim"):
+            if getattr(config, name) is not None:
+                raise ValueError(f"{name} is {getattr(config, name)}; allowed for a model without a decoder: None")
         self.sentence_encoder = Encoder(config)
         self.lm_head = MaskedHead(config) if head else None
         for module in self.modules() if config.layer_norm_eps != 1e-5 else ():
@@ -587,7 +594,7 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
         cache = _cache_of(cache, past_key_values, use_cache)
         tokens = read_inputs(self.config, self.decoder, decoder_input_ids, decoder_attention_mask, None, cache)
         x, features = self.decoder(decoder_input_ids, tokens, cache, source)
-        logits = self.decoder.output_projection(_kept(x, logits_to_keep))
+        logits = self.decoder.scores(_kept(x, logits_to_keep))
         targets = {} if labels is None else {"shift_labels": labels.contiguous()}  # they are shifted already
         output = Seq2SeqLMOutput(
             loss=self.loss_of(logits, labels, num_items_in_batch, **targets),

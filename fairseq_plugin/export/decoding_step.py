@@ -119,8 +119,8 @@ class DecodingStep(nn.Module):
             if isinstance(module, (InnerAttention, GatedAttentionUnit)) and module.state_tokens() is None:
                 name = getattr(module, "name", "") or type(module).__name__
                 raise ValueError(
-                    f"the model's decoding state grows with every token, in attention {name!r}; allowed: a mechanism "
-                    "whose state has a largest size"
+                    f"the model's decoding state grows with every token, in attention {name!r}; allowed: an "
+                    "--arch, or --lineartime-layers, of mechanisms whose states have a largest size"
                 )
         state: IncrementalState = {}
         with largest_states():

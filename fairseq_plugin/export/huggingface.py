@@ -81,13 +81,13 @@ def _side(side: nn.Module) -> dict[str, Any]:
     """The fields of an encoder or a decoder."""
     layers = list(side.layers.children())  # with layer drop, iterating over the list itself skips layers at random
     first, table = layers[0], side.embed_tokens.weight
-    _check_widths(side, table.shape[1])
+    into = getattr(side, "project_in_dim", None)  # of a decoder whose layers have another width than its embeddings
     unit = getattr(first, "unit", None)
     longest = side.max_target_positions if hasattr(side, "max_target_positions") else side.max_source_positions
     return {
         "attention": [_entry(layer) for layer in layers],
         "vocab_size": len(table),
-        "hidden_size": table.shape[1],
+        "hidden_size": table.shape[1] if into is None else into.out_features,
         "num_attention_heads": first.self_attn.num_heads if unit is None else unit.heads,
         "intermediate_size": first.fc2.in_features if unit is None else unit.expanded_dim,
         "normalize_before": unit is not None or first.normalize_before,
@@ -97,14 +97,6 @@ def _side(side: nn.Module) -> dict[str, Any]:
     }
 
 
-def _check_widths(side: nn.Module, width: int) -> None:
-    """Raise ValueError if embeddings are projected to another width."""
-    for name in ("project_in_dim", "project_out_dim"):
-        if getattr(side, name, None) is not None:
-            flag = f"--decoder-{'input' if name == 'project_in_dim' else 'output'}-dim"
-            raise ValueError(f"{flag} is another width than {width}; allowed for transformers: that of the layers")
-
-
 def _blocks(side: nn.Module) -> dict[str, Any]:
     """The fields that all layers share, and those of embeddings."""
     first, host = next(side.layers.children()), side.cfg
@@ -112,7 +104,10 @@ def _blocks(side: nn.Module) -> dict[str, Any]:
     design = LayerDesign("none") if unit is not None else first.design
     norm = _norm_name(unit.norm if unit is not None else first.final_layer_norm)
     norms = [x for x in side.modules() if isinstance(x, nn.LayerNorm)]
+    into, out = (getattr(side, f"project_{end}_dim", None) for end in ("in", "out"))
     return {
+        "embedding_dim": None if into is None else into.in_features,
+        "output_dim": None if out is None else out.out_features,
         "family": "transformer" if unit is None else "gau",
         "hidden_act": str(getattr(host.activation_fn, "value", host.activation_fn)),
         "norm": norm,

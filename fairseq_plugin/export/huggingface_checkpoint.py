@@ -106,9 +106,9 @@ def _kind_of(architecture: str, path: str) -> tuple[str, type]:
         if model is not None and issubclass(model, base):
             return kind, model
     raise ValueError(
-        f"the checkpoint {path!r} holds {architecture!r}, which has no counterpart in transformers; allowed: language "
-        "models, masked models, classifiers and encoder-decoders of this plugin (python -m fairseq_plugin.convert "
-        "makes one of a stock Transformer)"
+        f"the checkpoint {path!r} is of --arch {architecture}, which has no counterpart in transformers; allowed: "
+        "language models, masked models, classifiers and encoder-decoders of this plugin (python -m "
+        "fairseq_plugin.convert makes one of a stock Transformer)"
     )
 
 

@@ -19,6 +19,7 @@ from tests.fairseq_plugin.helpers.huggingface_models import (
 )
 from tests.fairseq_plugin.helpers.text import PAD, tokens
 
+SHARED = ("--share-decoder-input-output-embed",)
 #: Language models, by the name of a test: every part of a layer, and every kind of state, at least once.
 CAUSAL = {
     "flow": ("flowformer_lm",),
@@ -28,6 +29,8 @@ CAUSAL = {
     ),
     "flow-documents": ("flowformer_lm", "--lineartime-reset-at-eos"),
     "linear-gates": ("linear_lm", "--linear-forget", "head", "--linear-short-conv", "4"),
+    "projections": ("linear_lm", "--decoder-input-dim", "24", "--decoder-output-dim", "24", *SHARED),
+    "output-projection": ("flowformer_lm", "--decoder-output-dim", "24"),
     "gated-delta": ("gated_delta_lm", "--gated-delta-short-conv", "4", "--no-scale-embedding"),
     "softmax": ("softmax_lm", "--no-token-positional-embeddings"),
     "favor": ("favor_lm", "--favor-redraw", "5"),
@@ -43,7 +46,7 @@ CAUSAL = {
     "transformer-pp": ("transformer_pp_lm", "--flash-attention-gate", "--flash-norm", "scalenorm"),
 }
 #: Some of them, for slower tests.
-SOME = ("flow-post-norm", "gated-delta", "hybrid", "flash")
+SOME = ("flow-post-norm", "projections", "gated-delta", "hybrid", "flash")
 
 
 def of(name: str) -> tuple[torch.nn.Module, LineartimeForCausalLM]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble
 from fairseq.data import Dictionary
@@ -17,6 +16,7 @@ from fairseq.models.ema import EMA
 from torch import Tensor, nn
 
 from fairseq_plugin import FlowformerLanguageModel
+from tests.fairseq_plugin.helpers.averages import averaged
 from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, build, save
 from tests.fairseq_plugin.helpers.commands import NO_READER_THREAD, run_in_turn, translation_training_command
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model
@@ -24,18 +24,6 @@ from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.text import dictionary
 
 PAPER = ("--flow-form", "paper", "--flow-clamp", "inf")
-
-
-def _averaged(model: nn.Module) -> dict[str, Tensor]:
-    """The average as in fairseq's scripts/average_checkpoints.py: sums of copies, divided in place."""
-    sums = {name: (x.float() if x.dtype == torch.float16 else x).clone() for name, x in model.state_dict().items()}
-    for name, x in sums.items():
-        x += model.state_dict()[name]
-        if x.is_floating_point():
-            x.div_(2)
-        else:
-            x //= 2
-    return sums
 
 
 def _moving_average(model: nn.Module) -> dict[str, Tensor]:
@@ -48,7 +36,7 @@ def _moving_average(model: nn.Module) -> dict[str, Tensor]:
 #: Operations of fairseq on weights before saving, or of a user on a model.
 WAYS: dict[str, Callable[[nn.Module], dict[str, Tensor]]] = {
     "as they are": lambda model: model.state_dict(),
-    "averaged checkpoints": _averaged,
+    "averaged checkpoints": lambda model: averaged([model.state_dict()] * 3),
     "--store-ema": _moving_average,
     "--store-ema --ema-fp32": lambda model: _ema_in_float32(model),
     "--fp16": lambda model: copy.deepcopy(model).half().state_dict(),
