@@ -1,6 +1,7 @@
 """The decoding state of a model as transformers' cache, which for most mechanisms has a constant size."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from torch import Tensor
 from transformers import Cache
 
 from ..files.tensor_files import read_safetensors, save_safetensors
+from ..ops.shared.checks import shortened
 from ..ops.shared.state import State
+from .tokens import SEEN
 
 #: The key of the number of token columns in the metadata of a saved cache, which says that the file is one.
 _COLUMNS = "lineartime_cache_columns"
 #: The parts of a cache, in the names of saved tensors: self-attention, attention to a source, and tokens so far.
 _SELF, _SOURCE, _SEEN = "self", "source", "seen"
+_NUMBER = re.compile("[0-9]{1,15}")
 
 
 class LineartimeCache(Cache):
@@ -33,7 +37,8 @@ class LineartimeCache(Cache):
         self.states: list[State] = []
         self.source_states: list[State] = []
         #: Real tokens of each row so far, ``count`` (B,); with several documents per row, those of the last document
-        #: and its id, ``document`` (B,).
+        #: and its id, ``document`` (B,). And the number of all of them and what tells them from others: ``read``,
+        #: ``first`` and ``fingerprint`` (B,), see ``tokens.fingerprint``.
         self.seen: State = {}
         #: Tokens of each row so far, with padding.
         self.columns = 0
@@ -160,20 +165,47 @@ class LineartimeCache(Cache):
             ValueError: the file is missing, damaged, or no cache.
         """
         tensors, metadata = read_safetensors(Path(path))
-        if not metadata.get(_COLUMNS, "").isdecimal():
+        columns = metadata.get(_COLUMNS, "")
+        if not _NUMBER.fullmatch(columns):
             raise ValueError(f"{os.fspath(path)!r} holds no cache; allowed: a file of LineartimeCache.save")
         cache = cls()
-        cache.columns = int(metadata[_COLUMNS])
+        cache.columns = int(columns)
         parts: dict[str, dict[int, State]] = {_SELF: {}, _SOURCE: {}}
-        for full_name, tensor in tensors.items():
-            part, _, rest = full_name.partition(".")
-            if part == _SEEN:
-                cache.seen[rest] = tensor
-            else:
+        try:
+            for full_name, tensor in tensors.items():
+                part, _, rest = full_name.partition(".")
                 layer, _, name = rest.partition(".")
-                parts[part].setdefault(int(layer), {})[name] = tensor
-        cache.states, cache.source_states = ([states[i] for i in sorted(states)] for states in parts.values())
+                if part == _SEEN:
+                    cache.seen[rest] = tensor
+                elif part in parts and _NUMBER.fullmatch(layer) and name:
+                    parts[part].setdefault(int(layer), {})[name] = tensor
+                else:
+                    raise ValueError(f"a tensor {shortened(full_name)}")
+            for part, layers in parts.items():
+                if sorted(layers) != list(range(len(layers))):
+                    raise ValueError(f"the layers {', '.join(map(str, sorted(layers)))} of {part!r}")
+            cache.states, cache.source_states = ([states[i] for i in range(len(states))] for states in parts.values())
+            cache._check()
+        except ValueError as error:
+            raise ValueError(
+                f"{os.fspath(path)!r} has {error}; allowed: a file of LineartimeCache.save, as it was written"
+            ) from None
         return cache.to(device)
+
+    def _check(self) -> None:
+        """Raise ValueError, with what is wrong, unless the parts of a cache that was read fit together."""
+        if len(self.source_states) not in (0, len(self)) or not self.states:
+            raise ValueError(f"{len(self)} layers, and the source's state of {len(self.source_states)}")
+        names = set(self.seen)
+        if names - {"document"} != SEEN:
+            raise ValueError(f"numbers of tokens {sorted(names)} in place of {sorted(SEEN)}")
+        shape = self.seen["count"].shape
+        for name, x in self.seen.items():
+            if x.dtype != torch.int64 or x.dim() != 1 or x.shape != shape:
+                raise ValueError(f"{name!r} of shape {tuple(x.shape)} and {x.dtype}")
+        for name, x in ((name, x) for state in (*self.states, *self.source_states) for name, x in state.items()):
+            if x.dim() == 0 or len(x) != self.batch_size:
+                raise ValueError(f"{name!r} of shape {tuple(x.shape)} for {self.batch_size} rows")
 
     def check_fits(self, layers: int, rows: int) -> None:
         """Raise ValueError unless this is the cache of ``layers`` layers and ``rows`` rows, or empty."""

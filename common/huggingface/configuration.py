@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from .. import __version__
 from .._installed import version_numbers
 from ..attention import ATTENTIONS
-from ..ops.shared.checks import allowed_names, check_choice, check_positive_int
+from ..ops.shared.checks import allowed_names, check_choice, check_positive_int, check_probability, check_table
 
 #: The kind of a layer that is a gated attention unit; every other kind is a name of ``common.attention.ATTENTIONS``.
 GATED_ATTENTION_UNIT = "gated_attention_unit"
@@ -68,6 +68,7 @@ _HOST: dict[str, Any] = {
     "bos_token_id": 0,
     "pad_token_id": 1,
     "eos_token_id": 2,
+    "decoder_start_token_id": None,
 }
 
 
@@ -146,12 +147,18 @@ class LineartimeConfig(PretrainedConfig):
             setattr(self, name, fields.pop(name, default))
             if f"encoder_{name}" in fields:
                 setattr(self, f"encoder_{name}", fields.pop(f"encoder_{name}"))
+        check_positive_int("vocab_size", self.vocab_size)  # before transformers compares token ids with it
         for name in ("attention", "encoder_attention", "cross_attention"):
             if hasattr(self, name):
                 setattr(self, name, _plain_entries(getattr(self, name)))
         fields.pop("num_hidden_layers", None)  # for readers of config.json: ``attention`` has one entry per layer
         self.num_hidden_layers = len(self.attention or ())
+        if fields.get("num_labels") is not None:  # transformers makes a name for each
+            check_positive_int("num_labels", fields["num_labels"])
+            check_table("num_labels", fields["num_labels"], (fields["num_labels"], 2**10))
         super().__init__(**{**_HOST, **fields})
+        if self.is_encoder_decoder and self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.eos_token_id  # as in fairseq
         self._check()
 
     def side(self, encoder: bool = False) -> Side:
@@ -161,20 +168,39 @@ class LineartimeConfig(PretrainedConfig):
             ValueError: ``attention`` is missing, or a size is not allowed.
         """
         prefix = "encoder_" if encoder else ""
+        values = self._check_side(prefix)
+        values["attention"] = self.layers(f"{prefix}attention")
+        return Side(**values)
+
+    def _check_side(self, prefix: str) -> dict[str, Any]:
+        """The fields of a side, by their names without ``prefix``; ValueError for one that is not allowed."""
         values = {name: getattr(self, prefix + name, None) for name in _SIDE}
         for name, default in _SIDE.items():
             if type(default) is int:
                 check_positive_int(prefix + name, values[name])
-        for name in ("embedding_dim", "output_dim"):
-            if getattr(self, name) is not None:
-                check_positive_int(name, getattr(self, name))
+        for name in ("attention_dim", "classifier_dim", "embedding_dim", "output_dim"):
+            channels = getattr(self, name)
+            if channels is not None:
+                check_positive_int(name, channels)
+                check_table(name, channels, (channels, max(values["hidden_size"], values["vocab_size"])))
         check_choice(f"{prefix}positions", values["positions"], POSITIONS)
         width, heads = self.attention_dim or values["hidden_size"], values["num_attention_heads"]
         if self.family == "transformer" and width % heads:
             of = "attention_dim" if self.attention_dim else f"{prefix}hidden_size"
             raise ValueError(f"{prefix}num_attention_heads is {heads}; allowed: a divisor of {of}, {width}")
-        values["attention"] = self.layers(f"{prefix}attention")
-        return Side(**values)
+        for name in ("hidden_size", "vocab_size", "intermediate_size"):
+            check_table(f"{prefix}{name}", values[name], (values[name], values["hidden_size"]))
+        if values["positions"] == "learned":
+            longest = values["max_position_embeddings"]
+            check_table(f"{prefix}max_position_embeddings", longest, (longest, values["hidden_size"]))
+        self._check_token("pad_token_id", "the positions of a model are counted from it", f"{prefix}vocab_size")
+        return values
+
+    def _check_token(self, name: str, reason: str, size: str = "vocab_size") -> None:
+        """Raise ValueError unless the field ``name`` is one token of the vocabulary, which ``reason`` asks for."""
+        token, tokens = getattr(self, name), getattr(self, size)
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < tokens:
+            raise ValueError(f"{name} is {token!r}; allowed: one token, below {size}, {tokens}, as {reason}")
 
     def layers(self, name: str) -> tuple[LayerAttention, ...]:
         """The entries of the field ``name``, which is attention, encoder_attention or cross_attention.
@@ -195,6 +221,17 @@ class LineartimeConfig(PretrainedConfig):
                 "newer lineartime wrote this configuration"
             )
         check_choice("family", self.family, FAMILIES)
+        for prefix in ("", *(["encoder_"] if hasattr(self, "encoder_attention") else [])):
+            self._check_side(prefix)
+        for name in ("hidden_dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
+            check_probability(name, getattr(self, name))
+        eps = self.layer_norm_eps
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0.0 <= eps < math.inf:
+            raise ValueError(f"layer_norm_eps is {eps!r}; allowed: a number of at least 0")
+        if self.reset_at_eos:
+            self._check_token("eos_token_id", "reset_at_eos is True")
+        if self.is_encoder_decoder:
+            self._check_token("decoder_start_token_id", "targets begin with it (None: with eos_token_id)")
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("classifier_style", self.classifier_style, CLASSIFIER_STYLES)
         kinds = {entry.kind for entry in (self.layers("attention") if self.attention else ())}

@@ -6,6 +6,7 @@ tokens, m tokens of a source, C width, H heads, d channels of a head. Masks are 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": linear,
 }
+
+
+def part(build: Callable[..., nn.Module], *arguments: Any) -> nn.Module:
+    """``build(*arguments)``, a part of a model that keeps how it was built, for ``_init_weights`` to build it anew.
+
+    Every parameter and buffer of a model belongs to a part.
+    """
+    module = build(*arguments)
+    module.build_anew = partial(build, *arguments)
+    return module
 
 
 class Source(NamedTuple):
@@ -312,19 +323,18 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         side = config.side(encoder)
-        width, padding_idx = side.hidden_size, config.pad_token_id
+        width = side.hidden_size
         embedding_dim, output_dim = (config.embedding_dim, config.output_dim) if causal else (None, None)
         self.causal = causal
         self.embed_scale = math.sqrt(width) if config.scale_embedding else 1.0
-        self.embed_tokens = nn.Embedding(side.vocab_size, embedding_dim or width, padding_idx)
-        init_embedding(self.embed_tokens, 0.02 if config.family == "gau" else None)
-        self.project_in_dim = None if embedding_dim is None else _linear(embedding_dim, width, bias=False, gain=1.0)
-        self.embed_positions = _positions(side, padding_idx)
-        self.layernorm_embedding = nn.LayerNorm(width) if config.layernorm_embedding else None
+        self.embed_tokens = part(token_embedding, config, encoder, causal)
+        self.project_in_dim = None if embedding_dim is None else part(_linear, embedding_dim, width, False, 1.0)
+        self.embed_positions = None if side.positions == "none" else part(_positions, side, config.pad_token_id)
+        self.layernorm_embedding = part(nn.LayerNorm, width) if config.layernorm_embedding else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(_layers(config, side, causal, crossed))
-        self.layer_norm = build_norm(config.norm, width) if side.final_norm else None
-        self.project_out_dim = None if output_dim is None else _linear(width, output_dim, bias=False, gain=1.0)
+        self.layer_norm = part(build_norm, config.norm, width) if side.final_norm else None
+        self.project_out_dim = None if output_dim is None else part(_linear, width, output_dim, False, 1.0)
         self.documents = StoredOptions(reset_at_eos=True) if config.reset_at_eos else None
         limits = [getattr(module, "max_tokens", None) for module in self.modules() if module is not self]
         #: The longest sequence, not counting padding; None for any length.
@@ -400,6 +410,14 @@ def activation_called(field: str, name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+def token_embedding(config: LineartimeConfig, encoder: bool, causal: bool) -> nn.Embedding:
+    """The token embeddings of the only stack of layers or of the decoder, or with ``encoder`` of the encoder."""
+    side, width = config.side(encoder), config.embedding_dim if causal else None
+    embedding = nn.Embedding(side.vocab_size, width or side.hidden_size, config.pad_token_id)
+    init_embedding(embedding, 0.02 if config.family == "gau" else None)
+    return embedding
+
+
 def init_embedding(embedding: nn.Embedding, std: float | None = None) -> None:
     """Initialise as fairseq does, from N(0, 1/√C) or ``std``, with zeros for padding."""
     nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5 if std is None else std)
@@ -416,16 +434,14 @@ def _layers(config: LineartimeConfig, side: Side, causal: bool, crossed: bool) -
         raise ValueError("family is gau; allowed for an encoder-decoder: transformer")
     source_dim = config.encoder_hidden_size if crossed else None
     return [
-        GatedAttentionUnitLayer(config, side, attention, causal)
+        part(GatedAttentionUnitLayer, config, side, attention, causal)
         if attention.kind == GATED_ATTENTION_UNIT
-        else TransformerLayer(config, side, attention, causal, cross, source_dim)
+        else part(TransformerLayer, config, side, attention, causal, cross, source_dim)
         for attention, cross in zip(side.attention, crosses)
     ]
 
 
-def _positions(side: Side, padding_idx: int) -> nn.Module | None:
-    if side.positions == "none":
-        return None
+def _positions(side: Side, padding_idx: int) -> nn.Module:
     if side.positions == "learned":
         return LearnedPositions(side.max_position_embeddings, side.hidden_size, padding_idx)
     return Positions(side.positions, side.hidden_size, padding_idx)

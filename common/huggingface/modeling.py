@@ -5,7 +5,9 @@ tokens. Parameters have the names of the same model in fairseq, whose state dict
 """
 
 import os
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
 from typing import Any, ClassVar
@@ -14,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -32,23 +33,25 @@ from ..modules.stored_options import StoredOptions, StoresOptions, is_extra_stat
 from ..ops.shared.segments import documents_by_eos
 from .cache import LineartimeCache, check_cache
 from .configuration import LineartimeConfig
-from .layers import Source, Stack, activation_called
+from .generation import CACHE_FIELD, StateGenerationMixin
+from .layers import Source, Stack, activation_called, part
 from .tokens import (
     Tokens,
     check_positions,
     documents_by_position,
+    fingerprint,
     hidden_or_none,
     is_padding,
     read_padding,
     read_tokens,
 )
 
-#: The name of the cache in transformers' outputs, which has changed.
-_CACHE_FIELD = "cache" if "cache" in {x.name for x in fields(CausalLMOutputWithPast)} else "past_key_values"
 #: The file that transformers runs with ``trust_remote_code=True``.
 _REMOTE_CODE = "modeling_lineartime.py"
 #: What transformers' collators of packed documents may add to ``position_ids``, which say the same.
 _PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
+#: The beginning of the names of a classifier's head: those that PEFT looks for, and a pattern of those of fairseq.
+HEAD, FAIRSEQ_HEAD = "classifier.", r"^classification_heads\.[^.]+\."
 #: Arguments that transformers passes to every model, and that mean nothing to these.
 _UNUSED = frozenset({"cache_position"})
 
@@ -63,6 +66,8 @@ class LineartimePreTrainedModel(PreTrainedModel):
     token_embeddings: ClassVar[str]
     _no_split_modules = ["TransformerLayer", "GatedAttentionUnitLayer"]
     _is_stateful = True  # no assisted generation, which removes tokens from a cache
+    #: Within ``initialize_weights``, the part that was built last, by its path.
+    _built: dict[str, nn.Module] | None = None
     _supported_generation_modes = [
         GenerationMode.GREEDY_SEARCH,
         GenerationMode.SAMPLE,
@@ -131,20 +136,67 @@ class LineartimePreTrainedModel(PreTrainedModel):
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
         """As transformers', with the file that a folder of export_hf has for ``trust_remote_code=True``."""
+        options.setdefault("save_original_format", False)  # names of this model, not those that were loaded
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)
         if getattr(self.config, "auto_map", None) and is_main_process:
             copyfile(Path(__file__).with_name(_REMOTE_CODE), Path(save_directory, _REMOTE_CODE))
         if is_main_process:
             give_usual_modes(Path(save_directory).glob("model*.safetensors"), Path(save_directory))
 
+    def post_init(self) -> None:
+        """transformers' hook at the end of a constructor, which has initialised all that is not on "meta"."""
+        for module in self.modules():
+            module._is_hf_initialized = not any(x.is_meta for _, x in _own_tensors(module))
+        super().post_init()
+
+    def initialize_weights(self) -> None:
+        """transformers' hook: initialise each tensor that neither the constructor nor a file has given a value."""
+        self._built = {}
+        try:
+            super().initialize_weights()
+        finally:
+            self._built = None
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """transformers' hook: compute the buffers that no file has, which a model that was built on "meta" lacks.
+        """transformers' hook: give the own tensors of ``module`` that no file has what the constructor gives them."""
+        missing = [name for name, x in _own_tensors(module) if not getattr(x, "_is_hf_initialized", False)]
+        counts = module.counts if isinstance(module, StoresOptions) else ()
+        if counts and module._non_persistent_buffers_set.issuperset(missing):  # they follow from what was loaded
+            module.restore_counts({name: getattr(module, name) for name in counts})
+        elif missing:
+            path = next((name for name, x in self.named_modules() if x is module), None)
+            new = None if path is None else self._built_anew(path, getattr(module, missing[0]).device)
+            if new is not None:
+                for name in missing:
+                    getattr(module, name).copy_(getattr(new, name))
+                if counts:
+                    module.restore_counts({name: getattr(new, name) for name in counts})
+            elif path is None and isinstance(module, (nn.Embedding, nn.Linear)):  # of resize_token_embeddings
+                in_units = self.config.family == "gau" and isinstance(module, nn.Embedding)
+                nn.init.normal_(module.weight, std=0.02 if in_units else module.weight.shape[1] ** -0.5)
+            else:  # of a subclass
+                super()._init_weights(module)
 
-        Parameters are initialised where modules are built.
-        """
-        if isinstance(module, StoresOptions) and module.counts:
-            module.restore_counts({name: getattr(module, name) for name in module.counts})
+    def _built_anew(self, path: str, device: torch.device) -> nn.Module | None:
+        """The module at ``path`` of the part around it, which is built anew on ``device``; None if it is in none."""
+        names = path.split(".")
+        places = (".".join(names[:length]) for length in range(len(names), 0, -1))
+        place = next((x for x in places if hasattr(self.get_submodule(x), "build_anew")), None)
+        if place is None:
+            return None
+        built = {} if self._built is None else self._built
+        if place not in built:  # modules come part by part, so that one is enough
+            built.clear()
+            with device:
+                built[place] = self.get_submodule(place).build_anew()
+        return built[place].get_submodule(path[len(place) + 1 :])
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers of ``module`` itself, by name."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
 
 
 def read_inputs(
@@ -184,68 +236,10 @@ def read_inputs(
     tokens = read_tokens(input_ids, padding_mask, segment_ids, seen)
     if position_ids is not None:
         check_positions(position_ids, tokens)
+    if cache is not None:
+        real = torch.ones_like(input_ids, dtype=torch.bool) if padding_mask is None else ~padding_mask
+        tokens.seen.update(fingerprint(input_ids, real, seen))
     return tokens
-
-
-class StateGenerationMixin(GenerationMixin):
-    """transformers' generation by models whose cache cannot take tokens back: greedy, by sampling and by beams."""
-
-    def generate(self, inputs: Tensor | None = None, generation_config: Any = None, **options: Any) -> Any:
-        """As transformers'; with ``cache``, the text goes on from an earlier call.
-
-        With a cache, ``inputs`` are always its next tokens, without those that it has read; ``attention_mask`` covers
-        them, or the tokens of the cache and them. A cache with one row for each of ``inputs`` is copied and repeated
-        for beams and for several sequences.
-
-        Raises:
-            ValueError: assisted or contrastive generation, which take back tokens that were read; a mask of another
-            width.
-        """
-        settings = (options, vars(generation_config or self.generation_config), vars(self.generation_config))
-        for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha"):
-            if _setting(name, settings):
-                kind = "contrastive" if name == "penalty_alpha" else "assisted"
-                raise ValueError(
-                    f"{name} is given; allowed for {type(self).__name__}: None, as {kind} generation takes tokens "
-                    "back, and the sums of a cache cannot forget a token. Greedy, sampling and beams work"
-                )
-        if "cache" in options and _CACHE_FIELD != "cache":  # as earlier versions of transformers expect it
-            options[_CACHE_FIELD] = options.pop("cache")
-        cache = options.get("cache", options.get("past_key_values"))
-        if isinstance(cache, LineartimeCache) and cache.columns and not self.config.is_encoder_decoder:
-            tokens = options.get("input_ids") if inputs is None else inputs
-            if not isinstance(tokens, Tensor):
-                raise ValueError(f"input_ids is {tokens}; allowed with a cache: a tensor (batch, tokens)")
-            options["attention_mask"] = _mask_after(cache, tokens, options.get("attention_mask"), self.config)
-            rows = max(_setting(name, settings) or 1 for name in ("num_beams", "num_return_sequences"))
-            if rows > 1 and cache.batch_size == len(tokens):
-                repeated = cache.copy()
-                repeated.batch_repeat_interleave(rows)
-                options[_CACHE_FIELD] = repeated
-                options.pop("past_key_values" if _CACHE_FIELD == "cache" else "cache", None)
-        return super().generate(inputs, generation_config, **options)
-
-
-def _setting(name: str, settings: tuple[dict[str, Any], ...]) -> Any:
-    """The first value of ``name`` in ``settings`` that is not None."""
-    return next((x[name] for x in settings if x.get(name) is not None), None)
-
-
-def _mask_after(
-    cache: LineartimeCache, input_ids: Tensor, attention_mask: Tensor | None, config: LineartimeConfig
-) -> Tensor:
-    """The mask of the tokens of ``cache`` and of ``input_ids`` (B, n), 1 at real ones, as ``generate`` expects it."""
-    n = input_ids.shape[1]
-    if attention_mask is None:
-        attention_mask = input_ids.ne(config.pad_token_id).long()
-    elif attention_mask.shape[1] == cache.columns + n:
-        return attention_mask
-    elif attention_mask.shape[1] != n:
-        raise ValueError(
-            f"attention_mask has {attention_mask.shape[1]} columns; allowed: {n}, the next tokens, or "
-            f"{cache.columns + n}, those of the cache and them"
-        )
-    return torch.cat([attention_mask.new_ones(len(attention_mask), cache.columns), attention_mask], dim=1)
 
 
 class _DecoderModel(LineartimePreTrainedModel, StateGenerationMixin):
@@ -275,12 +269,6 @@ class LineartimeForCausalLM(_DecoderModel):
         self.decoder = Decoder(config)
         self.post_init()
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        """transformers' hook: the arguments of a step, without positions, which the model counts itself."""
-        arguments = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        arguments.pop("position_ids", None)
-        return arguments
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -295,7 +283,7 @@ class LineartimeForCausalLM(_DecoderModel):
         past_key_values: LineartimeCache | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **further: Any,
-    ) -> ModelOutput | tuple:
+    ) -> CausalLMOutputWithPast | tuple:
         """input_ids (B, n) -> ``logits`` (B, n, V), and ``loss`` if ``labels`` are given.
 
         Args:
@@ -324,7 +312,7 @@ class LineartimeForCausalLM(_DecoderModel):
             self.loss_of(logits, labels, num_items_in_batch),
             logits,
             hidden_states=features if _wants(output_hidden_states, self.config) else None,
-            **{_CACHE_FIELD: cache},
+            **{CACHE_FIELD: cache},
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -334,13 +322,19 @@ class Decoder(Stack):
 
     def __init__(self, config: LineartimeConfig, crossed: bool = False) -> None:
         super().__init__(config, causal=True, crossed=crossed)
-        width, out = config.hidden_size, config.output_dim
-        self.output_projection = nn.Linear(out or width, self.embed_tokens.num_embeddings, bias=False)
-        nn.init.normal_(self.output_projection.weight, std=(out or width) ** -0.5)
+        self.output_projection = part(output_projection, config)
 
     def scores(self, x: Tensor) -> Tensor:
         """Features (..., C) -> scores of the vocabulary (..., V)."""
         return self.output_projection(x if self.project_out_dim is None else self.project_out_dim(x))
+
+
+def output_projection(config: LineartimeConfig) -> nn.Linear:
+    """A decoder's projection of features to scores."""
+    width = config.output_dim or config.hidden_size
+    projection = nn.Linear(width, config.vocab_size, bias=False)
+    nn.init.normal_(projection.weight, std=width**-0.5)
+    return projection
 
 
 class Encoder(Stack):
@@ -401,7 +395,7 @@ class RobertaEncoder(nn.Module):
             if getattr(config, name) is not None:
                 raise ValueError(f"{name} is {getattr(config, name)}; allowed for a model without a decoder: None")
         self.sentence_encoder = Encoder(config)
-        self.lm_head = MaskedHead(config) if head else None
+        self.lm_head = part(MaskedHead, config) if head else None
         for module in self.modules() if config.layer_norm_eps != 1e-5 else ():
             if isinstance(module, nn.LayerNorm):
                 module.eps = config.layer_norm_eps
@@ -441,7 +435,7 @@ class LineartimeForMaskedLM(_EncoderModel):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **further: Any,
-    ) -> ModelOutput | tuple:
+    ) -> MaskedLMOutput | tuple:
         """input_ids (B, n) -> ``logits`` (B, n, V), and ``loss`` for ``labels`` (B, n), of which -100 have none.
 
         ``attention_mask`` (B, n) is 1 at real tokens, which the padding token never is.
@@ -485,8 +479,14 @@ class LineartimeForSequenceClassification(_EncoderModel):
 
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
-        self.classification_heads = nn.ModuleDict({config.classifier_head: ClassifierHead(config)})
+        self.classifier = part(ClassifierHead, config)
+        self.register_load_state_dict_pre_hook(_rename_head)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, key_mapping: dict[str, str] | None = None, **options: Any) -> Any:
+        """As transformers'; the head may have its name in fairseq, as in folders of earlier versions."""
+        return super().from_pretrained(*arguments, key_mapping={FAIRSEQ_HEAD: HEAD, **(key_mapping or {})}, **options)
 
     def forward(
         self,
@@ -496,7 +496,7 @@ class LineartimeForSequenceClassification(_EncoderModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **further: Any,
-    ) -> ModelOutput | tuple:
+    ) -> SequenceClassifierOutput | tuple:
         """input_ids (B, n) -> ``logits`` (B, labels), and ``loss`` for ``labels`` (B,).
 
         ``attention_mask`` (B, n) is 1 at real tokens, which the padding token never is.
@@ -508,7 +508,7 @@ class LineartimeForSequenceClassification(_EncoderModel):
         hidden = _wants(output_hidden_states, self.config)
         encoded = self.encoder.sentence_encoder(input_ids, attention_mask, hidden)
         pooled = self.pool(encoded.last_hidden_state, encoded.attention_mask)
-        logits = self.classification_heads[self.config.classifier_head](pooled)
+        logits = self.classifier(pooled)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
         return output if return_dict is not False else output.to_tuple()
@@ -549,10 +549,9 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """transformers' hook: labels (B, n) as the decoder reads them, after a first token that begins a target."""
-        config = self.config
-        start = config.eos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
-        shifted = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], dim=1)
-        return shifted.masked_fill(shifted == -100, config.pad_token_id)
+        start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
     def forward(
         self,
@@ -570,7 +569,7 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
         past_key_values: LineartimeCache | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **further: Any,
-    ) -> ModelOutput | tuple:
+    ) -> Seq2SeqLMOutput | tuple:
         """A source (B, m) and a target so far (B, n) -> ``logits`` (B, n, V), and ``loss`` if ``labels`` are given.
 
         Args:
@@ -585,11 +584,15 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
             ValueError: as ``LineartimeForCausalLM``.
         """
         _refuse(further)
+        if decoder_input_ids is None and labels is None:
+            raise ValueError(
+                "decoder_input_ids and labels are None; allowed: one of them, the target so far, which generate begins"
+            )
         hidden = _wants(output_hidden_states, self.config)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, hidden)
         source = self._source(encoder_outputs, attention_mask)
-        if decoder_input_ids is None and labels is not None:
+        if decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         cache = _cache_of(cache, past_key_values, use_cache)
         tokens = read_inputs(self.config, self.decoder, decoder_input_ids, decoder_attention_mask, None, cache)
@@ -602,7 +605,7 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
             decoder_hidden_states=features if hidden else None,
             encoder_last_hidden_state=source.features,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
-            **{_CACHE_FIELD: cache},
+            **{CACHE_FIELD: cache},
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -611,6 +614,12 @@ class LineartimeForSeq2SeqLM(_DecoderModel):
         own_mask = getattr(encoder_outputs, "attention_mask", None)
         mask = attention_mask if own_mask is None else own_mask
         return Source(encoder_outputs[0], None if mask is None else hidden_or_none(is_padding(mask)))
+
+
+def _rename_head(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """torch's hook: give the head in ``state_dict`` its present name."""
+    for name in [x for x in state_dict if x.startswith(prefix)]:
+        state_dict[prefix + re.sub(FAIRSEQ_HEAD, HEAD, name[len(prefix) :])] = state_dict.pop(name)
 
 
 def _refuse(arguments: dict[str, Any]) -> None:

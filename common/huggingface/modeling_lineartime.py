@@ -3,7 +3,13 @@
 The classes are defined here, so that ``save_pretrained`` copies this file again and not those of lineartime.
 """
 
-from common import huggingface
+try:  # in this form transformers does not ask for a package "common", which is somebody else's
+    from common import huggingface
+except ImportError as error:
+    raise ImportError(
+        f"this model needs the package lineartime, which cannot be imported ({error}). It is installed from its "
+        "source, which whoever gave you the model has; in its folder, type: pip install '.[huggingface]'"
+    ) from error
 
 
 class LineartimeConfig(huggingface.LineartimeConfig):

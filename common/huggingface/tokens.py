@@ -12,6 +12,12 @@ from ..ops.shared.segments import SEGMENT, find_documents
 from ..ops.shared.state import State
 from ..ops.shared.tracing import runs_eagerly
 
+#: The base of fingerprints, of which all powers modulo 2^64 differ: the multiplier of Knuth's generator MMIX.
+_BASE = 6364136223846793005
+_NOTHING_READ = {"read": 0, "first": -1, "fingerprint": 0}
+#: Names in the state of positions of every cache; with documents, there is also ``document``.
+SEEN = {"count", *_NOTHING_READ}
+
 
 class Tokens(NamedTuple):
     """The tokens of one call."""
@@ -91,6 +97,39 @@ def read_tokens(
     documents = find_documents(segment_ids, padding_mask, state, input_ids.unsqueeze(-1))
     seen = {"count": documents.counts(before), "document": documents.last}
     return Tokens(padding_mask, documents.positions(before), documents.ids, seen)
+
+
+def fingerprint(input_ids: Tensor, real: Tensor, seen: State | None = None) -> State:
+    """The number and a fingerprint of the real tokens of each row up to here, of constant size; O(B n).
+
+    ``input_ids`` (B, n) come after those of ``seen``; ``real`` (B, n) is True at real tokens. Returns ``read`` (B,),
+    the number of real tokens, ``first`` (B,), the first of them or -1, and ``fingerprint`` (B,), a polynomial of them
+    modulo 2^64, by which rows of the same number are the same, up to chance.
+    """
+    seen = seen or {name: torch.full_like(input_ids[:, 0], value) for name, value in _NOTHING_READ.items()}
+    real = real.long()
+    powers = torch.full_like(input_ids[:1, :1], _BASE).repeat(1, input_ids.shape[1]).cumprod(1)[0]  # modulo 2^64
+    powers = torch.cat([torch.ones_like(powers[:1]), powers])
+    number = real.sum(1)
+    later = (number[:, None] - real.cumsum(1)).clamp(min=0)  # real tokens after each
+    first = input_ids.gather(1, real.argmax(1, keepdim=True))[:, 0]
+    return {
+        "read": seen["read"] + number,
+        "first": torch.where((seen["read"] == 0) & (number > 0), first, seen["first"]),
+        "fingerprint": seen["fingerprint"] * powers[number] + (real * (input_ids + 1) * powers[later]).sum(1),
+    }
+
+
+def compare_with_read(input_ids: Tensor, real: Tensor, seen: State) -> tuple[Tensor, Tensor, Tensor]:
+    """Compare texts ``input_ids`` (B, n) with the tokens that a cache has ``seen``; ``real`` as in ``fingerprint``.
+
+    Returns whether each row begins with all of them (B,), whether it has the same first token (B,), and which of its
+    real tokens come after as many as were read (B, n).
+    """
+    before = real & (real.long().cumsum(1) <= seen["read"][:, None])
+    begin = fingerprint(input_ids, before)
+    begins = (begin["read"] == seen["read"]) & (begin["fingerprint"] == seen["fingerprint"])
+    return begins, (begin["first"] == seen["first"]) & (seen["read"] > 0), real & ~before
 
 
 def documents_by_position(position_ids: Tensor, padding_mask: Tensor | None, seen: State) -> Tensor | None:

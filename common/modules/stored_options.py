@@ -96,7 +96,9 @@ class StoresOptions(nn.Module):
         elif self.stored_options() and _is_loaded(prefix, state_dict, missing_keys):
             self._warn(
                 f"the weights that are loaded do not say which {self.belongs_to} they belong to (those of stock models "
-                f"and of earlier versions do not); here they are used with {self._own()}"
+                f"and of earlier versions do not); here they are used with {self._own()}. If they were trained "
+                "with these options, save them again, and the new file says so; if not, build the model with those of "
+                "the training"
             )
 
     def _compare(self, stored: dict[str, Any]) -> None:

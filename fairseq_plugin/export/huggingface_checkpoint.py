@@ -4,6 +4,7 @@ And back: the checkpoint that fairseq loads, from weights and options.
 """
 
 import json
+import re
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from common.huggingface.modeling import FAIRSEQ_HEAD, HEAD
 from common.modules.stored_options import is_extra_state
 
 from ..loading.checkpoint_config import FREE_TEXTS, check_configuration
@@ -177,11 +179,18 @@ def _trained(state: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
 
 
 def exported_weights(source: Source) -> dict[str, Tensor]:
-    """The weights of ``source`` without fairseq's version numbers, and each tied weight under one name alone."""
+    """The weights of ``source`` without fairseq's version numbers, and each tied weight under one name alone.
+
+    A classifier's head has the name that libraries around transformers look for.
+    """
     groups = tied_names(source.model)
     kept = [_FIRST if _FIRST in names else names[0] for names in groups]
     left_out = {name for names in groups for name in names}.difference(kept)
-    return {name: x for name, x in source.weights.items() if name not in left_out and not name.endswith(_VERSION)}
+    return {
+        re.sub(FAIRSEQ_HEAD, HEAD, name): x
+        for name, x in source.weights.items()
+        if name not in left_out and not name.endswith(_VERSION)
+    }
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

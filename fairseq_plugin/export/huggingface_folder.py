@@ -22,6 +22,7 @@ from common.huggingface import (
     LineartimeForSeq2SeqLM,
     LineartimeForSequenceClassification,
 )
+from common.huggingface.modeling import HEAD
 from common.ops.shared.checks import ArgumentError
 
 from .huggingface import configuration_of
@@ -192,7 +193,12 @@ def import_folder(folder: Path) -> dict[str, Any]:
             f"`folder` is {str(folder)!r}, whose config.json has no field {FIELD!r} with the options of fairseq; "
             "allowed: a folder of python -m fairseq_plugin.export_hf, also one that transformers has saved since"
         )
-    return rebuilt_checkpoint(options, _read_weights(folder), str(folder / "config.json"))
+    head = f"classification_heads.{config.get('classifier_head')}."
+    weights = {
+        f"{head}{name.removeprefix(HEAD)}" if name.startswith(HEAD) else name: x
+        for name, x in _read_weights(folder).items()
+    }
+    return rebuilt_checkpoint(options, weights, str(folder / "config.json"))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -81,6 +81,23 @@ def test_every_kind_of_model_loads_without_fairseq(folders: Path, tmp_path: Path
     assert done.stdout.split() == sorted(KINDS)
 
 
+@pytest.mark.parametrize("another", [False, True])
+def test_without_lineartime_a_folder_says_what_it_needs(another: bool, folders: Path, tmp_path: Path) -> None:
+    """Somebody else's package may have the name of ours. It costs seconds, as above."""
+    folder = str(folders / "AutoModelForCausalLM")
+    code = f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True)"
+    if another:
+        (tmp_path / "common.py").touch()
+    else:
+        code = f"import sys; sys.modules['common'] = None; {code}"
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: this model needs the package lineartime"), done.stderr
+    assert "pip install '.[huggingface]'" in last
+    assert "pip install common" not in done.stderr
+
+
 def test_the_file_for_trust_remote_code_has_every_kind_of_model() -> None:
     for kind in common.huggingface.AUTO_CLASSES.values():
         remote = getattr(modeling_lineartime, kind.__name__)
