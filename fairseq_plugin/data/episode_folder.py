@@ -94,7 +94,7 @@ class EpisodeDescription(Description):
 _FOLDER = ArrayFolder(
     file="episodes.json",
     description=EpisodeDescription,
-    writers="recipes.offline_rl.prepare or .collect",
+    writers="recipes.offline_rl.data or .collect",
     step_fields={"states": "state_size", "actions": "action_size", "rewards": None},
 )
 read_description = _FOLDER.read_description

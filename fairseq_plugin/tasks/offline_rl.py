@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class OfflineRLConfig(FairseqDataclass):
     """Options of ``offline_rl``, with the authors' defaults."""
 
-    data: str = option_field(MISSING, "folder that recipes.offline_rl.prepare or .collect has written")
+    data: str = option_field(MISSING, "folder that recipes.offline_rl.data or .collect has written")
     context: str = option_field("20", "steps of a window; full: whole episodes")
     return_scale: float = option_field(1000.0, "returns are divided by it before they are embedded")
     max_episode_length: int = option_field(1000, "steps that the model has embeddings for")

@@ -1,112 +1,147 @@
-"""Collect your own data of graded quality: ``python -m recipes.offline_rl.collect --env HalfCheetah-v5 --minutes 2``.
+"""Collect your own data of graded quality: ``python -m recipes.offline_rl.collect --env HalfCheetah-v5``.
 
-Random search improves a linear policy. Policies from the first to the best then play, with some noise on their actions,
-and their episodes are the data. An interrupted search continues where it stopped. This is not D4RL.
+Augmented random search (Mania, Guy and Recht, 2018, version V2-t) improves a linear policy. Policies from the first to
+the best then play, with some noise on their actions, and their episodes are the data. This is not D4RL.
 """
 
-import sys
-from collections.abc import Iterable
+import argparse
 from pathlib import Path
+from typing import NamedTuple
 
+import gymnasium
 import numpy as np
 from tqdm import tqdm
 
-from common.command_parser import CommandParser
-from common.files.output_files import new_folder
-from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
+from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription
 
-from ..shared.commands import shown_path
-from ..shared.scripts import positive_int, positive_number, script
-from ..shared.settings import keep_settings
-from ..shared.working_folder import working_folder
-from .environments import make
-from .prepare import summary
-from .random_search import SETTINGS, Search, Settings, play
+from . import data
 
-COMMAND = "recipes.offline_rl.collect"
+
+class Settings(NamedTuple):
+    """Directions that are tried, the best ones that are used, and the sizes of the noise and of a step."""
+
+    directions: int = 16
+    best: int = 8
+    noise: float = 0.03
+    step: float = 0.02
+    alive: float = 0.0  # reward for each step without a fall, which the search ignores
+
+
+#: Robots that can fall: the paper's settings, with fewer directions.
+SETTINGS = {"Hopper": Settings(8, 4, 0.025, 0.01, 1.0), "Walker2d": Settings(16, 8, 0.025, 0.03, 1.0)}
+
+
+class Policy(NamedTuple):
+    """action = weights · (state - mean) / std, clipped to -1 to 1 and scaled to the environment's range."""
+
+    weights: np.ndarray  # (A, S)
+    mean: np.ndarray  # (S,)
+    std: np.ndarray  # (S,)
+    total: float = 0.0  # the return of one episode
+
+
+def make(name: str) -> gymnasium.Env:
+    """An environment whose states and actions are vectors of real numbers, and whose episodes end."""
+    environment = gymnasium.make(name)
+    for kind, space in (("states", environment.observation_space), ("actions", environment.action_space)):
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise SystemExit(f"--env is {name}, whose {kind} are {space}; allowed: a Box of one dimension")
+    if not np.isfinite([environment.action_space.low, environment.action_space.high]).all():
+        raise SystemExit(f"--env is {name}, whose actions have no finite range; allowed: a finite one")
+    if environment.spec.max_episode_steps is None:
+        raise SystemExit(f"--env is {name}, whose episodes may never end; allowed: a limit, max_episode_steps")
+    return environment
+
+
+def play(
+    environment: gymnasium.Env,
+    policy: Policy,
+    seed: int,
+    noise: float = 0.0,
+    rng: np.random.Generator | None = None,
+) -> Episode:
+    """Play an episode; ``noise`` is the deviation of Gaussian noise on actions in -1 to 1."""
+    low, high = environment.action_space.low, environment.action_space.high
+    steps: list[tuple] = []
+    state, _ = environment.reset(seed=seed)
+    over = False
+    while not over:
+        action = policy.weights @ ((state - policy.mean) / policy.std)
+        if noise:
+            action = action + noise * rng.standard_normal(len(action))
+        action = ((low + high) / 2 + (high - low) / 2 * np.clip(action, -1, 1)).astype(environment.action_space.dtype)
+        after, reward, terminated, truncated, _ = environment.step(action)
+        steps.append((state, action, float(reward)))
+        state, over = after, terminated or truncated
+    return Episode(*(np.asarray(values, dtype=np.float32) for values in zip(*steps)))
+
+
+def search(environment: gymnasium.Env, settings: Settings, iterations: int, seed: int) -> list[Policy]:
+    """The first policy, which does nothing, and the one after each iteration."""
+    size = environment.observation_space.shape[0]
+    # Count, mean and sum of squared deviations of all states that were seen.
+    seen, mean, squares = 0, np.zeros(size), np.zeros(size)
+    policy, policies = Policy(np.zeros((environment.action_space.shape[0], size)), np.zeros(size), np.ones(size)), []
+
+    def kept(policy: Policy, rng: np.random.Generator) -> Policy:
+        policies.append(policy._replace(total=play(environment, policy, int(rng.integers(2**31))).total))
+        return policies[-1]
+
+    policy = kept(policy, np.random.default_rng((seed, 0)))
+    for iteration in (bar := tqdm(range(1, iterations + 1), "search")):
+        rng = np.random.default_rng((seed, iteration))
+        directions = rng.standard_normal((settings.directions, *policy.weights.shape))
+        totals = np.zeros((settings.directions, 2))  # with the direction added and subtracted
+        for i, direction in enumerate(directions):
+            for j, sign in enumerate((1.0, -1.0)):
+                changed = policy._replace(weights=policy.weights + sign * settings.noise * direction)
+                episode = play(environment, changed, int(rng.integers(2**31)))
+                totals[i, j] = episode.total - settings.alive * len(episode.states)
+                states = episode.states.astype(np.float64)
+                seen += len(states)
+                share, shift = len(states) / seen, states.mean(axis=0) - mean
+                squares += ((states - states.mean(axis=0)) ** 2).sum(axis=0) + shift**2 * len(states) * (1 - share)
+                mean = mean + share * shift
+        best = np.argsort(-totals.max(axis=1))[: settings.best]
+        change = np.tensordot(totals[best, 0] - totals[best, 1], directions[best], axes=1) / settings.best
+        weights = policy.weights + settings.step * change / (totals[best].std() + 1e-8)
+        std = np.sqrt(squares / max(seen - 1, 1))
+        policy = kept(Policy(weights, mean, np.where(std > 1e-7, std, 1.0)), rng)
+        bar.set_postfix_str(f"best return {max(policy.total for policy in policies):,.0f}")
+    return policies
 
 
 def collect(
-    name: str, minutes: float, out: Path, *, grades: int = 5, episodes: int = 20, noise: float = 0.1, seed: int = 1
+    name: str, out: Path, *, iterations: int, grades: int = 5, episodes: int = 20, noise: float = 0.1, seed: int = 1
 ) -> EpisodeDescription:
-    """Search for ``minutes`` in ``out``/search.npz, and write episodes of graded policies to the folder ``out``/data.
-
-    Args:
-        grades: number of policies that play, about evenly spaced by return.
-        episodes: number of episodes per policy.
-        noise: standard deviation of the noise on actions, which are in -1 to 1.
-
-    Raises:
-        ValueError: the environment is not supported, or ``out`` contains a search with another environment or seed,
-            or other files.
-    """
-    with working_folder(out, COMMAND, whole={"data": COMMAND}):
-        return _collect(name, minutes, out, grades, episodes, noise, seed)
-
-
-def _collect(
-    name: str, minutes: float, out: Path, grades: int, episodes: int, noise: float, seed: int
-) -> EpisodeDescription:
+    """Write episodes of ``grades`` policies, about evenly spaced by their returns, to ``out``."""
     environment = make(name)
-    if environment.spec.max_episode_steps is None:
-        raise ValueError(f"--env is {name}, whose episodes may never end; allowed: a limit, max_episode_steps")
-    settings = SETTINGS.get(name.partition("-")[0], Settings())
-    keep_settings(out / "search.json", {"--env": name, "--seed": seed})
-    search = Search(environment, settings, seed, out / "search.npz")
-    print(f"Searching for {minutes:g} minutes; then {grades} policies play {episodes} episodes each.", flush=True)
-    with tqdm(total=60.0 * minutes, desc="search", unit="s", disable=None, bar_format="{l_bar}{bar}{postfix}") as bar:
-
-        def show(search: Search) -> None:
-            best = max(policy.total for policy in search.policies)
-            bar.set_postfix_str(f"{len(search.policies) - 1} iterations, best return {best:,.0f}")
-            bar.update(min(search.seconds, bar.total) - bar.n)
-
-        search.run(60.0 * minutes, show)
+    policies = search(environment, SETTINGS.get(name.partition("-")[0], Settings()), iterations, seed)
+    totals = np.array([policy.total for policy in policies])
+    chosen = [int(np.abs(totals - x).argmin()) for x in np.linspace(totals[0], totals.max(), grades)]
     rng = np.random.default_rng((seed, 2**31))
-    episodes_played: list[Episode] = []
-    with tqdm(total=grades * episodes, desc="episodes", unit="", disable=None) as bar:
-        for policy in search.graded(grades):
-            for _ in range(episodes):
-                episodes_played.append(play(environment, policy, int(rng.integers(2**31)), noise, rng))
-                bar.update()
+    played = [
+        play(environment, policies[i], int(rng.integers(2**31)), noise, rng)
+        for i in tqdm(np.repeat(chosen, episodes), "episodes")
+    ]
     space = environment.action_space
-    with new_folder(out / "data", COMMAND) as folder:
-        return write_folder(folder, {"train": episodes_played}, f"{name}, own data", name, (space.low, space.high))
+    return data.write(out, played, f"{name}, own data", name, (space.low, space.high))
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.offline_rl.collect", description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> None:
+    """Collect."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium (%(default)s)")
-    parser.add_argument("--minutes", type=positive_number, default=2.0, help="of search (%(default)s)")
-    parser.add_argument("--grades", type=positive_int, default=5, help="policies that play (%(default)s)")
-    parser.add_argument("--episodes", type=positive_int, default=20, help="of each policy (%(default)s)")
+    parser.add_argument("--iterations", type=int, default=100, help="of the search (%(default)s)")
+    parser.add_argument("--grades", type=int, default=5, help="policies that play (%(default)s)")
+    parser.add_argument("--episodes", type=int, default=20, help="of each policy (%(default)s)")
     parser.add_argument("--noise", type=float, default=0.1, help="deviation of it on actions of -1 to 1 (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: work/offline_rl/ENV; the data is in DIR/data")
-    return parser
-
-
-@script("collect")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    if not 0.0 <= options.noise < float("inf") or options.seed < 0:
-        raise ValueError(f"--noise is {options.noise} and --seed {options.seed}; allowed: at least 0 and finite")
-    out = (options.out or Path("work/offline_rl") / options.env).absolute()
-    description = collect(
-        options.env,
-        options.minutes,
-        out,
-        grades=options.grades,
-        episodes=options.episodes,
-        noise=options.noise,
-        seed=options.seed,
-    )
-    print(f"  {summary(description)}")
-    print(f"Ready: {shown_path(out / 'data')}. The commands to train with are in recipes/offline_rl/README.md.")
-    return 0
+    parser.add_argument("--out", type=Path, help="default: work/offline_rl/ENV")
+    options = vars(parser.parse_args(arguments))
+    name, out = options.pop("env"), options.pop("out")
+    collect(name, out or Path("work/offline_rl") / name, **options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

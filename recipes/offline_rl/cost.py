@@ -1,117 +1,86 @@
-"""The cost of an action as an episode grows: ``python -m recipes.offline_rl.cost --archs flowformer,softmax,linear``.
+"""The cost of an action as an episode grows: ``python -m recipes.offline_rl.cost --models flowformer softmax``.
 
 In milliseconds of CPU time on one thread, for models of the paper's size, with random weights and inputs. An action is
-computed in three ways: from a window of the last steps, from all steps, and from the decoding state. The models take
-turns at every step, so that other load on the machine affects all of them.
+computed from the decoding state, from a window of the last steps, and from all steps; models take turns at every step.
 """
 
-import statistics
-import sys
+import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 
+import pandas as pd
 import torch
-from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import FairseqTask
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from common.command_parser import CommandParser
 from fairseq_plugin import DecisionTransformer
 from fairseq_plugin.data.episode_folder import EpisodeDescription
 
-from ..shared.architectures import architectures_of
-from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import Table, as_text, describe_run
-from .compare import DEFAULT_NAMES, SUFFIX
+from .. import models
+from .compare import SUFFIX
 
-#: Sizes of HalfCheetah's states and actions.
-_STATE, _ACTION = 17, 6
-#: Each number from the state is the median of this many steps; the slower ways are repeated this often.
-_RECENT, _REPEATS = 20, 5
-#: (architecture, way) -> milliseconds at each measured step.
-Costs = dict[tuple[str, str], list[float]]
+#: Numbers of HalfCheetah's states and actions; steps whose median is taken; repetitions of the slower ways.
+STATE, ACTION, RECENT, REPEATS = 17, 6, 20, 5
 
 
 def build(name: str, steps: int) -> DecisionTransformer:
     """A model of the paper's size for episodes of ``steps`` steps."""
-    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[name + SUFFIX])
-    OmegaConf.set_struct(config, False)
-    config._name = name + SUFFIX
-    sizes = ([0.0] * _STATE, [1.0] * _STATE, [-1.0] * _ACTION, [1.0] * _ACTION)
-    description = EpisodeDescription("random", "", *sizes, steps, 0.0, 0.0, 0.0)
-    task = SimpleNamespace(description=description, context=None, max_episode_length=steps)
-    return FairseqTask.build_model(task, config).eval()
+    options = models.model_options(
+        ["data", "--task", "offline_rl", "--criterion", "action_mse", "--arch", name + SUFFIX]
+    )
+    sizes = ([0.0] * STATE, [1.0] * STATE, [-1.0] * ACTION, [1.0] * ACTION)
+    described = EpisodeDescription("random", "", *sizes, steps, 0.0, 0.0, 0.0)
+    task = SimpleNamespace(description=described, context=None, max_episode_length=steps)
+    return FairseqTask.build_model(task, options).eval()
 
 
-@torch.no_grad()
-def measure(names: Sequence[str], points: Sequence[int], context: int) -> Costs:
-    """Measure the cost of an action at each of the steps ``points``."""
-    last = max(points)
-    models = {name: build(name, last) for name in names}
-    generator = torch.Generator().manual_seed(0)
-    sizes = {"returns": 1, "states": _STATE, "actions": _ACTION}
-    episode = {name: torch.randn(1, last, size, generator=generator) for name, size in sizes.items()}
-    episode["timesteps"] = torch.arange(last)[None]
-    memories: dict[str, dict] = {name: {} for name in names}
-    recent: dict[str, list[float]] = {name: [] for name in names}
-    costs: Costs = {}
-    for step in tqdm(range(1, last + 1), desc="steps", unit="", leave=False, disable=None):
-        current = {name: values[:, step - 1] for name, values in episode.items()}
-        previous_action = episode["actions"][:, step - 2] if step > 1 else None
-        for name, model in models.items():
-            tokens = (memories[name], current["returns"], current["states"], current["timesteps"], previous_action)
-            recent[name].append(_milliseconds(model.extend, *tokens))
-        if step in points:
-            for name in names:
-                costs.setdefault((name, "from the state"), []).append(statistics.median(recent[name][-_RECENT:]))
-            for way, steps in ((f"last {context} anew", min(context, step)), ("all steps anew", step)):
-                window = [values[:, step - steps : step] for values in episode.values()]
-                timings = [[_milliseconds(model, *window) for model in models.values()] for _ in range(_REPEATS)]
-                for name, milliseconds in zip(names, zip(*timings)):
-                    costs.setdefault((name, way), []).append(statistics.median(milliseconds))
-    return costs
-
-
-def _milliseconds(function: Callable, *arguments: object) -> float:
+def milliseconds(function: Callable, *arguments: object) -> float:
+    """CPU time of a call."""
     started = time.process_time()
     function(*arguments)
     return 1000.0 * (time.process_time() - started)
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.offline_rl.cost", description=__doc__.splitlines()[0])
-    names = ",".join(DEFAULT_NAMES)
-    about = f"comma-separated, any causal ({names})"
-    parser.add_argument("--archs", type=architectures_of(SUFFIX), default=names, help=about)
-    parser.add_argument("--steps", type=steps, default="10,100,300,1000", help="where it is measured (%(default)s)")
-    parser.add_argument("--context", type=positive_int, default=20, metavar="K", help="steps anew (%(default)s)")
-    return parser
+@torch.no_grad()
+def measure(names: list[str], points: list[int], context: int) -> pd.DataFrame:
+    """A row for each model, way and timed call, at each of the steps ``points``."""
+    built, rows = {name: build(name, max(points)) for name in names}, []
+    sizes = {"returns": 1, "states": STATE, "actions": ACTION}
+    episode = {name: torch.randn(1, max(points), size) for name, size in sizes.items()}
+    episode["timesteps"] = torch.arange(max(points))[None]
+    memories: dict[str, dict] = {name: {} for name in names}
+    for step in tqdm(range(1, max(points) + 1), "steps", leave=False):
+        now = {name: values[:, step - 1] for name, values in episode.items()}
+        action = episode["actions"][:, step - 2] if step > 1 else None
+        point = next((x for x in points if x - RECENT < step <= x), None)
+        for name, model in built.items():
+            tokens = (memories[name], now["returns"], now["states"], now["timesteps"], action)
+            rows.append((name, "the state", point, milliseconds(model.extend, *tokens)))
+        for way, steps in (("all steps anew", step), (f"the last {context} steps anew", min(step, context))):
+            window = [values[:, step - steps : step] for values in episode.values()]
+            for _ in range(REPEATS if step in points else 0):
+                rows += [(name, way, point, milliseconds(model, *window)) for name, model in built.items()]
+    return pd.DataFrame(rows, columns=["architecture", "an action from", "step", "ms"]).dropna()
 
 
-def steps(text: str) -> list[int]:
-    """Option type: comma-separated numbers of steps, sorted."""
-    return sorted({positive_int(part) for part in text.split(",")})
-
-
-@script("cost")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    started = time.monotonic()
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    known = sorted(name.removesuffix(SUFFIX) for name in ARCH_MODEL_REGISTRY if name.endswith(SUFFIX))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--models", nargs="+", choices=known, default=["flowformer", "softmax", "linear"], metavar="NAME"
+    )
+    parser.add_argument("--steps", type=int, nargs="+", default=[10, 100, 300, 1000], help="(%(default)s)")
+    parser.add_argument("--context", type=int, default=20, metavar="K", help="steps of a window (%(default)s)")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    costs = measure(options.archs, options.steps, options.context)
-    rows = [
-        (f"{name}{SUFFIX}", way, *(f"{value:.1f}" for value in milliseconds))
-        for (name, way), milliseconds in sorted(costs.items())
-    ]
-    header = ("architecture", "an action from", *(f"step {step}" for step in options.steps))
-    run = describe_run(command_line("recipes.offline_rl.cost", arguments), time.monotonic() - started)
-    print(as_text([Table("Milliseconds of CPU time for an action, one episode, one thread", header, rows, [])], run))
-    return 0
+    found = measure(options.models, sorted(options.steps), options.context)
+    table = found.pivot_table("ms", ["architecture", "an action from"], "step", aggfunc="median", sort=False).round(1)
+    print("Milliseconds of CPU time for an action, one episode, one thread:\n")
+    print(table.reset_index().to_markdown(index=False))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

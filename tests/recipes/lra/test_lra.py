@@ -83,8 +83,7 @@ def test_the_release_is_read_as_it_is(tmp_path):
     assert [row[0] for row in symbols(paths, "test")] == [9] and len(symbols(paths, "train")) == 8
 
 
-def test_a_quick_comparison_and_a_picture_of_its_model(tmp_path, capsys):
-    """Costs the start of four processes."""
+def test_a_quick_comparison_and_a_picture_of_its_model(imported_already, tmp_path, capsys):
     words = ["--quick", "--models", "flow", "softmax", "--seeds", "1", "--out", str(tmp_path / "new")]
     compare.main(words)
     first = json.loads((tmp_path / "new" / "results.json").read_text())

@@ -50,8 +50,7 @@ def test_warping_is_the_least_sum_over_all_paths():
     assert classify.warped(a, b) == 1.0
 
 
-def test_a_quick_comparison_and_pictures_of_its_models(own, tmp_path):
-    """Costs the start of four processes."""
+def test_a_quick_comparison_and_pictures_of_its_models(imported_already, own, tmp_path):
     words = f"--quick --dataset Mine --file {own} --seeds 1 --out {tmp_path / 'new'}".split()
     compare.main([*words, "--models", "flowformer", "softmax"])
     compare.main([*words, "--models", "flowformer", "softmax", "dtw"])
