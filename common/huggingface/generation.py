@@ -19,7 +19,6 @@ CACHE_FIELD = "cache" if "cache" in {x.name for x in fields(CausalLMOutputWithPa
 _OTHER_FIELD = "past_key_values" if CACHE_FIELD == "cache" else "cache"
 
 _TAKES_BACK = "as it takes tokens back, and the sums of a cache cannot forget a token"
-_OF_ASSISTANTS = "as there is no assisted generation"
 _OWN_CACHE = "as a model makes its own cache, which is neither static nor compiled"
 #: Settings of transformers' generation that would fail or have no effect, and why.
 REFUSED_SETTINGS = {
@@ -27,9 +26,6 @@ REFUSED_SETTINGS = {
         ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha"), _TAKES_BACK
     ),
     **dict.fromkeys(("use_mtp", "speculation_type", "is_assistant"), _TAKES_BACK),
-    **dict.fromkeys(("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_lookbehind"), _OF_ASSISTANTS),
-    **dict.fromkeys(("assistant_confidence_threshold", "assistant_ensemble_weight"), _OF_ASSISTANTS),
-    **dict.fromkeys(("max_matching_ngram_size", "target_lookbehind", "assistant_tokenizer"), _OF_ASSISTANTS),
     **dict.fromkeys(("cache_implementation", "cache_config", "max_cache_len", "compile_config"), _OWN_CACHE),
     "continuous_batching_config": "as there is no continuous batching",
     "low_memory": "as there is no contrastive generation",

@@ -251,13 +251,12 @@ def test_every_entry_of_generation_works_or_is_refused(model: nn.Module) -> None
 #: Values of settings that cannot work, or would have no effect.
 WITHOUT_EFFECT = {
     **{"assistant_model": 1, "prompt_lookup_num_tokens": 2, "assistant_early_exit": 1, "use_mtp": True},
-    **{"speculation_type": "dflash", "is_assistant": True, "num_assistant_tokens": 3, "penalty_alpha": 0.6},
-    **{"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.5, "assistant_lookbehind": 3},
-    **{"assistant_ensemble_weight": 0.5, "target_lookbehind": 3, "max_matching_ngram_size": 2, "low_memory": True},
+    **{"speculation_type": "dflash", "is_assistant": True, "penalty_alpha": 0.6, "low_memory": True},
     **{"cache_implementation": "static", "cache_config": {}, "max_cache_len": 9, "compile_config": object()},
     "continuous_batching_config": object(),
 }
-#: Those that act on scores, lengths, stops and outputs, in transformers' own code, and those that it refuses itself.
+#: Those that act on scores, lengths, stops and outputs, in transformers' own code; that it refuses itself; and of
+#: assistants, which have default values in any configuration.
 OF_EVERY_MODEL = """
 max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams use_cache
 temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty
@@ -266,7 +265,8 @@ remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_sup
 guidance_scale watermarking_config num_return_sequences output_attentions output_hidden_states output_scores
 output_logits return_dict_in_generate pad_token_id bos_token_id eos_token_id encoder_no_repeat_ngram_size
 decoder_start_token_id disable_compile prefill_chunk_size transformers_version dola_layers constraints force_words_ids
-num_beam_groups diversity_penalty
+num_beam_groups diversity_penalty num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+assistant_lookbehind assistant_ensemble_weight target_lookbehind max_matching_ngram_size
 """.split()
 
 
