@@ -1,6 +1,11 @@
 """The models that are compared on a CPU, causal and masked. All have the same width and depth, except in Figure 3."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from torch import nn
+
+from .. import models
 
 
 class Shape(NamedTuple):
@@ -76,6 +81,10 @@ for _size in _CHUNK_SIZES:
         "flash_lm",
         ("--flash-chunk-size", str(_size)),
     )
+#: Each with one relative bias at every length, where --flash-relative-bias auto changes at 512 tokens.
+for _name, _bias in (("flash_lm", "rotary"), ("flash_lm", "toeplitz"), ("flash_quad_lm", "toeplitz")):
+    _options = ("--flash-relative-bias", _bias)
+    MODELS[f"{_name}.{_bias}"] = MODELS[_name]._replace(title=f"{MODELS[_name].title}, {_bias}", options=_options)
 #: The widths of Figure 3 divided by 8, its layers divided by 4, and heads of 16 channels.
 _SHAPES = (Shape(64, 2, 4), Shape(96, 3, 6), Shape(128, 6, 8))
 _KINDS = {"flash_quad_lm": "GAU", "transformer_plus_lm": "MHSA+MLP", "transformer_pp_lm": "MHSA+GLU"}
@@ -105,6 +114,11 @@ MASKED_MODELS = {
 ALL_MODELS = {**MODELS, **MASKED_MODELS}
 #: The models that are compared by default.
 DEFAULT_MODELS = tuple(MODELS)[:5]
+SHAPE = Shape()
+#: All models get about as many parameters as this one with its default inner width.
+REFERENCE = "transformer_pp_lm"
+#: Largest relative difference from them.
+TOLERANCE = 0.02
 
 
 class PaperFigure(NamedTuple):
@@ -127,4 +141,36 @@ FIGURES = {
     8: PaperFigure(tuple(f"flash_lm.chunk_{size}" for size in _CHUNK_SIZES), [1024, 2048, 4096]),
 }
 
-SHAPE = Shape()
+
+def task_arguments(masked: bool) -> list[str]:
+    """The task of causal or masked models, as options of fairseq-train."""
+    return ["--task", "masked_lm", "--criterion", "masked_lm"] if masked else ["--task", "language_modeling"]
+
+
+def build(shape: Shape, name: str, inner_width: int | None, length: int, vocabulary: int) -> nn.Module:
+    """The model that fairseq-train builds, for sequences of ``length``."""
+    masked = ALL_MODELS[name].masked
+    dictionary = models.dictionary_of(vocabulary)
+    if masked:
+        dictionary.add_symbol("<mask>")
+    size = ["--tokens-per-sample", length]
+    return models.build([*task_arguments(masked), *size, *shape.arguments(name, inner_width)], dictionary)
+
+
+def equal_widths(names: Iterable[str], length: int, shape: Shape, vocabulary: int) -> dict[str, int]:
+    """Model -> the inner width that gives it about the reference's parameters, unless it has a size of its own."""
+    names = [name for name in names if ALL_MODELS[name].shape is None]
+
+    def count(name: str, width: int | None) -> int:
+        return sum(weight.numel() for weight in build(shape, name, width, length, vocabulary).parameters())
+
+    widths, step = {}, max(1, shape.width // 16)
+    for name in names:
+        target = count(masked_name(REFERENCE) if ALL_MODELS[name].masked else REFERENCE, None)
+        low, high = step, 2 * shape.width  # parameters grow evenly with the inner width
+        slope = (count(name, high) - count(name, low)) / (high - low)
+        widths[name] = max(step, round((low + (target - count(name, low)) / slope) / step) * step)
+        parameters = count(name, widths[name])
+        if abs(parameters - target) > TOLERANCE * target:
+            raise SystemExit(f"{name} has {parameters:,} parameters at best; allowed: within 2 % of {target:,}")
+    return widths

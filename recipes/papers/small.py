@@ -63,7 +63,7 @@ IMAGE_TABLES = {
 #: All causal models of FLASH's Table 13; Table 12 has the masked ones.
 _SEVEN = (
     "python -m recipes.flash.compare --file TEXT --seeds 3 "
-    "--archs transformer_lm,transformer_plus_lm,transformer_pp_lm,performer_lm,combiner_lm,flash_quad_lm,flash_lm"
+    "--archs transformer_lm transformer_plus_lm transformer_pp_lm performer_lm combiner_lm flash_quad_lm flash_lm"
 )
 _SERIES = (
     "dtw hist_gradient_boosting rocket lstm tcn softmax linear reformer longformer favor yoso cosformer flowformer"
@@ -80,7 +80,7 @@ _ELSEWHERE = {
     ("daft", "3"): f"python -m {LARGER}",
     ("flash", "beside-figure-3"): "python -m recipes.flash.compare --file TEXT --figure 3",
     ("flash", "5"): "python -m recipes.flash.compare --file TEXT --seeds 3 "
-    "--archs flash_quad_lm,flash_lm,transformer_pp_lm,mc_transformer_pp_lm",
+    "--archs flash_quad_lm flash_lm transformer_pp_lm mc_transformer_pp_lm",
     ("flash", "11"): "LINEARTIME_CPU_KERNELS=0 python -m recipes.flash.speed",
     ("flash", "12"): _SEVEN.replace("_lm", "_mlm"),
     ("flash", "13"): _SEVEN,
