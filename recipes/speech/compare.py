@@ -85,7 +85,7 @@ def overrides(options: argparse.Namespace, name: str) -> dict[str, int]:
 
 
 def seed_runs(options: argparse.Namespace, seed: int) -> tuple[list[pd.DataFrame], list[pd.DataFrame]]:
-    """All trainings of a seed; what models read at each length, and what each stage of a transfer reads."""
+    """All trainings of a seed; the results of its models, and those of its transfers."""
     folder = options.out / "runs"
     pretraining = ["--task", "audio_pretraining", "--arch", STOCK, *sizes(options), "--criterion", "wav2vec"]
     pretraining += ["--infonce", "--loss-weights", "[0.1, 10]", "--disable-validation"]
@@ -130,7 +130,7 @@ def seed_runs(options: argparse.Namespace, seed: int) -> tuple[list[pd.DataFrame
 
 
 def read(folder: Path) -> dict:
-    """What a trained model reads, in the order of its recognise command."""
+    """Results of a training: the errors of its recognise command in their order, its size and its minutes."""
     lines = (folder / "then.log").read_text(encoding="utf-8").splitlines()
     read = [json.loads(line) for line in lines if line.startswith("{")]
     wall = runs.points(folder / "train.log").wall.max() / 60
