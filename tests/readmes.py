@@ -42,6 +42,7 @@ python() {
     "-m timm_plugin work/timm-scripts/train.py "*)
       set -- -m recipes.demo.train_digits "${@:4}" --device-modules timm_plugin --epochs 1 --warmup-epochs 0
       run_fairseq python "$@";;
+    "-m fairseq_plugin") run_fairseq python "$@" < /dev/null;;  # in $(...) of a command that reads a pipe
     "-m "*) run_fairseq python "$@";;
     *) command python "$@";;
   esac
@@ -95,7 +96,7 @@ def blocks(path: Path) -> list[Block]:
 
 def commands(block: Block) -> list[list[str]]:
     """The commands of a shell block as words, with its variables filled in."""
-    joined = block.code.replace("\\\n", " ")
+    joined = block.code.replace("\\\n", " ").replace("$(python -m fairseq_plugin)", "fairseq_plugin")
     variables = dict(re.findall(r"^(?:for )?(\w+)(?:=| in )(\S+)", joined, flags=re.MULTILINE))
     filled = re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], match[0]), joined)
     return [words for line in filled.splitlines() if (words := shlex.split(line, comments=True))]
