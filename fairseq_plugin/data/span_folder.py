@@ -1,4 +1,4 @@
-"""Questions, documents and the spans that answer them, on disk, as ``recipes.triviaqa.prepare`` writes them.
+"""Questions, documents and the spans that answer them, on disk, as ``recipes.triviaqa.data`` writes them.
 
 A folder holds ``dict.txt``, and for each SPLIT
 
@@ -25,7 +25,7 @@ DICTIONARY_FILE = "dict.txt"
 QUESTION, DOCUMENT = "question", "document"
 #: The arrays of a split.
 ARRAYS = ("pairs", "counts", "spans")
-_ALLOWED = "a folder that python -m recipes.triviaqa.prepare has written"
+_ALLOWED = "a folder that python -m recipes.triviaqa.data has written"
 
 
 class Question(NamedTuple):
@@ -64,7 +64,7 @@ def read_span_split(folder: Path, name: str) -> SpanSplit:
     Raises:
         ValueError: the split is missing or one of its files is damaged; the message names the file and the field.
     """
-    pairs, counts, spans = read_arrays(folder, name, ARRAYS, "a file of recipes.triviaqa.prepare")
+    pairs, counts, spans = read_arrays(folder, name, ARRAYS, "a file of recipes.triviaqa.data")
     questions = _read_questions(folder / f"{name}.json")
     tokens = {kind: _read_tokens(folder / kind / name) for kind in (QUESTION, DOCUMENT)}
     if len(questions) != len(tokens[QUESTION]):

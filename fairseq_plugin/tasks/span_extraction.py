@@ -42,7 +42,7 @@ HEAD = "span_extraction_head"
 class SpanExtractionConfig(FairseqDataclass):
     """Options of ``span_extraction``."""
 
-    data: str = option_field(MISSING, "folder that recipes.triviaqa.prepare has written")
+    data: str = option_field(MISSING, "folder that recipes.triviaqa.data has written")
     max_positions: int = option_field(512, "tokens of a window: <s>, question, </s>, piece of a document and </s>")
     max_question_length: int = option_field(64, "tokens of a question that are read; longer ones are cut at their end")
     span_stride: Optional[int] = option_field(  # noqa: UP045  fairseq reads Optional[...]

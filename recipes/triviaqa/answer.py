@@ -4,13 +4,13 @@ Several checkpoints, for example of several learning rates, are compared. The an
 written in the format of TriviaQA's own evaluation.
 """
 
+import argparse
 import json
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaHubInterface, RobertaModel
@@ -18,19 +18,12 @@ from fairseq.utils import apply_to_sample
 from tqdm import tqdm
 
 from common.checkpoints import read_checkpoint
-from common.command_parser import CommandParser
-from common.files.output_files import check_new
 from fairseq_plugin.data.span_answers import best_of_each
 from fairseq_plugin.loading.checkpoint_config import check_configuration
 from fairseq_plugin.loading.checkpoints import stored_architecture
 from fairseq_plugin.tasks.span_extraction import SpanExtractionTask
 
-from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import Table, as_text, describe_run
-from ..shared.text_files import write_lines
-from .scores import Scores, score
-
-COMMAND = "recipes.triviaqa.answer"
+from .evaluate import Scores, score
 
 
 def load(checkpoint: Path, data: Path) -> RobertaHubInterface:
@@ -82,53 +75,34 @@ def answer(hub: RobertaHubInterface, split: str, batch_size: int) -> tuple[dict[
     return answers, score(answers, {question.name: question.answers for question in split_questions})
 
 
-def table(checkpoints: Sequence[Path], scores: Sequence[Scores], split: str) -> Table:
-    """The table of scores, with one row per checkpoint."""
-    best = max(scores, key=lambda one: one.f1)
-    rows = [
-        (
-            str(path),
-            f"{checkpoint_scores.f1:.2f}",
-            f"{checkpoint_scores.em:.2f}",
-            "yes" if checkpoint_scores is best else "",
-        )
-        for path, checkpoint_scores in zip(checkpoints, scores)
-    ]
-    notes = [f"per cent of {best.questions:,d} questions of {split}"]
-    if best.missing:
-        notes.append(f"{best.missing:,d} questions have no document here, and so no answer; they count as 0")
-    return Table("Answers", ("checkpoint", "F1", "exact match", "best"), rows, notes)
-
-
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Answer with each checkpoint, print scores, and write the answers of the best."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CHECKPOINT", help="one for each learning rate")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="data-bin of recipes.triviaqa.prepare")
-    parser.add_argument("--split", default="valid", help="which questions (%(default)s)")
-    parser.add_argument("--batch-size", type=positive_int, default=8, help="windows at once (%(default)s)")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="data-bin of recipes.triviaqa.data")
+    parser.add_argument("--split", default="valid", help="which questions")
+    parser.add_argument("--batch-size", type=int, default=8, help="windows at once")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the answers, as JSON from name to text")
-    return parser
-
-
-@script("answer")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    started = time.monotonic()
+    options = parser.parse_args(arguments)
+    if options.output is not None and options.output.exists():
+        parser.error(f"--output is {options.output}, which exists; allowed: a new file")
+    try:
+        results = [answer(load(path, options.data), options.split, options.batch_size) for path in options.checkpoints]
+    except ValueError as error:
+        parser.error(str(error))
+    answers, best = max(results, key=lambda one: one[1].f1)
+    rows = [(str(path), f"{x.f1:.2f}", f"{x.em:.2f}", x is best) for path, (_, x) in zip(options.checkpoints, results)]
+    shown = pd.DataFrame(rows, columns=["checkpoint", "F1", "exact match", "best"])
+    print(shown.to_markdown(index=False, disable_numparse=True))
+    print(f"per cent of {best.questions:,d} questions of {options.split}")
+    if best.missing:
+        print(f"{best.missing:,d} questions have no document here, and so no answer; they count as 0")
     if options.output is not None:
-        check_new(options.output, "--output")
-    results = []
-    for path in options.checkpoints:
-        results.append(answer(load(path, options.data), options.split, options.batch_size))
-    run = describe_run(command_line(COMMAND, arguments), time.monotonic() - started)
-    print(as_text([table(options.checkpoints, [scores for _, scores in results], options.split)], run))
-    if options.output is not None:
-        answers, _ = max(results, key=lambda one: one[1].f1)
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(options.output, [json.dumps(answers, indent=1, ensure_ascii=False) + "\n"])
-    return 0
+        options.output.write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

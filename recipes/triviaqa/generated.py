@@ -4,22 +4,18 @@ A document is a page about a village where each person keeps one thing; a questi
 these files all commands can be tried in minutes, without the data set.
 """
 
+import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.command_parser import CommandParser
 from fairseq_plugin.data.span_answers import normalise_answer
 
-from ..shared.commands import shown_path
-from ..shared.scripts import positive_int, script
-from ..shared.working_folder import atomic_write, working_folder, write_text
+from ..texts import write_lines
 from .questions import SPLITS
 
-COMMAND = "recipes.triviaqa.generated"
 _FIRST = "Ada Bela Cato Dora Emil Fina Gero Hana Ivo Jana Kuno Lea Milo Nora Otto Pia".split()
 _LAST = "Ashford Birch Cole Dunmore Elder Finch Grove Hale Ingram Jessop Kemp Lindon".split()
 _COLOURS = "blue red green yellow silver black".split()
@@ -32,14 +28,6 @@ _ASIDES = (
     "Few letters came by the river.",
 )
 MOST_PEOPLE = min(len(_THINGS), len(_LAST))
-
-
-class Sizes(NamedTuple):
-    """How much to generate."""
-
-    questions: dict[str, int]  # split -> number of questions
-    people: int  # per page
-    seed: int
 
 
 class Page(NamedTuple):
@@ -87,16 +75,15 @@ def entry(name: str, file: str, page: Page) -> dict[str, Any]:
     }
 
 
-def generate(out: Path, sizes: Sizes) -> None:
+def generate(out: Path, sizes: dict[str, int], people: int, seed: int) -> None:
     """Write the folders ``qa`` and ``evidence``, and the training pages as text for pretraining, one page per line."""
-    for number, (split, count) in enumerate(sizes.questions.items()):
-        generator = random.Random(f"{sizes.seed} {number}")
-        pages = [make_page(sizes.people, generator) for _ in range(count)]
-        entries = []
-        for i, page in enumerate(pages):
-            file = f"{SPLITS[split]}_{i}.txt"
-            write_text(out / "evidence" / "wikipedia" / file, page.text)
-            entries.append(entry(f"{SPLITS[split]}_{i}", file, page))
+    for number, (split, count) in enumerate(sizes.items()):
+        generator = random.Random(f"{seed} {number}")
+        pages = [make_page(people, generator) for _ in range(count)]
+        names = [f"{SPLITS[split]}_{i}" for i in range(count)]
+        for name, page in zip(names, pages):
+            write_lines(out / "evidence" / "wikipedia" / f"{name}.txt", [page.text])
+        entries = [entry(name, f"{name}.txt", page) for name, page in zip(names, pages)]
         content = {
             "Data": entries,
             "Domain": "Wikipedia",
@@ -104,38 +91,25 @@ def generate(out: Path, sizes: Sizes) -> None:
             "VerifiedEval": False,
             "Version": 1.0,
         }
-        write_text(out / "qa" / f"wikipedia-{SPLITS[split]}.json", json.dumps(content, indent=1) + "\n")
+        write_lines(out / "qa" / f"wikipedia-{SPLITS[split]}.json", [json.dumps(content, indent=1) + "\n"])
         if split == "train":
-            with atomic_write(out / "pages.txt") as part:
-                lines = (" ".join([*page.text.splitlines(), page.question]) + "\n" for page in pages)
-                part.write_text("".join(lines), encoding="utf-8")
+            lines = (" ".join([*page.text.splitlines(), page.question]) + "\n" for page in pages)
+            write_lines(out / "pages.txt", lines)
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog=f"python -m {COMMAND}", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("work/triviaqa/generated"), help="default: %(default)s")
-    parser.add_argument("--train", type=positive_int, default=2000, help="questions to train on (%(default)s)")
-    parser.add_argument("--valid", type=positive_int, default=200, help="questions to validate on (%(default)s)")
-    parser.add_argument(
-        "--people", type=positive_int, default=6, help=f"on a page, at most {MOST_PEOPLE} (%(default)s)"
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (%(default)s)")
-    return parser
-
-
-@script("generated")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    if options.people > MOST_PEOPLE:
-        raise ValueError(f"--people is {options.people}; allowed: at most {MOST_PEOPLE}")
-    out = options.out.absolute()
-    with working_folder(out, COMMAND):
-        generate(out, Sizes({"train": options.train, "valid": options.valid}, options.people, options.seed))
-    print(f"Ready: {shown_path(out)}. The commands to go on with are in recipes/triviaqa/README.md.")
-    return 0
+    parser.add_argument("--out", type=Path, default=Path("work/triviaqa/generated"))
+    parser.add_argument("--train", type=int, default=2000, help="questions to train on")
+    parser.add_argument("--valid", type=int, default=200, help="questions to validate on")
+    parser.add_argument("--people", type=int, default=6, choices=range(1, MOST_PEOPLE + 1), help="on a page")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    options = parser.parse_args(arguments)
+    generate(options.out, {"train": options.train, "valid": options.valid}, options.people, options.seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,10 +3,10 @@
 Files such as ``qa/wikipedia-train.json`` name documents below ``evidence/wikipedia`` and ``evidence/web``.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.files.json_files import read
 from fairseq_plugin.data.span_answers import normalise_answer
 
 DOMAINS = ("wikipedia", "web")
@@ -28,29 +28,21 @@ class Asked(NamedTuple):
 
 
 def find_questions(folder: Path, domain: str, split: str) -> Path:
-    """The path of a split's questions; ``split`` is fairseq's name, ``train`` or ``valid``.
-
-    Raises:
-        ValueError: the file does not exist; the message says where to get it.
-    """
+    """The path of a split's questions; ``split`` is fairseq's name, ``train`` or ``valid``."""
     path = folder / "qa" / f"{domain}-{SPLITS[split]}.json"
     if not path.is_file():
-        raise ValueError(f"--file is {folder}, which has no {path.relative_to(folder)}; {_HOW}")
+        raise SystemExit(f"--file is {folder}, which has no {path.relative_to(folder)}; {_HOW}")
     return path
 
 
 def find_document(folder: Path, name: str) -> Path:
-    """The path of a document.
-
-    Raises:
-        ValueError: the file does not exist, or is not below ``folder``/evidence.
-    """
+    """The path of a document, which must be below ``folder``/evidence."""
     root = (folder / "evidence").resolve()
     path = (root / name).resolve()
     if not path.is_relative_to(root):
-        raise ValueError(f"a question names the document {name}; allowed: files below {root}")
+        raise SystemExit(f"a question names the document {name}; allowed: files below {root}")
     if not path.is_file():
-        raise ValueError(f"--file is {folder}, which has no evidence/{name}; {_HOW}")
+        raise SystemExit(f"--file is {folder}, which has no evidence/{name}; {_HOW}")
     return path
 
 
@@ -58,34 +50,19 @@ def read_questions(path: Path) -> list[Asked]:
     """Read the questions of a file, named as in the official evaluation: ``ID`` (Wikipedia) or ``ID--FILE`` (web).
 
     From a file of the verified part only verified questions and documents are read, as the official evaluation does.
-
-    Raises:
-        ValueError: the file is not one of TriviaQA's; the message names the entry.
     """
-    content = _read(path)
-    wikipedia, verified = content.get("Domain") == "Wikipedia", bool(content.get("VerifiedEval"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     questions: dict[str, Asked] = {}
-    for number, entry in enumerate(content["Data"]):
-        try:
-            if verified and not entry["QuestionPartOfVerifiedEval"]:
-                continue
-            for question in _read_entry(entry, wikipedia, verified):
-                questions[question.name] = question
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} has no TriviaQA question as entry {number} of Data: {error!r}; allowed: a file of TriviaQA's "
-                "qa, with Question, QuestionId, Answer and files in EntityPages or SearchResults"
-            ) from error
+    try:
+        wikipedia, verified = content["Domain"] == "Wikipedia", bool(content.get("VerifiedEval"))
+        for entry in content["Data"]:
+            if not verified or entry["QuestionPartOfVerifiedEval"]:
+                questions |= {question.name: question for question in _read_entry(entry, wikipedia, verified)}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{path} is no file of TriviaQA's qa: {error!r}") from error
     if not questions:
-        raise ValueError(f"{path} has no question with a document; allowed: at least one")
+        raise SystemExit(f"{path} has no question with a document; allowed: at least one")
     return list(questions.values())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = read(path, "a JSON file of TriviaQA's qa")
-    if not isinstance(content, dict) or not isinstance(content.get("Data"), list):
-        raise ValueError(f"{path} has no list Data; allowed: a JSON file of TriviaQA's qa")
-    return content
 
 
 def _read_entry(entry: dict[str, Any], wikipedia: bool, verified: bool) -> list[Asked]:
@@ -97,8 +74,8 @@ def _read_entry(entry: dict[str, Any], wikipedia: bool, verified: bool) -> list[
         for page in entry.get(kind, [])
         if not (verified and wikipedia) or page["DocPartOfVerifiedEval"]
     }
-    if not all(isinstance(text, str) for text in (name, question, *gold, *files)):
-        raise TypeError("a text is none")
+    if not all(isinstance(text, str) and text for text in (name, question, *files)):
+        raise TypeError(f"{name}: a text is none")
     if wikipedia:
         return [Asked(name, question, gold, list(files.values()))] if files else []
     return [Asked(f"{name}--{file}", question, gold, [path]) for file, path in files.items()]

@@ -94,7 +94,7 @@ REFUSED = {
 #: Folders without a file, and what the message says of it.
 MISSING = {
     ("pixels", SHAPE_FILE): f"lacks {SHAPE_FILE}; allowed",
-    ("spans", "dict.txt"): "dict.txt does not exist; allowed: a folder that .*recipes.triviaqa.prepare",
+    ("spans", "dict.txt"): "dict.txt does not exist; allowed: a folder that .*recipes.triviaqa.data",
     ("pairs", "input0/dict.txt"): "input0.dict.txt does not exist; allowed.*--destdir .*input0",
     ("pairs", "label/dict.txt"): "label.dict.txt does not exist; allowed.*--destdir .*label",
     ("pairs", "input1"): "input1.train.idx does not exist; allowed.*fairseq-preprocess .*--srcdict",

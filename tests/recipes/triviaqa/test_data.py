@@ -1,6 +1,7 @@
 """From TriviaQA's files to the task's folder: names, gold spans in any script, and missing files."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,34 @@ import sentencepiece
 
 from fairseq_plugin.data.span_answers import normalise_answer, spell
 from fairseq_plugin.data.span_folder import read_span_split
-from recipes.shared.documents import paragraphs
-from recipes.triviaqa import generated, prepare
-from recipes.triviaqa.gold_spans import SpelledDocument, answer_pattern
+from recipes.texts import paragraphs, train_sentencepiece, write_dictionary
+from recipes.triviaqa import data, evaluate, generated
 from recipes.triviaqa.questions import read_questions
 
 
-def run(questions: Path, subwords: Path, out: Path, *arguments: str, domain: str = "wikipedia") -> int:
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder laid out as triviaqa-rc."""
+    folder = tmp_path_factory.mktemp("trivia") / "generated"
+    generated.main(["--out", str(folder), "--train", "60", "--valid", "12", "--people", "4"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def subwords(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the subwords as recipes.prepare_text writes them."""
+    folder = tmp_path_factory.mktemp("subwords")
+    with open(questions / "pages.txt", encoding="utf-8") as lines:
+        model = train_sentencepiece(lines, folder / "sentencepiece.model", 380)
+    write_dictionary(model, folder / "dict.txt")
+    return folder
+
+
+def run(questions: Path, subwords: Path, out: Path, *arguments: str, domain: str = "wikipedia") -> None:
     folders = ["--file", str(questions), "--subwords", str(subwords), "--out", str(out), "--workers", "1"]
-    return prepare.main([domain, *folders, *arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["data", domain, *folders, *arguments])
+        data.main()
 
 
 def page(file: str, **more) -> dict:
@@ -58,7 +78,7 @@ def spelled(data_bin: Path, split: str) -> list[tuple[str, str, list[str]]]:
 
 def test_generated_questions(questions, subwords, tmp_path, capsys):
     """Each page has the name once; documents equal the pages, and questions are kept."""
-    assert run(questions, subwords, tmp_path / "out") == 0
+    run(questions, subwords, tmp_path / "out")
     assert "60 questions" in capsys.readouterr().out
     data_bin = tmp_path / "out" / "data-bin"
     for split, name, count in (("train", "train", 60), ("valid", "dev", 12)):
@@ -69,23 +89,8 @@ def test_generated_questions(questions, subwords, tmp_path, capsys):
             assert key == question.name and question.answers[0].split()[-1] == question.answers[1]
             assert [normalise_answer(text) for text in gold] == [question.answers[0]]
             assert document == " ".join(paragraphs((questions / "evidence" / question.documents[0]).read_text()))
-    assert run(questions, subwords, tmp_path / "out", "--limit", "5") == 0  # again: it may replace its own files
-    assert len(read_span_split(data_bin, "train").questions) == 5
-
-
-def test_the_same_seed_makes_the_same_questions(questions, tmp_path):
-    for seed, equal in (("1", True), ("2", False)):
-        out = tmp_path / seed
-        assert (
-            generated.main(["--out", str(out), "--train", "60", "--valid", "12", "--people", "4", "--seed", seed]) == 0
-        )
-        contents = [(folder / "qa" / "wikipedia-dev.json").read_bytes() for folder in (out, questions)]
-        assert (contents[0] == contents[1]) == equal
-
-
-def test_more_people_than_there_are(tmp_path, capsys):
-    assert generated.main(["--out", str(tmp_path / "out"), "--people", "13"]) == 1
-    assert "--people is 13; allowed: at most 12" in capsys.readouterr().err
+    run(questions, subwords, tmp_path / "less", "--limit", "5")
+    assert len(read_span_split(tmp_path / "less" / "data-bin", "train").questions) == 5
 
 
 def test_documents_of_several_questions_and_of_the_web(subwords, tmp_path):
@@ -100,7 +105,7 @@ def test_documents_of_several_questions_and_of_the_web(subwords, tmp_path):
         ("web", ["q_0--A.txt", "q_0--1/B.txt", "q_1--A.txt", "q_1--1/B.txt"]),
     ):
         folder = write_data(tmp_path / domain, entries, texts, domain.capitalize())
-        assert run(folder, subwords, tmp_path / f"{domain} out", domain=domain) == 0
+        run(folder, subwords, tmp_path / f"{domain} out", domain=domain)
         for split, pairs in (("train", 3), ("valid", 4)):
             split_data = read_span_split(tmp_path / f"{domain} out" / "data-bin", split)
             assert [question.name for question in split_data.questions] == names
@@ -114,7 +119,7 @@ def test_gold_spans_in_text_of_any_script(subwords, tmp_path):
     text = "€ 5 paid Zoë Ævarsdóttir 東京 in ①②.\nThe ＡＤＡ, “Zoë  Ævarsdóttir”; 東京タワー and Zoë\tÆvarsdóttir"
     entries = [entry(0, ["Zoë Ævarsdóttir"], [page("A.txt")]), entry(1, ["東京", "Ada"], [page("A.txt")])]
     folder = write_data(tmp_path / "data", entries, {"wikipedia/A.txt": text})
-    assert run(folder, subwords, tmp_path / "out") == 0
+    run(folder, subwords, tmp_path / "out")
     (_, document, first), (_, _, second) = spelled(tmp_path / "out" / "data-bin", "train")
     assert "12" in document and "ADA" in document  # in NFKC
     assert [normalise_answer(text).strip("“”") for text in first] == ["zoë ævarsdóttir"] * 3
@@ -133,26 +138,15 @@ def test_gold_spans_in_text_of_any_script(subwords, tmp_path):
         (["sunset", "sunset boulevard"], "Sunset Boulevard, Sunset.", ["Sunset Boulevard", "Sunset"]),
         (["c++ (x)"], "C++ X", ["C++ X"]),
         (["5"], "$5, 50, 5th and 5", ["5", "5"]),
-        (["the", ""], "the a an", []),
-        ([], "anything", []),
+        (["the", "", "ada"], "the a an Ada", ["Ada"]),
     ],
 )
-def test_answers_are_found_as_the_official_normalisation_compares_them(answers, text, found):
-    pattern = answer_pattern(answers)
-    matches = [match[0] for match in pattern.finditer(text)] if pattern else []
-    assert matches == found
-    assert all(normalise_answer(match) in [normalise_answer(answer) for answer in answers] for match in matches)
-
-
-def test_spans_of_subwords():
-    """Characters to subwords, for pieces with spaces, several characters, or single bytes."""
-    document = SpelledDocument(["▁on", "▁", "<0xC3>", "<0x89>", "mile", "▁Zola", "."])
-    assert document.text == " on Émile Zola."
-    assert document.find(answer_pattern(["émile zola"])).tolist() == [[2, 5]]
-    assert document.find(answer_pattern(["on"])).tolist() == [[0, 0]]
-    assert document.find(None).shape == (0, 2)
-    late = SpelledDocument(["▁a", "<0xC3>", "<0x89>"])
-    assert late.find(answer_pattern(["aé"])).tolist() == [[0, 2]]
+def test_answers_are_found_as_the_official_normalisation_compares_them(answers, text, found, subwords, tmp_path):
+    """A subword may have what stands around an answer, too."""
+    folder = write_data(tmp_path / "data", [entry(0, answers, [page("A.txt")])], {"wikipedia/A.txt": text})
+    run(folder, subwords, tmp_path / "out")
+    ((_, _, gold),) = spelled(tmp_path / "out" / "data-bin", "train")
+    assert len(gold) == len(found) and all(right in span for right, span in zip(found, gold)), gold
 
 
 def test_the_verified_part(tmp_path):
@@ -175,66 +169,61 @@ def test_human_answers_are_gold(tmp_path):
     assert read_questions(folder / "qa" / "wikipedia-dev.json")[0].answers == ["ada", "ada"]
 
 
-# ---- What is missing or wrong
-
-
-def fails(capsys, *arguments, **more) -> str:
-    assert run(*arguments, **more) == 1
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "allowed" in message
-    return message
+def refused(capsys, *arguments, **more) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments, **more)
+    return f"{ended.value} {capsys.readouterr().err}"
 
 
 def test_missing_files_say_how_to_get_them(questions, subwords, tmp_path, capsys):
-    message = fails(capsys, tmp_path, subwords, tmp_path / "out")
-    assert "no qa/wikipedia-train.json" in message and "triviaqa-rc.tar.gz" in message
+    """And nothing is written."""
+    out = tmp_path / "out"
+    assert "triviaqa-rc.tar.gz" in refused(capsys, tmp_path, subwords, out)
     folder = write_data(tmp_path / "data", [entry(0, ["Ada"], [page("A.txt")])], {})
-    message = fails(capsys, folder, subwords, tmp_path / "out")
+    message = refused(capsys, folder, subwords, out)
     assert "no evidence/wikipedia/A.txt" in message and "triviaqa-rc.tar.gz" in message
-    assert not (tmp_path / "out" / "data-bin").exists()
-    message = fails(capsys, questions, tmp_path, tmp_path / "out")
-    assert "--subwords" in message and "no sentencepiece.model" in message and "recipes.flash.prepare" in message
-    assert "no qa/web-train.json" in fails(capsys, questions, subwords, tmp_path / "out", domain="web")
-
-
-def test_documents_outside_of_the_folder(subwords, tmp_path, capsys):
-    folder = write_data(tmp_path / "data", [entry(0, ["Ada"], [page("../../../secret.txt")])], {})
-    (tmp_path / "secret.txt").write_text("Ada")
-    assert "names the document wikipedia/../../../secret.txt" in fails(capsys, folder, subwords, tmp_path / "out")
+    assert "without sentencepiece.model" in refused(capsys, questions, tmp_path, out)
+    assert "no qa/web-train.json" in refused(capsys, questions, subwords, out, domain="web")
+    folder = write_data(tmp_path / "far", [entry(0, ["Ada"], [page("../../../secret.txt")])], {})
+    assert "../secret.txt" in refused(capsys, folder, subwords, out) and not out.exists()
 
 
 @pytest.mark.parametrize(
-    "content, message",
-    [
-        ("{", "cannot be read"),
-        ("[]", "has no list Data"),
-        ('{"Data": {}}', "has no list Data"),
-        ('{"Data": []}', "has no question with a document"),
-        ('{"Data": [3], "Domain": "Wikipedia"}', "as entry 0 of Data"),
-        ('{"Data": [{"QuestionId": "x", "Question": "y"}]}', "as entry 0 of Data: KeyError('Answer')"),
-        ('{"Data": [{"QuestionId": 1, "Question": "y", "Answer": {"NormalizedAliases": []}}]}', "a text is none"),
-    ],
+    "content", ["[]", '{"Data": []}', '{"Data": [{"QuestionId": "x", "Question": "y"}], "Domain": "Wikipedia"}']
 )
-def test_files_that_are_none(content, message, subwords, tmp_path, capsys):
+def test_files_that_are_none(content, subwords, tmp_path, capsys):
     folder = write_data(tmp_path / "data", [], {})
     (folder / "qa" / "wikipedia-train.json").write_text(content)
-    error = fails(capsys, folder, subwords, tmp_path / "out")
-    assert message in error and "wikipedia-train.json" in error
-
-
-def test_texts_that_are_none(subwords, tmp_path, capsys):
-    folder = write_data(tmp_path / "data", [entry(0, ["Ada"], [page("A.txt")])], {"wikipedia/A.txt": ""})
-    assert "no document of train has an answer" in fails(capsys, folder, subwords, tmp_path / "out")
-    (folder / "evidence" / "wikipedia" / "A.txt").write_bytes(b"Ada \xff")
-    assert "A.txt is not text in UTF-8" in fails(capsys, folder, subwords, tmp_path / "out")
+    assert "wikipedia-train.json" in refused(capsys, folder, subwords, tmp_path / "out")
 
 
 def test_all_subwords_are_known(subwords, questions, tmp_path):
     """A character unknown to the subwords becomes bytes, not <unk>."""
     entries = [entry(0, ["Ada"], [page("A.txt")])]
     folder = write_data(tmp_path / "data", entries, {"wikipedia/A.txt": "Ada ☃ 𝄞 ж"})
-    assert run(folder, subwords, tmp_path / "out") == 0
+    run(folder, subwords, tmp_path / "out")
     tokens = read_span_split(tmp_path / "out" / "data-bin", "train").document_tokens[0].numpy()
     assert not np.isin(tokens, [0, 1, 2, 3]).any()
     model = sentencepiece.SentencePieceProcessor(model_file=str(subwords / "sentencepiece.model"))
     assert len(tokens) == len(model.encode("Ada ☃ 𝄞 ж"))
+
+
+def test_evaluation_of_written_answers(questions, tmp_path, capsys):
+    """All right, one wrong, one missing; questions that are not in the file do not count."""
+    file = questions / "qa" / "wikipedia-dev.json"
+    values = {entry["QuestionId"]: entry["Answer"]["Value"] for entry in json.loads(file.read_text())["Data"]}
+    path = tmp_path / "answers.json"
+    name, other = list(values)[:2]
+    for changed, expected in (
+        ({}, "exact match 100.00, F1 100.00: 12 questions, 0 unanswered"),
+        ({name: "nobody", other: f"The {values[other].upper()}!"}, "exact match 91.67, F1 91.67: 12 questions, 0 unan"),
+        ({name: f"{values[name]} Hill Top"}, "exact match 91.67, F1 97.22: 12"),  # 2 of 4 words: F1 2 / 3
+        ({name: None, "another": "x"}, "exact match 91.67, F1 91.67: 12 questions, 1 unanswered"),
+    ):
+        answers = {name: text for name, text in {**values, **changed}.items() if text is not None}
+        path.write_text(json.dumps(answers))
+        evaluate.main([str(path), "--file", str(file)])
+        assert capsys.readouterr().out.startswith(expected)
+    path.write_text("[]")
+    with pytest.raises(SystemExit, match="ANSWERS"):
+        evaluate.main([str(path), "--file", str(file)])
