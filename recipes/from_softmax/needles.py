@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.files.output_files import new_folder
 
-from ..long_contexts.positions import read_stream
+from ..positions import read_stream
 from ..shared.indexed_files import write_split
 
 #: Symbols of a needle after its marker.

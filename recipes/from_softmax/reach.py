@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from common.attention import ATTENTIONS
 
-from ..long_contexts import positions
-from ..long_contexts.positions import Bin
+from .. import positions
+from ..positions import Bin
 from . import needles
 from .forms import Form
 

@@ -6,13 +6,13 @@ A layer is an attention with 8 heads of 64 channels, or a gated attention unit o
 one row, in float32. The processes run on this machine, over gloo, and are started again for each number of processes.
 """
 
-import sys
+import argparse
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from common.attention import ATTENTIONS, build_attention
-from common.command_parser import CommandParser
 from common.modules import GatedAttentionUnit
 from common.parallel import ContextGroup, context_parallel, part_length
-from recipes.bench.harness.memory import peak_beyond
-from recipes.shared.scripts import script
+
+from ..runs import peak_bytes
 
 HEADS, CHANNELS = 8, 64
 WIDTH = HEADS * CHANNELS
@@ -69,45 +68,26 @@ def measure(rank: int, processes: int, store: str, layers: Sequence[str], tokens
             length = part_length(n, processes)
             x = torch.randn(1, length, WIDTH, requires_grad=True)
             group.bytes_sent = 0
-            peak = peak_beyond(partial(step, layer, group, x), "cpu")
-            results.put((processes, name, n, group.bytes_sent, peak))
+            peak = peak_bytes(lambda layer=layer, x=x: step(layer, group, x))
+            results.put((processes, name, n, group.bytes_sent, peak / 2**20))
     dist.destroy_process_group()
 
 
-def step(layer: Layer, group: ContextGroup, x: Tensor) -> list[Tensor]:
+def step(layer: Layer, group: ContextGroup, x: Tensor) -> None:
     """A forward and a backward pass of this process's part x (1, n, D)."""
     with context_parallel(layer, group, torch.tensor([x.shape[1]])):
         layer(x).square().mean().backward()
-    return []
 
 
-def table(rows: Sequence[tuple[int, str, int, int, int]], tokens: Sequence[int]) -> str:
-    """A Markdown table: the maximum over processes, for each layer and number of processes, by the number of tokens.
-
-    Cells have the bytes sent, and in brackets the peak memory in MiB, without the weights and the input.
-    """
-    lines = ["| layer | processes | " + " | ".join(f"n = {n:,}" for n in tokens) + " |"]
-    lines.append("| --- | ---: |" + " ---: |" * len(tokens))
-    for name, processes in dict.fromkeys((row[1], row[0]) for row in rows):
-        results = [[row[3:] for row in rows if row[:3] == (processes, name, n)] for n in tokens]
-        cells = [f"{max(x[0] for x in n):,} ({max(x[1] for x in n) / 2**20:,.1f} MiB)" for n in results]
-        lines.append(f"| {name} | {processes} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-@script("context_parallel")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status."""
-    parser = CommandParser(description=__doc__.split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print the largest values of all processes: bytes sent, and memory beyond weights and input."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="processes that hold a sequence")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096], help="tokens of a sequence")
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, help="attentions, and flash")
     options = parser.parse_args(arguments)
-    for name in ("processes", "tokens"):
-        if min(getattr(options, name)) < 1:
-            raise ValueError(f"--{name} is {min(getattr(options, name))}; allowed: at least 1")
     rows = []
-    for processes in tqdm(options.processes, desc="numbers of processes", unit="", leave=False, disable=None):
+    for processes in tqdm(options.processes, "numbers of processes", leave=False):
         results = mp.get_context("spawn").SimpleQueue()
         with tempfile.TemporaryDirectory() as folder:
             parameters = (processes, str(Path(folder, "store")), options.layers, options.tokens, results)
@@ -115,9 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += [results.get() for _ in range(processes * len(options.layers) * len(options.tokens))]
             while not context.join():
                 pass
-    print(table(rows, options.tokens))
-    return 0
+    found = pd.DataFrame(rows, columns=["processes", "layer", "tokens", "bytes", "MiB"])
+    found = found.groupby(["layer", "processes", "tokens"], sort=False).max().reset_index()
+    found["cell"] = [f"{x.bytes:,} ({x.MiB:,.1f} MiB)" for x in found.itertuples()]
+    table = found.pivot(index=["layer", "processes"], columns="tokens", values="cell")
+    table.columns = [f"n = {n:,}" for n in table]
+    print(table.reset_index().to_markdown(index=False))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import onnxruntime
 
-_SPACE = "▁"  # how recipes.shared.characters writes a space
+_SPACE = "▁"  # how recipes.texts writes a space
 _METADATA, _VERSION = "lineartime", 1
 
 

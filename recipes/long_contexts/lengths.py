@@ -1,235 +1,192 @@
 """Perplexity by position up to several times the training length, of every causal architecture, in one picture.
 
-``python -m recipes.long_contexts.lengths --file FILE`` from the checkout's root trains them with one budget, through
-fairseq-train; ``--runs FOLDER`` takes what ``recipes.wikitext103.compare`` trained. Run again, it goes on where it was
-interrupted.
+``python -m recipes.long_contexts.lengths --file FILE`` trains them with one budget; ``--runs FOLDER`` takes what
+``recipes.compare_text`` trained. Run it again, and it goes on.
 """
 
-import sys
+import itertools
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar, get_type_hints
 
-import torch
-from tqdm import tqdm
+import numpy as np
+import pandas as pd
+from matplotlib import pyplot as plt
 
-from ..shared.comparison import MODEL, SEEDS, Results, train_and_read
-from ..shared.experiment import PARAMETERS, Data, Experiment, Record, option
-from ..shared.json_files import read_json, write_json
-from ..shared.language_models import (
-    FILE_HELP,
-    LIMIT_HELP,
-    WHOLE,
-    GateVariants,
-    model_names,
-    models_option,
-    names_with_gates,
-    prepare,
-)
-from ..shared.scripts import positive_int
-from ..shared.trainings import TrainingResult, read_parameters, read_trained
-from ..shared.variants import NO_POSITIONS
-from . import positions
-from .lengths_report import best_first, change_column, draw, length_columns, notes, refusals
-from .positions import Bin
+from .. import models, runs
+from ..models import NO_POSITIONS
+from ..positions import Bin
+from ..runs import Run, spread
 
-COMMAND = "recipes.long_contexts.lengths"
-#: FLASH's gated attention units, which are no mechanism of Transformer layers.
+#: FLASH's gated attention units, which are no mechanism of Transformer layers; two units are one layer.
 FLASH = "flash"
 #: Positions are sinusoids that no model has seen beyond its training length; these do without.
 _WITHOUT_POSITIONS = ("softmax", "local", "linear+forget", "flow+forget", "retention", "gla", "gated_delta", FLASH)
-#: Whose output is what this command trains or reads; a comparison's folder has all of these.
-_OF_RUNS = ("settings.json", "tokens.json", "text.json", "data-bin", "runs")
-
-
-def names() -> list[str]:
-    """The models of ``recipes.wikitext103.gates``, and FLASH."""
-    return [*names_with_gates(), FLASH, FLASH + NO_POSITIONS]
+_NOTES = {
+    "cosformer": "its cosine spans the longest length, in training too",
+    "daft_full": "its biases by pairs of positions are there for the longest length; the later ones learned nothing",
+    "synthesizer": "its columns for positions are there for the longest length; the later ones learned nothing",
+    "flash": "flash_lm, gated attention units, two of which are one layer",
+}
+_ACROSS = 6  # panels of the picture beside each other
 
 
 def default_names() -> list[str]:
     """Every causal mechanism, FLASH, additions of ours, and some models without positions."""
-    plain = [name for name in model_names() if "+" not in name]
+    plain = [name for name in models.names() if "+" not in name]
     added = ["linear+forget", "flow+forget", "flow+short_conv"]
     return [*plain, FLASH, *added, *(name + NO_POSITIONS for name in _WITHOUT_POSITIONS)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LengthModels(GateVariants):
-    """The options of language models that are built for ``times`` the length of the sequences they are trained on."""
-
-    #: With the perplexity of the valid text, by which a checkpoint is chosen; this text is read often enough later.
-    most_evaluations: ClassVar[int] = 2
-
-    file: Path | None = option(None, FILE_HELP, setting=False, type=Path)
-    # With --quick too the test text is longer than a few windows.
-    limit: int | None = option(None, LIMIT_HELP, quick=8_000, setting=False, type=positive_int, metavar="LINES")
-    models: Sequence[str] = models_option(names, default_names())
-    seeds: int = option(1, "runs of each model (%(default)s)", setting=False)
-    updates: int = option(300, "of every training (%(default)s)", quick=4)
-    times: int = option(8, "windows, in training lengths (%(default)s)")
-    windows: int = option(200, "of the test text, at most (%(default)s)")
-    runs: Path | None = option(
-        None,
-        "trained models, the --out of recipes.wikitext103.compare or gates, in place of --file",
-        setting=False,
-        type=Path,
-        metavar="FOLDER",
-    )
-
-    def completed(self) -> "LengthModels":
-        """The options; with ``--runs`` the budget is that of the trainings there.
-
-        Raises:
-            ValueError: not one of ``--file`` and ``--runs``, windows of one length, sequences longer than a batch, or a
-                folder without trainings.
-        """
-        if (self.file is None) == (self.runs is None):
-            raise ValueError("--file and --runs are both given, or neither; allowed: one of them")
-        if self.times < 2:
-            raise ValueError(f"--times is {self.times}; allowed: at least 2, beyond the training length")
-        if self.runs is None:
-            return super().completed()
-        runs = self.runs.absolute()
-        missing = [name for name in _OF_RUNS if not (runs / name).exists()]
-        if missing:
-            raise ValueError(
-                f"--runs is {self.runs}, without {', '.join(missing)}; allowed: the --out of "
-                "recipes.wikitext103.compare"
-            )
-        trained = trained_in(runs)
-        if not trained:
-            raise ValueError(f"--runs is {self.runs}, in which no training is complete; allowed: one where some are")
-        stored = read_json(runs / "settings.json", tokens_per_sample=int)
-        kinds = {name: kind for name, kind in get_type_hints(LengthModels).items() if name in stored}
-        stored = read_json(runs / "settings.json", **kinds)
-        own = {field.name for field in fields(self)} - {"times", "windows", "runs"}
-        budget = {name: stored[name] for name in kinds if name in own}
-        models = list(dict.fromkeys(name for name, _ in trained))
-        return replace(self, runs=runs, models=models, seeds=len({seed for _, seed in trained}), **budget)
-
-    def settings(self) -> Record:
-        """See ``Options``; with ``--runs`` those of the windows."""
-        if self.runs is None:
-            return super().settings()
-        return {"runs": str(self.runs), "times": self.times, "windows": self.windows}
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the windows in which the loss is measured."""
-        return self.times * self.tokens_per_sample
-
-    def model_arguments(self, name: str) -> list[object]:
-        """The arguments that say how a model is built: two units of FLASH are one layer, with as many parameters."""
-        arguments = [*super().model_arguments(name), "--max-target-positions", self.longest]
-        if name.removesuffix(NO_POSITIONS) == FLASH:
-            arguments += ["--decoder-layers", 2 * self.layers, "--decoder-ffn-embed-dim", 2 * self.width]
-        return arguments
-
-    def attention_arguments(self, name: str) -> list[object]:
-        """The architecture of a model; chunks of FLASH are a quarter of a sequence as the others' are."""
-        if name == FLASH:
-            return ["--arch", "flash_lm", "--flash-chunk-size", max(1, self.tokens_per_sample // 4)]
-        return super().attention_arguments(name)
+def model_arguments(options, name: str) -> list[object]:
+    """The arguments of fairseq-train that define a model, which is built for the longest windows."""
+    longest = ["--max-target-positions", options.times * options.tokens_per_sample]
+    if models.mechanism_of(name) != FLASH:
+        return [*models.model_arguments(options, name), *longest]
+    made = models.model_arguments(options, name.replace(FLASH, "linear"))  # the last of an option counts
+    made += ["--arch", "flash_lm", "--flash-chunk-size", max(1, options.tokens_per_sample // 4)]
+    return [*made, *longest, "--decoder-layers", 2 * options.layers, "--decoder-ffn-embed-dim", 2 * options.width]
 
 
-def trained_in(runs: Path) -> dict[tuple[str, int], tuple[Path, TrainingResult]]:
-    """The complete trainings in the folder of a comparison: folder and result, by model and seed."""
-    made = {}
-    for folder in sorted((runs / "runs").iterdir()):
-        if (trained := read_trained(folder)) is not None:
+def measurement(options, data: Path, checkpoint: object) -> list[object]:
+    """The command that measures a model."""
+    sizes = {"length": options.tokens_per_sample, "longest": options.times * options.tokens_per_sample}
+    sizes["windows"] = options.windows
+    words = [word for name, size in sizes.items() for word in (f"--{name}", size)]
+    return ["-m", "recipes.positions", checkpoint, "--data", data, *words]
+
+
+def read(folder: Path) -> dict:
+    """The perplexity of each bin, and why the model could not read so far, if so."""
+    then = folder / "then.log"
+    log = then if then.exists() else folder / "train.log"
+    found = json.loads(log.read_text(encoding="utf-8").strip().splitlines()[-1])
+    bins = [Bin(*part) for part in found["bins"]]
+    return {
+        "perplexities": {f"{part.begin:,} to {part.end:,}": part.perplexity for part in bins},
+        "middles": [(max(1, part.begin) * part.end) ** 0.5 for part in bins],
+        "ends": [part.end for part in bins],
+        "windows": found["windows"],
+        "refused": found["refused"],
+    }
+
+
+def table(found: pd.DataFrame, length: int) -> pd.DataFrame:
+    """Perplexity by position from half of the training length on, the best at the last positions first."""
+    bins = pd.DataFrame(list(found.perplexities), index=found.index)
+    ends = next((ends for ends in found.ends if ends), [])
+    shown = [name for name, end in zip(bins, ends) if end >= length // 2]
+    means = bins.groupby(found.model, sort=False).mean()
+    columns = {name: (name, lambda x: spread(2)(x) if x.notna().all() else "-") for name in shown}
+    columns = {"parameters": ("parameters", "first"), **columns, "seeds": ("seed", "count")}
+    made = runs.table(pd.concat([found[["model", "seed", "parameters"]], bins], axis=1), columns).set_index("model")
+    if shown:
+        trained = means[list(bins)[ends.index(length)]]
+        change = (100 * (means[shown[-1]] / trained - 1)).map("{:+,.0f} %".format)
+        made.insert(len(shown) + 1, "change", change.where(means[shown[-1]].notna(), "-"))
+        made = made.loc[means[shown[-1]].sort_values(na_position="last").index]
+    made["parameters"] = made["parameters"].map("{:,}".format)
+    return made.reset_index()
+
+
+def draw(found: pd.DataFrame, order: Sequence[str], length: int, path: Path) -> None:
+    """A panel for each model that can read longer inputs: its perplexity by position, over those of all in grey."""
+    readers = found[found.refused.isna()]
+    if readers.empty:
+        return
+    first = readers.iloc[0]
+    means = {
+        name: pd.DataFrame(list(rows.perplexities)).mean().to_numpy()
+        for name, rows in readers.groupby("model", sort=False)
+    }
+    names, last = [name for name in order if name in means], first.ends.index(length)
+    across = min(_ACROSS, len(names))
+    down = -(-len(names) // across)
+    size = {"figsize": (2.3 * across, 2.0 * down + 0.6)}
+    figure, grid = plt.subplots(down, across, sharex=True, sharey=True, squeeze=False, layout="constrained", **size)
+    for axes, name in itertools.zip_longest(grid.flat, names):
+        if name is None:
+            axes.set_visible(False)
+            continue
+        for other in means.values():
+            axes.plot(first.middles, other, color="0.85", linewidth=0.8)
+        worse = means[name][-1] > 1.05 * means[name][last]
+        axes.plot(first.middles, means[name], color="C1" if worse else "C0", linewidth=2)
+        axes.axvline(length, color="0.4", linestyle=":", linewidth=1)
+        axes.set_title(f"{name}\n{means[name][last]:.2f} → {means[name][-1]:,.2f}", fontsize=9)
+    every = np.stack(list(means.values()))
+    axes = grid[0, 0]
+    highest = min(every.max(), 2.5 * every[:, last].max())
+    axes.set(xscale="log", yscale="log", ylim=(0.95 * every.min(), 1.05 * highest))
+    ticks = [max(1, length // 8), length, first.ends[-1]]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    figure.supxlabel(f"tokens of the window before; dotted: the length of training, {length:,}", fontsize=10)
+    figure.supylabel("perplexity of the test text", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train or find the models, measure, print and draw."""
+    parser = models.parser(__doc__.splitlines()[0], "work/long_contexts/lengths", default_names(), updates=300, seeds=1)
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="the --out of recipes.compare_text, not --file")
+    parser.add_argument("--times", type=int, default=8, help="windows, in training lengths, from 2")
+    parser.add_argument("--windows", type=int, default=200, help="of the test text, at most")
+    options = models.parsed(parser, arguments, [*models.all_names(), FLASH, FLASH + NO_POSITIONS])
+    if (options.file is None) == (options.runs is None) or options.times < 2:
+        parser.error("--file and --runs are both given, or neither, or --times is below 2; allowed: one, and from 2")
+    if options.quick and not options.runs:
+        options.tokens_per_sample, options.times = min(32, options.tokens_per_sample), 2
+    length, unit, counts = options.tokens_per_sample, "as trained", {}
+    if options.runs:
+        done = sorted(path.parent for path in options.runs.glob("runs/*/done.json"))
+        if not done:
+            parser.error(f"--runs is {options.runs}, in which no training is complete; allowed: where some are")
+        runs.begin(options.out, ["recipes.long_contexts.lengths", options.runs.absolute()])
+        planned = []
+        for folder in done:
             name, seed = folder.name.rsplit(".", 1)
-            made[name, int(seed)] = folder, trained
-    return made
-
-
-class Lengths:
-    """Measures trained models on windows of the text, and keeps what it measured in the folder of the experiment."""
-
-    def __init__(self, options: LengthModels, data: Path) -> None:
-        self.data, self.length, self.longest = data, options.tokens_per_sample, options.longest
-        self.out = options.out / "positions"
-        self.windows = positions.windows(positions.read_stream(data), self.length, self.longest, options.windows)
-
-    def measure(self, folder: Path) -> None:
-        """Measure the model that was trained in ``folder``, unless it has been done."""
-        path = self._path(folder)
-        if path.exists():
-            return
-        content: Record = {"bins": [], "refused": None}
-        try:
-            model = positions.load_model(folder / "checkpoints" / "checkpoint_best.pt", self.data, self.longest)
-            losses = positions.losses(model, self.windows, folder.name)
-            content["bins"] = [part._asdict() for part in positions.binned(losses, self.length)]
-        except ValueError as error:
-            content["refused"] = str(error).splitlines()[0]
-        write_json(path, content)
-
-    def read(self, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record | None:
-        """The record of the model that was trained in ``folder``; None if it was not measured.
-
-        ``bins`` are those of ``positions.binned``, none where the model cannot read so many tokens; ``refused`` is why.
-        """
-        path = self._path(folder)
-        if not path.exists():
-            return None
-        content = read_json(path, bins=list[Bin], refused=str | None)
-        return {
-            "model": name,
-            "seed": seed,
-            "parameters": read_parameters(folder),
-            "bins": [part._asdict() for part in content["bins"]],
-            "refused": content["refused"],
-            "seconds": trained.seconds,
-        }
-
-    def _path(self, folder: Path) -> Path:
-        return self.out / f"{folder.name}.json"
-
-
-def text_of(options: LengthModels) -> Data:
-    """The text in tokens, made unless it is there; the facts have ``longest`` windows and how many there are, too."""
-    if options.runs is None:
-        folder, facts = prepare(options)
+            command = measurement(options, options.runs / "data-bin", folder / "checkpoints" / "checkpoint_best.pt")
+            planned.append(Run(name, int(seed), command, (), False))
     else:
-        text = read_json(options.runs / "text.json", characters=bool)
-        unit = "characters" if text["characters"] else "subwords" if "subwords" in text else "words"
-        folder, facts = options.runs / "data-bin", {"tokens": read_json(options.runs / "tokens.json"), "unit": unit}
-    return Data(folder, {**facts, "windows": len(Lengths(options, folder).windows)})
+        data, counts, unit = models.text(options)
+        planned = [
+            Run(
+                name,
+                seed,
+                models.command(options, data, model_arguments(options, name), seed, evaluations=2),
+                measurement(options, data, "{folder}/checkpoints/checkpoint_best.pt"),
+            )
+            for seed, name in itertools.product(range(1, options.seeds + 1), options.models)
+        ]
+    found = runs.train_all(planned, options.out, options.jobs, read)
+    trained = (options.runs or options.out) / "runs"
+    found["parameters"] = [runs.parameters(trained / f"{x.model}.{x.seed}" / "train.log") for x in found.itertuples()]
+    tokens = "".join(f", {count:,} {split}" for split, count in counts.items())
+    budget = (
+        f"{options.updates:,} updates of {options.batch_tokens:,} tokens in sequences of {length:,}, {options.layers} "
+        f"layers of width {options.width}, {options.heads} heads, highest rate {options.lr:g} for all; windows "
+        f"and chunks of mechanisms are {max(1, length // 4)} tokens"
+    )
+    refused = found.dropna(subset="refused")
+    notes = [
+        f"perplexity of the test text ({unit}{tokens}) by how many tokens of its window were read before a token; "
+        f"{found.windows.iloc[0]:,} windows of {options.times * length:,} tokens, one every {length:,}, so that each "
+        f"column from {length:,} on is of the same text",
+        "change: from the last column of the training length to the last one; best models first; models of all but "
+        "+no_positions have sinusoidal positions",
+        *([] if options.runs else [budget]),
+        *models.notes(found.model),
+        *(f"{name}: {note}" for name, note in _NOTES.items() if name in set(found.model)),
+        *(f"{x.model}.{x.seed} cannot read longer inputs: {x.refused}" for x in refused.itertuples()),
+    ]
+    shown = table(found, length)
+    title = f"Perplexity by position, models trained on sequences of {length:,}"
+    runs.report(options.out, {title: shown}, notes, found)
+    draw(found, list(shown.model), length, options.out / "results.png")
 
-
-def train(options: LengthModels, data: Data) -> Results:
-    """Train what is not yet trained, or take what ``--runs`` has, and measure it."""
-    torch.set_num_threads(1)
-    lengths = Lengths(options, data.folder)
-    if options.runs is None:
-        planned = EXPERIMENT.planned(options, data)
-        return train_and_read(planned, options.out / "runs", options.jobs, lengths.read, lengths.measure)
-    records = []
-    for (name, seed), (folder, trained) in tqdm(trained_in(options.runs).items(), unit=" models", disable=None):
-        lengths.measure(folder)
-        records.append(lengths.read(name, seed, folder, trained))
-    return Results(records, {})
-
-
-EXPERIMENT = Experiment(
-    command=COMMAND,
-    about=__doc__.splitlines()[0],
-    options=LengthModels,
-    title=lambda options, facts: (
-        f"Perplexity by position, models trained on sequences of {options.tokens_per_sample:,}"
-    ),
-    columns=lambda options, facts: [MODEL, PARAMETERS, *length_columns(options), change_column(options), SEEDS],
-    order=best_first,
-    notes=notes,
-    prepare=text_of,
-    train=train,
-    measure=refusals,
-    picture=draw,
-    whole=WHOLE,
-)
-main = EXPERIMENT.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,12 +10,12 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
+from ..positions import Bin, edges
 from ..shared.comparison import Column, Results, by_model, of_model
 from ..shared.experiment import Data, Record
 from ..shared.plots import COLOURS, STYLE, save
 from ..shared.tables import MISSING, spread
 from ..shared.variants import variant_notes
-from .positions import Bin, edges
 
 #: Panels of the picture beside each other.
 _ACROSS = 6

@@ -7,26 +7,24 @@ It prints a table of models; with --functions, the times of two attention functi
 measures the process's CPU time in one thread, which other load on the machine changes little.
 """
 
+import argparse
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
+import pandas as pd
 import torch
-from fairseq import options, tasks
+from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
 import fairseq_plugin  # noqa: F401  registers the models
-from common.command_parser import CommandParser
 from common.ops import flow_attention, linear_attention
 
-from ..shared.architectures import architectures_of
-from ..shared.scripts import script
+from .. import models
 
 EOS, PAD, FIRST_WORD, WORDS = 2, 1, 4, 1000
 SHORTEST, LONGEST = 16, 2048
@@ -74,14 +72,9 @@ def build(arch: str, row: int, *flags: str) -> nn.Module:
     size = f"--decoder-layers {LAYERS} --decoder-embed-dim {WIDTH} --decoder-input-dim {WIDTH} --dropout 0"
     size += f" --decoder-output-dim {WIDTH} --decoder-ffn-embed-dim {2 * WIDTH} --share-decoder-input-output-embed"
     size += "" if arch.startswith("flash") else f" --decoder-attention-heads {HEADS}"
-    command = ["data", "--task", "language_modeling", "--arch", arch, "--tokens-per-sample", str(row), *flags]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), [*command, *size.split()])
-    dictionary = tasks.language_modeling.Dictionary()
-    for word in range(WORDS - len(dictionary)):
-        dictionary.add_symbol(str(word))
     torch.manual_seed(1)
-    symbols = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return tasks.FairseqTask.build_model(symbols, parsed).train()
+    words = ["--task", "language_modeling", "--arch", arch, "--tokens-per-sample", row, *flags, *size.split()]
+    return models.build(words, models.dictionary_of(WORDS)).train()
 
 
 def pass_over(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
@@ -126,45 +119,45 @@ def functions(tokens: int, seed: int, rounds: int) -> None:
         print(f"{name}: {1000 * tokens / statistics.median(speeds):.0f}")
 
 
-@script("packed_documents")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; returns the exit status."""
-    parser = CommandParser(description=__doc__.splitlines()[0])
-    default = "flowformer,linear,gla,flash,softmax"
-    parser.add_argument("--arch", type=architectures_of("_lm"), default=default, help="architectures, without _lm")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    known = sorted(name.removesuffix("_lm") for name in ARCH_MODEL_REGISTRY if name.endswith("_lm"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    usual = ["flowformer", "linear", "gla", "flash", "softmax"]
+    parser.add_argument("--models", nargs="+", choices=known, default=usual, metavar="NAME", help="without _lm")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of all documents together")
     parser.add_argument("--row", type=int, default=4096, help="tokens of a packed row")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each; their median is printed")
     parser.add_argument("--seed", type=int, default=1, help="of the documents")
     parser.add_argument("--functions", action="store_true", help="functions by themselves, in one row of --tokens")
-    chosen = parser.parse_args(arguments)
-    if min(chosen.tokens, chosen.row, chosen.rounds) < 1 or chosen.tokens % chosen.row:
-        parser.error(f"--tokens is {chosen.tokens} and --row {chosen.row}; allowed: full rows, and --rounds from 1")
+    options = parser.parse_args(arguments)
+    if options.tokens % options.row:
+        parser.error(f"--tokens is {options.tokens} and --row {options.row}; allowed: full rows")
     torch.set_num_threads(1)
-    if chosen.functions:
-        functions(chosen.tokens, chosen.seed, chosen.rounds)
-        return 0
-    documents = documents_of(chosen.tokens, chosen.seed)
-    packed = packed_rows(documents, chosen.row)
-    padded = padded_rows(documents, chosen.tokens)
-    by_length = padded_rows(sorted(documents, key=len), chosen.tokens)
+    if options.functions:
+        functions(options.tokens, options.seed, options.rounds)
+        return
+    documents = documents_of(options.tokens, options.seed)
+    packed, padded = packed_rows(documents, options.row), padded_rows(documents, options.tokens)
+    by_length = padded_rows(sorted(documents, key=len), options.tokens)
     sizes = [sum(batch.numel() for batch in batches) for batches in (padded, by_length)]
-    print(f"{len(documents)} documents, {chosen.tokens} tokens; with padding {sizes[0]}, sorted by length {sizes[1]}\n")
-    print("| model | packed, apart | padded | padded, sorted by length | packed, not apart |")
-    print("| --- | --- | --- | --- | --- |")
-    for arch in chosen.arch:
-        name = f"{arch}_lm"
-        apart, together = build(name, chosen.row, "--lineartime-reset-at-eos"), build(name, chosen.row)
+    print(f"{len(documents)} documents, {options.tokens} tokens; with padding {sizes[0]}, by length {sizes[1]}\n")
+    rows = []
+    for name in options.models:
+        apart, together = (
+            build(f"{name}_lm", options.row, "--lineartime-reset-at-eos"),
+            build(f"{name}_lm", options.row),
+        )
         calls = {
-            "packed": pass_over(apart, packed),
+            "packed, apart": pass_over(apart, packed),
             "padded": pass_over(together, padded),
-            "by length": pass_over(together, by_length),
-            "leaking": pass_over(together, packed),
+            "padded, sorted by length": pass_over(together, by_length),
+            "packed, not apart": pass_over(together, packed),
         }
-        speeds = tokens_per_second(calls, chosen.tokens, chosen.rounds)
-        print(f"| `{name}` | " + " | ".join(f"{statistics.median(x):,.0f}" for x in speeds.values()) + " |", flush=True)
-    return 0
+        speeds = tokens_per_second(calls, options.tokens, options.rounds)
+        rows.append({"model": f"{name}_lm", **{call: f"{statistics.median(x):,.0f}" for call, x in speeds.items()}})
+    print(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

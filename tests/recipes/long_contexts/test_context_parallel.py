@@ -1,11 +1,12 @@
-"""The bytes that processes of one sequence send, counted by a command."""
+"""The bytes that processes of one sequence send, and rows of packed documents, measured by commands."""
 
 import re
 from functools import partial
 
+import torch
 import torch.multiprocessing as mp
 
-from recipes.long_contexts import context_parallel
+from recipes.long_contexts import context_parallel, packed_documents
 from tests.processes import fork_server
 
 
@@ -14,10 +15,9 @@ def test_bytes_do_not_grow_with_the_tokens_and_memory_is_shared(capsys, monkeypa
     fork_server()
     monkeypatch.setattr(mp, "spawn", partial(mp.start_processes, start_method="forkserver"))
     context_parallel.main("--processes 1 2 --tokens 300 1200 --layers local".split())
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| layer | processes | n = 300 | n = 1,200 |"
-    (_, few_alone), (_, many_alone) = _cells(lines[2])
-    (sent_of_few, _), (sent_of_many, many) = _cells(lines[3])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "MiB" in line]
+    (_, few_alone), (_, many_alone) = _cells(lines[0])
+    (sent_of_few, _), (sent_of_many, many) = _cells(lines[1])
     assert sent_of_few == sent_of_many > 0
     assert few_alone < many < 0.8 * many_alone
 
@@ -28,6 +28,10 @@ def _cells(line: str) -> list[tuple[int, float]]:
     return [(int(sent.replace(",", "")), float(peak.replace(",", ""))) for sent, peak in found]
 
 
-def test_no_tokens_are_refused(capsys):
-    assert context_parallel.main(["--tokens", "0"]) == 1
-    assert "--tokens is 0; allowed: at least 1" in capsys.readouterr().err
+def test_packed_documents_are_the_documents(capsys):
+    documents = packed_documents.documents_of(512, 1)
+    assert torch.equal(packed_documents.packed_rows(documents, 256)[0].flatten(), torch.cat(documents))
+    rows = [row for batch in packed_documents.padded_rows(documents, 512) for row in batch]
+    assert all(torch.equal(row[: len(x)], x) and row[len(x) :].eq(1).all() for row, x in zip(rows, documents))
+    packed_documents.main("--models linear --tokens 64 --row 32 --rounds 1".split())
+    assert "linear_lm" in capsys.readouterr().out

@@ -1,5 +1,10 @@
-"""The loss of a trained language model by position, the number of tokens before the predicted one in its window."""
+"""The loss of a trained language model by position, the number of tokens before the predicted one in its window.
 
+``python -m recipes.positions CHECKPOINT --data DATA_BIN --length 256 --longest 2048`` prints it as JSON.
+"""
+
+import argparse
+import json
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +21,6 @@ from fairseq_plugin import LinearTimeLanguageModel
 from fairseq_plugin.loading.checkpoint_config import check_configuration
 from fairseq_plugin.loading.checkpoints import stored_architecture
 
-#: The split that is read.
 SPLIT = "test"
 #: The first bin ends at the training length divided by two to the power of this.
 _DOUBLINGS = 4
@@ -50,12 +54,8 @@ def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
 
     Each piece of the text is then read at each distance from the beginning of a window, so bins differ in the context
     of a token, not in the text.
-
-    Raises:
-        ValueError: the text is too short for two windows.
     """
-    count = (len(stream) - 1 - longest) // length + 1
-    pieces = longest // length
+    count, pieces = (len(stream) - 1 - longest) // length + 1, longest // length
     if len(stream) <= longest or count < pieces:
         raise ValueError(
             f"the {SPLIT} text has {len(stream):,} tokens; allowed for windows of {longest:,} that begin every "
@@ -66,17 +66,12 @@ def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
 
 def everywhere(count: int, length: int, longest: int) -> Tensor:
     """Mask (count, longest): True for tokens of ``count`` windows in pieces of the text read at every distance."""
-    last = longest - length  # where the last piece of the first window begins
     position = torch.arange(count)[:, None] * length + torch.arange(longest)
-    return (position >= last) & (position < count * length)
+    return (position >= longest - length) & (position < count * length)
 
 
 def read_stream(data: Path, split: str = SPLIT) -> Tensor:
-    """The tokens (n,) of a split in a data-bin folder, in order, with the end of a line in front as fairseq has it.
-
-    Raises:
-        ValueError: the folder has no such split.
-    """
+    """The tokens (n,) of a split in a data-bin folder, in order, with the end of a line in front as fairseq has it."""
     dataset = data_utils.load_indexed_dataset(str(data / split), dictionary=None)
     if dataset is None or not len(dataset):
         raise ValueError(f"{data} has no {split} text; allowed: a folder of fairseq-preprocess that has")
@@ -123,10 +118,32 @@ def losses(model: nn.Module, windows: Tensor, title: str) -> Tensor:
 def binned(loss: Tensor, length: int) -> list[Bin]:
     """The mean of ``loss`` (W, n) in each bin, over the tokens that ``everywhere`` selects."""
     longest = loss.shape[1]
-    mask = everywhere(len(loss), length, longest)
-    bounds = edges(length, longest)
-    bins = []
+    mask, bounds, bins = everywhere(len(loss), length, longest), edges(length, longest), []
     for begin, end in zip(bounds, bounds[1:]):
         inside = loss[:, begin:end][mask[:, begin:end]]
         bins.append(Bin(begin, end, float(inside.mean()), inside.numel()))
     return bins
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure a model; one that cannot read so many tokens is not an error."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--data", type=Path, required=True, help="data-bin of its text")
+    parser.add_argument("--length", type=int, required=True, help="of the sequences that it was trained on")
+    parser.add_argument("--longest", type=int, required=True, help="window")
+    parser.add_argument("--windows", type=int, default=200, help="at most (%(default)s)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    chosen = windows(read_stream(options.data), options.length, options.longest, options.windows)
+    found = {"windows": len(chosen), "bins": [], "refused": None}
+    try:
+        model = load_model(options.checkpoint, options.data, options.longest)
+        found["bins"] = binned(losses(model, chosen, options.checkpoint.name), options.length)
+    except ValueError as error:
+        found["refused"] = str(error).splitlines()[0]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
