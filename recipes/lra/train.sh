@@ -17,7 +17,7 @@ for task in $tasks; do
     pathfinder) first= longest=1024 batch=512
       schedule="$cosine --lr 1e-3 --warmup-updates 312 --lr-period-updates 62088 --max-update 62400" ;;
   esac
-  [ -e work/lra/$task/data-bin/label/dict.txt ] || python -m recipes.lra.data $task $LRA_RELEASE
+  [ -e work/lra/$task/data-bin/label/dict.txt ] || python -m recipes.lra.data $task
   data="work/lra/$task/data-bin --user-dir fairseq_plugin --task $kind --num-classes $classes $first
     --criterion sentence_prediction --max-positions $longest --batch-size $batch"
   fairseq-train $data --arch ${name}_lra_$task "$@" --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-9 \
