@@ -49,7 +49,7 @@ class ImageShape(NamedTuple):
         fields = ", ".join(cls._fields)
         if not path.exists():
             raise ValueError(
-                f"{folder} lacks {SHAPE_FILE}; allowed: a folder that recipes.cifar10_pixels.prepare has written"
+                f"{folder} lacks {SHAPE_FILE}; allowed: a folder that recipes.cifar10_pixels.data has written"
             )
         content = read(path, f"JSON with {fields}")
         if not isinstance(content, dict) or set(content) != set(cls._fields):

@@ -5,135 +5,90 @@ generator draws the samples, one subpixel after the other, from the decoder's in
 """
 
 import argparse
-import sys
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import BaseFairseqModel
+from matplotlib import pyplot as plt
 from torch import Tensor
-from tqdm import tqdm
 
-from common.checkpoints import read_checkpoint
-from common.command_parser import CommandParser
-from common.files.output_files import check_new
 from fairseq_plugin import PixelModelingTask
 from fairseq_plugin.data.pixels import to_images
-from fairseq_plugin.loading.checkpoint_config import check_configuration, check_files
-from fairseq_plugin.loading.checkpoints import stored_architecture
-
-from ..shared.commands import shown_path
-from ..shared.scripts import positive_int, script
-from .picture import Completions, draw
+from fairseq_plugin.loading.checkpoint_config import check_files
+from fairseq_plugin.loading.checkpoints import read_training
 
 
 def load(checkpoint: Path, data: Path) -> tuple[BaseFairseqModel, PixelModelingTask]:
-    """Load a trained model, on the GPU if there is one, and its task with the images of ``data``.
-
-    Raises:
-        ValueError: the checkpoint does not exist, or was trained for another task or image shape.
-    """
-    if not checkpoint.is_file():
-        raise ValueError(f"--checkpoint is {checkpoint}, which is no file; allowed: a checkpoint of fairseq-train")
-    state = read_checkpoint(checkpoint)
-    stored_architecture(state, str(checkpoint))
-    check_configuration(state, str(checkpoint))
+    """A trained model, on the GPU if there is one, and its task with the images of ``data``."""
+    state, _ = read_training(checkpoint)
     check_files(state, str(checkpoint), {"data": data})
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
     if not isinstance(task, PixelModelingTask):
-        raise ValueError(f"{checkpoint} is of {type(task).__name__}; allowed: one of --task pixel_modeling")
+        raise SystemExit(f"{checkpoint} is of {type(task).__name__}; allowed: one of --task pixel_modeling")
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), task
-
-
-def read_targets(task: PixelModelingTask, split: str, count: int) -> Tensor:
-    """The tokens (N, T) of the first ``count`` images of a split.
-
-    Raises:
-        ValueError: the split does not exist or has fewer images.
-    """
-    try:
-        task.load_dataset(split)
-    except FileNotFoundError as error:
-        raise ValueError(f"--split is {split}: {error}; allowed: a split of --data") from error
-    dataset = task.dataset(split)
-    if len(dataset) < count:
-        raise ValueError(f"--images is {count}; allowed: at most {len(dataset)}, as {split} has")
-    return torch.stack([dataset[index]["target"] for index in range(count)])
 
 
 def complete(
     model: BaseFairseqModel, task: PixelModelingTask, targets: Tensor, samples: int, temperature: float = 1.0
-) -> Completions:
-    """Complete the upper half of each image of ``targets`` (N, T) ``samples`` times; O(T) steps of the decoder."""
+) -> Tensor:
+    """Images (N, S, H, W, C): ``samples`` completions of the upper half of each of ``targets`` (N, T); O(T) steps."""
     shape = task.image_shape
-    known_rows = shape.height // 2
-    prefix = targets[:, : known_rows * shape.width * shape.channels].to(next(model.parameters()).device)
+    known = shape.height // 2 * shape.width * shape.channels
+    prefix = targets[:, :known].to(next(model.parameters()).device)
     generator = task.build_generator([model], Namespace(sampling=True, beam=samples, temperature=temperature))
     start = prefix.new_full((len(prefix), 1), task.source_dictionary.eos())
     batch = {"net_input": {"src_tokens": start, "src_lengths": torch.ones_like(start[:, 0])}}
-    with _StepBar(model, shape.length):
-        hypotheses = task.inference_step(generator, [model], batch, prefix_tokens=prefix)
-    tokens = torch.stack(
-        [sample["tokens"][:-1] for image in hypotheses for sample in image]
-    )  # (N S, T), without the end-of-sentence token
-    drawn = to_images(tokens.cpu(), shape).view(len(targets), samples, *shape)
-    originals = to_images(targets, shape)
-    return Completions(originals.numpy().astype(np.uint8), drawn.numpy().astype(np.uint8), known_rows)
+    hypotheses = task.inference_step(generator, [model], batch, prefix_tokens=prefix)
+    tokens = [sample["tokens"][:-1] for image in hypotheses for sample in image]  # without the end of a sentence
+    return to_images(torch.stack(tokens).cpu(), shape).view(len(targets), samples, *shape)
 
 
-class _StepBar:
-    """Progress bar over the decoder's steps; fairseq's generator has none."""
+def draw(originals: np.ndarray, samples: np.ndarray, path: Path) -> None:
+    """Write a picture with a row for each image (N, H, W, C): the original, its upper half, and its samples."""
+    halves = originals.copy()
+    halves[:, originals.shape[1] // 2 :] = 128
+    titles = ["original", "upper half", *(f"sample {i + 1}" for i in range(samples.shape[1]))]
+    size = (1.1 * len(titles), 1.1 * len(originals) + 0.35)
+    figure, grid = plt.subplots(len(originals), len(titles), figsize=size, squeeze=False, layout="constrained")
+    for axes_row, original, half, drawn in zip(grid, originals, halves, samples):
+        for axes, image in zip(axes_row, (original, half, *drawn)):
+            axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_axis_off()
+    for axes, title in zip(grid[0], titles):
+        axes.set_title(title, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
 
-    def __init__(self, model: BaseFairseqModel, steps: int) -> None:
-        self.model, self.bar = model, tqdm(total=steps, unit=" subpixels", leave=False, disable=None)
 
-    def __enter__(self) -> None:
-        self.hook = self.model.decoder.layers[-1].register_forward_hook(lambda *_: self.bar.update() and None)
-
-    def __exit__(self, *_: object) -> None:
-        self.hook.remove()
-        self.bar.close()
-
-
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.cifar10_pixels.complete", description=__doc__.splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Complete images and draw them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoint", type=Path, required=True, help="of fairseq-train --task pixel_modeling")
-    parser.add_argument("--data", type=Path, required=True, metavar="DATA-BIN", help="folder that prepare has written")
+    parser.add_argument("--data", type=Path, required=True, metavar="DATA-BIN", help="of recipes.cifar10_pixels.data")
     parser.add_argument("--split", default="test", help="default: %(default)s")
-    parser.add_argument("--output", type=Path, default=Path("completed.png"), help="default: %(default)s")
-    parser.add_argument("--images", type=positive_int, default=8, help="of the split, from the first (%(default)s)")
-    parser.add_argument("--samples", type=positive_int, default=3, help="completions of each image (%(default)s)")
-    parser.add_argument(
-        "--temperature", type=_temperature, default=1.0, help="below 1, likelier subpixels; default: %(default)s"
-    )
+    parser.add_argument("--output", type=Path, default=Path("completed.png"), help="a new file; default: %(default)s")
+    parser.add_argument("--images", type=int, default=8, help="of the split, from the first (%(default)s)")
+    parser.add_argument("--samples", type=int, default=3, help="completions of each image (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="below 1, likelier subpixels (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the samples; default: %(default)s")
-    return parser
-
-
-def _temperature(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: above 0")
-    return value
-
-
-@script("complete")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status."""
-    options = parser().parse_args(arguments)
-    check_new(options.output, "--output")
+    options = parser.parse_args(arguments)
+    if options.output.exists():
+        parser.error(f"--output is {options.output}, which exists; allowed: a new file")
     torch.manual_seed(options.seed)
     model, task = load(options.checkpoint, options.data)
-    targets = read_targets(task, options.split, options.images)
-    completions = complete(model, task, targets, options.samples, options.temperature)
-    draw(completions, options.output)
-    print(f"Ready: {shown_path(options.output)}")
-    return 0
+    task.load_dataset(options.split)
+    dataset = task.dataset(options.split)
+    if options.images > len(dataset):
+        parser.error(f"--images is {options.images}; allowed: at most {len(dataset)}, as {options.split} has")
+    targets = torch.stack([dataset[index]["target"] for index in range(options.images)])
+    samples = complete(model, task, targets, options.samples, options.temperature)
+    draw(to_images(targets, task.image_shape).numpy(), samples.numpy(), options.output)
+    print(f"Ready: {options.output}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

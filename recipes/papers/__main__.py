@@ -1,68 +1,51 @@
-"""``python -m recipes.papers``: every table and figure of the papers, and the commands of each row that has some.
+"""The tables of the papers as printed, and the commands of their rows: ``python -m recipes.papers flowformer 4``.
 
-``flowformer 4`` prints a table, ``flowformer 4 --row cosFormer`` the commands of one row, ``flowformer figure-8`` the
-one that draws a figure. ``--write-readmes`` makes the tables of published numbers in the READMEs of the recipes anew.
+``--row cosFormer`` prints the commands of one row, or of a column where columns are models. PAPER.md has the tables,
+PAPER.yaml the commands.
 """
 
-import sys
-from collections.abc import Iterable
+import argparse
+from collections.abc import Sequence
 
-from common.command_parser import CommandParser
-
-from ..shared.scripts import script
-from . import report
-from .entries import command_of, entries_of
-from .readmes import write_readmes
-from .tables import PAPERS, names_like, read_paper
+from .rows import PAPERS, groups, match, sections
 
 
-def parser() -> CommandParser:
-    """The script's options."""
-    parser = CommandParser(prog="python -m recipes.papers", description=__doc__.split("\n")[0])
-    parser.add_argument("paper", metavar="PAPER", nargs="?", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))
-    parser.add_argument("table", metavar="TABLE", nargs="?", help="as the list has it: 4, beside-figure-1, figure-8")
-    parser.add_argument("--row", metavar="NAME", help="of the table: prints its commands")
-    parser.add_argument("--write-readmes", action="store_true", help="make the tables in the recipes' READMEs anew")
-    return parser
-
-
-@script("papers")
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the script; returns the exit status, 2 for a paper, table or row that is not there."""
-    options = parser().parse_args(arguments)
-    if options.write_readmes:
-        if options.paper is not None:
-            parser().error(f"--write-readmes is given with PAPER {options.paper}; allowed: alone")
-        print("\n".join(map(str, write_readmes())))
-        return 0
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the tables of the papers, a table with its commands, or the commands of a row."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("paper", nargs="?", type=str.lower, choices=PAPERS, help=", ".join(PAPERS))
+    parser.add_argument("table", nargs="?", type=str.lower, help="as the list has it: 4, beside-figure-1, figures")
+    parser.add_argument("--row", metavar="NAME", help="of the table, or a column, or the number of a figure")
+    options = parser.parse_args(arguments)
     if options.table is None:
-        if options.row is not None:
-            parser().error(f"--row is {options.row} without TABLE; allowed: with a paper and a table")
-        papers = PAPERS if options.paper is None else [options.paper]
-        print(report.list_papers(map(read_paper, papers)))
-        return 0
-    print(_shown(options.paper, options.table, options.row))
-    return 0
-
-
-def _shown(name: str, typed: str, row: str | None) -> str:
-    """A table, a row or a figure."""
-    paper, number = read_paper(name), typed.lower()
-    figures = {report.key(figure): figure for figure in paper.figures.values()}
-    if number in figures:
-        if row is not None:
-            parser().error(f"--row is {row} with {typed}; allowed: with a table")
-        return report.show_figure(paper, figures[number], command_of(name, figures[number].number))
-    if number not in paper.tables:
-        parser().error(f"TABLE is {typed}; allowed for {name}: {', '.join([*paper.tables, *figures])}")
-    table, entries = paper.tables[number], entries_of(name)[number]
-    if row is None:
-        return report.show_table(paper, table)
-    found = names_like(entries, row)
-    if len(found) != 1:
-        parser().error(f"--row is {row}; allowed in Table {number} of {name}: {'; '.join(found or entries)}")
-    return report.show_entry(paper, table, found[0], entries[found[0]])
+        for paper in [options.paper] if options.paper else PAPERS:
+            print(
+                f"{paper}:",
+                *(f"  {number:16} {text.splitlines()[0]}" for number, text in sections(paper).items()),
+                sep="\n",
+            )
+        return
+    text, tables = sections(options.paper).get(options.table), groups(options.paper).get(options.table, [])
+    if text is None:
+        parser.error(f"TABLE is {options.table}; allowed: {', '.join(sections(options.paper))}")
+    names = {name: group for group in tables for name in {**group["rows"], **group["notes"]}}
+    chosen = names if options.row is None else match(options.row, names)
+    if options.row is not None and len(chosen) != 1:
+        parser.error(f"--row is {options.row}; allowed: {'; '.join(chosen or names)}")
+    if options.row is None:
+        print(f"## {text}")
+    for name in chosen:
+        if options.row is None:
+            print(f"\n{name}:")
+        print(*names[name]["rows"].get(name, []), sep="\n")
+        if note := names[name]["notes"].get(name):
+            print(f"# {note}")
+    for group in tables if options.row is None else [names[chosen[0]]]:
+        if "note" in group:
+            print(f"\n# {group['note']}")
+        if "small" in group:
+            print(f"# all rows in small: {group['small']}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

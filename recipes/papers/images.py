@@ -1,126 +1,148 @@
-"""Small image models of timm, trained in this process on MNIST's digits or on any folder of images."""
+"""Train all rows of a table of image models in small, beside the published accuracy.
 
-import functools
+``python -m recipes.papers.images daft 2`` from the checkout's root, on 5,000 of MNIST's digits, or with ``--data-dir``
+on any folder of images. Run again, it goes on with the next model.
+"""
+
+import argparse
+import json
+import shlex
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import timm
-from timm.utils import random_seed
+from timm.utils import ParseKwargs, random_seed
 from torch import nn
 
 import timm_plugin  # noqa: F401  (registers the models)
 
-from ..shared.experiment import Options, Record, option
-from ..shared.image_training import Batches, Images, fit, validate
-from ..shared.mnist import DATA_HELP, SIDE, identity_of
-from .building import timm_arguments
+from ..images import Images, batches, fit, read_images, validate, write_mnist
+from ..runs import begin, report, spread, table
+from .published import order, printed
+from .rows import groups
 
-#: The papers' images have 14 x 14 patches, and their windows are for these.
-_PUBLISHED_GRID = 14
-#: DAFT in DeiT-S's shape: the rank of its position biases is a third of the width; its window.
-_BIAS_SHARE, _WINDOW = 3, 11
+#: Table -> the columns that are compared; each column has its own model.
+TABLES = {
+    ("flowformer", "5"): ("TOP-1 ACC.",),
+    ("daft", "2"): ("Top1 Acc",),
+    ("daft", "6"): ("Top 1 Acc",),
+    ("daft", "7"): ("Top 1 Acc",),
+    ("daft", "8"): ("11", "15"),
+}
+#: Epochs of the papers' image models, the side of their grid of patches, and DAFT's window on it.
+EPOCHS, GRID, WINDOW = 300, 14, 11
 #: Mechanism -> the option that says how many tokens it treats together; in small a quarter of all.
-_REACHES = {"reformer": "chunk_size", "longformer": "window", "nystrom": "landmarks"}
-#: Deviation of the positions as first drawn.
-_POSITIONS = 1.0
+REACHES = {"reformer": "chunk_size", "longformer": "window", "nystrom": "landmarks"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmallImages(Options):
-    """The options of small image models: the images, and the size and the budget of all models."""
+class Model(NamedTuple):
+    """A model of a table."""
 
-    jobs: int = 1
-    data_dir: Path | None = option(None, DATA_HELP, setting=False, type=Path, metavar="DIR")
-    side: int = option(SIDE, "of the images in pixels (%(default)s)")
-    patch: int = option(7, "side of a patch in pixels (%(default)s)")
-    stage_patch: int = option(4, "side of a patch of the first of two stages (%(default)s)")
-    width: int = option(48)
-    layers: int = option(2)
-    heads: int = option(8)
-    epochs: int = option(12, "of all models (%(default)s)", quick=1)
-    batch: int = option(32, "images of an update (%(default)s)")
-    lr: float = option(5e-3, "highest learning rate, of all models (%(default)s)")
-
-    @functools.cached_property
-    def images(self) -> str:
-        """The images; see ``identity_of``."""
-        return identity_of(self.data_dir)
-
-    def settings(self) -> Record:
-        """See ``Options``; with the images."""
-        return {"images": self.images, **super().settings()}
-
-    def check_sizes(self, models: Iterable[str]) -> None:
-        """Raise ValueError, which names the option, unless timm's ``models`` can be built in these sizes."""
-        names = {model.split()[0] for model in models}
-        staged = {name for name in names if _is_staged(name)}
-        if names - staged:
-            check_patches("--side", self.side, "--patch", self.patch)
-        if staged:
-            check_patches("--side", self.side, "--stage-patch", self.stage_patch)
-            for option_name, value in (("--layers", self.layers), ("--width", self.width)):
-                if value < 2:
-                    raise ValueError(f"{option_name} is {value}; allowed: at least 2, for models of two stages")
-        shapes = list(zip(*_stages(self))) if staged else []
-        if any(map(_has_heads, names - staged)):
-            shapes.append((self.width, self.heads))
-        if any(width % heads for width, heads in shapes):
-            halves = ", and half of it one of half the width, in models of two stages" if staged else ""
-            raise ValueError(f"--heads is {self.heads}; allowed: a divisor of --width {self.width}{halves}")
+    row: str
+    column: str
+    words: str  # timm's name, and --model-kwargs as train.py takes them
+    epochs: int = EPOCHS
 
 
-def check_patches(option_name: str, side: int, patch_name: str, patch: int) -> None:
-    """Raise ValueError unless the side of an image, the value of an option, is whole patches."""
-    if side % patch:
-        raise ValueError(f"{option_name} is {side}; allowed: whole patches of {patch_name} {patch}")
+def models_of(paper: str, number: str) -> dict[str, Model]:
+    """The models of a table by name: one for each column, or for each command of a row."""
+    columns, models = TABLES[paper, number], {}
+    for row, commands in (
+        (row, commands) for group in groups(paper)[number] for row, commands in group["rows"].items()
+    ):
+        for i, command in enumerate(commands):
+            words = shlex.split(command)
+            script = words.index("recipes/imagenet/train.sh")
+            if words[script + 1]:  # a file of settings, which a row that is not of our models lacks
+                column = columns[i % len(columns)]
+                name = f"{row}, {column}" if len(columns) > 1 else f"{row}, {words[script + 2]}" if i else row
+                epochs = int(words[words.index("--epochs") + 1]) if "--epochs" in words else EPOCHS
+                models[name] = Model(row, column, words[script + 2], epochs)
+    return models
 
 
-def _is_staged(name: str) -> bool:
-    """Whether a model of timm is hierarchical."""
-    return name.endswith("_hier_s")
+def size_parser(about: str, out: str) -> argparse.ArgumentParser:
+    """The options of small image models."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder of the trainings and the results")
+    parser.add_argument("--data-dir", type=Path, help="images in train/ and validation/, a folder for each class")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each model")
+    parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
+    parser.add_argument("--side", type=int, default=28, help="of the images in pixels")
+    parser.add_argument("--patch", type=int, default=7, help="side of a patch in pixels")
+    parser.add_argument("--stage-patch", type=int, default=4, help="side of a patch of the first of two stages")
+    parser.add_argument("--width", type=int, default=48, help="channels")
+    parser.add_argument("--layers", type=int, default=2, help="layers")
+    parser.add_argument("--heads", type=int, default=8, help="heads")
+    parser.add_argument("--epochs", type=int, default=12, help="of all models")
+    parser.add_argument("--batch", type=int, default=32, help="images of an update")
+    parser.add_argument("--lr", type=float, default=5e-3, help="highest learning rate, of all models")
+    return parser
 
 
-def _has_heads(name: str) -> bool:
-    """Whether a model of timm that is not hierarchical divides its width among ``--heads``."""
-    return name != "daft_conv_s" and not name.startswith("mixer")
+def begun(options: argparse.Namespace) -> dict[str, Images]:
+    """Begin or go on in ``--out``, which all options but the number of seeds belong to; the images by split."""
+    if options.quick:
+        options.epochs, options.seeds = 1, 1
+    begin(options.out, [f"{name}={value}" for name, value in vars(options).items() if name not in ("out", "seeds")])
+    folder = options.data_dir or options.out / "mnist"
+    if options.data_dir is None:
+        write_mnist(folder)
+    return read_images(folder, options.side)
 
 
-def small_model(model: str, size: SmallImages) -> tuple[str, dict[str, Any]]:
-    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments in ``size``."""
-    name, kwargs = timm_arguments(model)
-    if _is_staged(name):  # the paper's last two stages
-        return name, _two_stages(name, size) | kwargs
-    grid = size.side // size.patch
-    small: dict[str, Any] = {"img_size": size.side, "patch_size": size.patch, "embed_dim": size.width}
+def recorded(options: argparse.Namespace, models: Sequence[str], train: Callable[[str, int], dict]) -> pd.DataFrame:
+    """Every model with every seed, all models with the first seed first; a record is stored when it is complete."""
+    records = []
+    for seed in range(1, options.seeds + 1):
+        for name in models:
+            path = options.out / "runs" / f"{''.join(x if x.isalnum() else '_' for x in name)}.{seed}.json"
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                started = time.monotonic()
+                record = {"model": name, "seed": seed, **train(name, seed), "seconds": time.monotonic() - started}
+                path.write_text(json.dumps(record), encoding="utf-8")
+                print(f"{name}, seed {seed}: {record['top1']} in {record['seconds']:.0f} s", flush=True)
+            records.append(json.loads(path.read_text(encoding="utf-8")))
+    return pd.DataFrame(records)
+
+
+def small_model(words: str, options: argparse.Namespace, side: int) -> tuple[str, dict[str, Any]]:
+    """A model of timm in the shape of DeiT-S or of Flowformer's Table 5: name and arguments in the small size."""
+    name, _, typed = words.partition(" --model-kwargs ")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-kwargs", nargs="*", default={}, action=ParseKwargs)
+    kwargs = parser.parse_args(["--model-kwargs", *typed.split()] if typed else []).model_kwargs
+    if name.endswith("_hier_s"):
+        return name, two_stages(name, options, side) | kwargs
+    grid = side // options.patch
+    small: dict[str, Any] = {"img_size": side, "patch_size": options.patch, "embed_dim": options.width}
     if name.startswith("mixer"):
-        return name, {**small, "num_blocks": size.layers, "mlp_ratio": (4 * grid**2 / size.width, 4.0), **kwargs}
-    small |= {"depth": size.layers, "num_heads": size.heads if _has_heads(name) else size.width}
+        return name, {**small, "num_blocks": options.layers, "mlp_ratio": (4 * grid**2 / options.width, 4.0), **kwargs}
+    small |= {"depth": options.layers, "num_heads": options.width if name == "daft_conv_s" else options.heads}
     if name.startswith("daft_conv"):
-        kwargs["window"] = scaled_window(kwargs.get("window", _WINDOW), grid / _PUBLISHED_GRID)
+        kwargs["window"] = scaled_window(kwargs.get("window", WINDOW), grid / GRID)
     if name.startswith("daft_full"):
-        small["bias_dim"] = max(1, size.width // _BIAS_SHARE)
+        small["bias_dim"] = max(1, options.width // 3)  # as 128 is of 384
     return name, {**small, **kwargs}
 
 
-def _stages(size: SmallImages) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The widths of two stages, and their heads."""
-    return (size.width // 2, size.width), (max(1, size.heads // 2), size.heads)
-
-
-def _two_stages(name: str, size: SmallImages) -> dict[str, Any]:
-    """Arguments of a hierarchical model of two stages, the second of ``size.width`` and patches of twice the side."""
-    patch = size.stage_patch
-    widths, heads = _stages(size)
-    stages = {"embed_dims": widths, "depths": (1, size.layers - 1), "num_heads": heads}
-    mechanism, tokens = name.removesuffix("_hier_s"), (size.side // patch) ** 2
-    if mechanism in _REACHES:
-        stages[_REACHES[mechanism]] = max(1, tokens // 4)
+def two_stages(name: str, options: argparse.Namespace, side: int) -> dict[str, Any]:
+    """Arguments of the last two stages of a hierarchical model; the second has patches of twice the side."""
+    stages = {
+        "embed_dims": (options.width // 2, options.width),
+        "depths": (1, options.layers - 1),
+        "num_heads": (max(1, options.heads // 2), options.heads),
+    }
+    mechanism, tokens = name.removesuffix("_hier_s"), (side // options.stage_patch) ** 2
+    if mechanism in REACHES:
+        stages[REACHES[mechanism]] = max(1, tokens // 4)
     if mechanism == "soft":
         stages["ratio"] = 2  # a landmark for 2 x 2 tokens
-    return {"img_size": size.side, "patch_size": patch, **stages}
+    return {"img_size": side, "patch_size": options.stage_patch, **stages}
 
 
 def scaled_window(window: int, share: float) -> int:
@@ -129,40 +151,73 @@ def scaled_window(window: int, share: float) -> int:
 
 
 def build(name: str, kwargs: dict[str, Any], images: dict[str, Images], seed: int) -> nn.Module:
-    """A model of timm for ``images``, with random weights."""
-    random_seed(seed)
-    learn = images["train"]
-    model = timm.create_model(name, in_chans=learn.pixels.shape[1], num_classes=int(learn.labels.max()) + 1, **kwargs)
-    draw_by_width(model)
-    return model
-
-
-def draw_by_width(model: nn.Module) -> None:
-    """Draw weights again: linear ones by their width (Xavier), and positions as large as normalised tokens.
+    """A model of timm for ``images``, with linear weights by their width, and positions as large as tokens.
 
     timm draws both with a deviation of 0.02, for hundreds of channels and epochs. With 48 channels the layers then do
     nearly nothing at first, and a short training ends before a model knows where its patches are.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not name.startswith("head"):
+    random_seed(seed)
+    learn = images["train"]
+    model = timm.create_model(name, in_chans=learn.pixels.shape[1], num_classes=int(learn.labels.max()) + 1, **kwargs)
+    for part, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not part.startswith("head"):
             nn.init.xavier_uniform_(module.weight)
     positions = getattr(model, "pos_embed", None)
     if positions is not None:  # a parameter of timm's models, a module of hierarchical ones
-        nn.init.normal_(getattr(positions, "weight", positions), std=_POSITIONS)
+        nn.init.normal_(getattr(positions, "weight", positions), std=1.0)
+    return model
 
 
-def train_model(model: nn.Module, images: dict[str, Images], epochs: int, size: SmallImages, title: str) -> Record:
-    """Train; returns the ``parameters``, the ``seconds``, and the ``top1`` of the held-out images after the last epoch.
-
-    The held-out images select nothing.
-    """
-    started = time.monotonic()
-    fit(model, images["train"], epochs, size.batch, size.lr, title)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    seconds = time.monotonic() - started
-    return {"parameters": parameters, "seconds": seconds, "top1": top1(model, images["validation"])}
+def top1(model: nn.Module, images: dict[str, Images]) -> float:
+    """Per cent of the held-out images that a model classifies correctly; they select nothing."""
+    return validate(model, batches(images["validation"]))["top1"]
 
 
-def top1(model: nn.Module, images: Images) -> float:
-    """Per cent of ``images`` that ``model`` classifies correctly."""
-    return validate(model, Batches(images))["top1"]
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, and print the table."""
+    parser = size_parser(__doc__.splitlines()[0], "work/papers/PAPER_TABLE")
+    parser.add_argument("paper", choices=sorted({paper for paper, _ in TABLES}))
+    parser.add_argument("table", help="5 of flowformer; 2, 6, 7, 8 of daft (3: recipes.papers.larger_images)")
+    options = parser.parse_args(arguments)
+    if (options.paper, options.table) not in TABLES:
+        parser.error(f"TABLE is {options.table}; allowed: {', '.join(map(' '.join, TABLES))}")
+    if options.side % options.patch or options.side % options.stage_patch:
+        parser.error(f"--side is {options.side}; allowed: whole patches of --patch and of --stage-patch")
+    options.out = Path(str(options.out).replace("PAPER_TABLE", f"{options.paper}_{options.table}"))
+    images, models = begun(options), models_of(options.paper, options.table)
+    cells = {name: printed(options.paper, options.table, one.row, one.column) for name, one in models.items()}
+
+    def train(name: str, seed: int) -> dict[str, Any]:
+        model = build(*small_model(models[name].words, options, options.side), images, seed)
+        epochs = max(
+            1, round(options.epochs * models[name].epochs / EPOCHS)
+        )  # fewer for a row that the paper trains less
+        fit(model, images["train"], epochs, options.batch, options.lr, f"{name}, seed {seed}")
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return {"parameters": parameters, "top1": top1(model, images), "published": cells[name]}
+
+    best_first = sorted(models, key=lambda name: -float(cells[name]))
+    frame = recorded(options, best_first, train)
+    columns = {
+        "parameters": ("parameters", "first"),
+        "top-1, %": ("top1", spread(2)),
+        "published": ("published", "first"),
+        "seeds": ("seed", "count"),
+        "minutes": ("seconds", lambda seconds: f"{seconds.sum() / 60:.1f}"),
+    }
+    learned, held_out = (len(images[split].labels) for split in ("train", "validation"))
+    of_rows = {(one.row, one.column): name for name, one in reversed(models.items())}.values()  # the first of a cell
+    notes = [
+        f"{options.data_dir or 'MNIST'}, {learned:,} images of {options.side} x {options.side} pixels; accuracy on "
+        f"{held_out:,} that are held out, after the last epoch, mean ± deviation over seeds",
+        f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}, "
+        f"hierarchical models in two stages, the first of {options.stage_patch} x {options.stage_patch}; "
+        f"{options.epochs} epochs; windows are the same part of the grid as in the paper",
+        order(frame[frame.model.isin(of_rows)], "top1"),
+        f"{learned:,} small images: nothing of photographs, of large models, nor of the paper's augmentation",
+    ]
+    report(options.out, {f"Table {options.table} of {options.paper}": table(frame, columns)}, notes, frame)
+
+
+if __name__ == "__main__":
+    main()

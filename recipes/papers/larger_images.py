@@ -4,259 +4,153 @@
 DAFT paper in small, on 5,000 of MNIST's digits or on ``--data-dir``. Run again, it goes on with the next model.
 """
 
+import argparse
 import copy
-import functools
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matplotlib import pyplot as plt
+import pandas as pd
 from timm.utils import random_seed
 from torch import nn
+from torch.nn import functional as F
 
 from common.checkpoints import read_checkpoint
 from common.files import tensor_files
 from timm_plugin.convert import convert
 
-from ..shared.comparison import SEEDS, Column, Results, by_model, counted_seeds, make_records
-from ..shared.experiment import MINUTES, PARAMETERS, Data, Experiment, Record, option
-from ..shared.image_training import Images, read_images, resized
-from ..shared.mnist import DIGITS, prepare_images
-from ..shared.plots import STYLE, legend_beside, save, style_of
-from ..shared.scripts import positive_int
-from ..shared.tables import counted, spread
-from ..shared.working_folder import atomic_write
-from .images import SmallImages, build, check_patches, scaled_window, small_model, top1, train_model
-from .small import LARGER as COMMAND
-from .small import folder_of
+from ..images import Images, fit
+from ..runs import plt, report, spread, table
+from .images import begun, build, recorded, scaled_window, size_parser, small_model, top1
 
 #: The softmax model, and what is made of it for larger images.
-DEIT, DEIT_LARGER = "DeiT", "DeiT, larger"
-FINE_TUNED, RANDOM = "DAFT-conv ft", "DAFT-conv rand"
+DEIT, DEIT_LARGER, FINE_TUNED, RANDOM = "DeiT", "DeiT, larger", "DAFT-conv ft", "DAFT-conv rand"
 ENTROPY, GUMBEL = "DAFT-conv, Equation 10", "DAFT-conv, Equation 11"
-#: The paper's weight of the entropy, and its temperature.
-_OPTIONS = {ENTROPY: {"entropy_weight": 0.001}, GUMBEL: {"gumbel_temperature": 0.5}}
 #: The window of Table 3, on a grid of 24 x 24 patches.
-_WINDOW, _PUBLISHED_GRID = 25, 24
-#: The paper fine-tunes for 100 epochs what was trained for 300.
-_SHARE_OF_EPOCHS = 3
-_LIMITS = (
-    "Larger images are the same ones with interpolated pixels, so nothing new is to be seen in them; {learned:,} small "
-    "images say nothing of photographs, and models that differ by less than a per cent have no order."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LargerImages(SmallImages):
-    """The options: the sides of the larger images, and of the windows of Figure 2."""
-
-    models: Sequence[str] = ()
-    larger: int = option(49, "side of the images of the models for larger ones (%(default)s)")
-    sides: Sequence[int] = option(
-        (28, 35, 49, 56), "of the images on which all are evaluated (%(default)s)", nargs="+", type=positive_int
-    )
-    windows: Sequence[int] = option((1, 3, 5), "of Figure 2 (%(default)s)", nargs="+", type=positive_int)
-
-    def completed(self) -> "LargerImages":
-        """The options with the names of the models, evaluated also at the sides at which they are trained.
-
-        Raises:
-            ValueError: a size with which a model cannot be built, or a window that is not odd.
-        """
-        self.check_sizes(variant.model for variant in self.variants.values() if variant.model)
-        for name, side in (("--larger", self.larger), *(("--sides", side) for side in self.sides)):
-            check_patches(name, side, "--patch", self.patch)
-        if even := [window for window in self.windows if window % 2 == 0]:
-            raise ValueError(f"--windows has {even[0]}; allowed: odd numbers")
-        sides = sorted({*self.sides, self.side, self.larger})
-        return replace(self, models=list(self.variants), sides=sides, windows=list(self.windows))
-
-    @property
-    def variants(self) -> dict[str, "Variant"]:
-        """The models by name, in the order in which they are trained."""
-        usual, grid = "daft_conv_s", self.larger // self.patch
-        like_table_3 = {"window": scaled_window(_WINDOW, grid / _PUBLISHED_GRID)}
-        larger = Variant("daft_conv_s_h16", like_table_3, larger=True)  # heads of several channels, as in the table
-        variants = {DEIT: Variant("deit_small_patch16_224"), DEIT_LARGER: Variant("", larger=True)}
-        variants |= {FINE_TUNED: larger, RANDOM: larger}
-        for window in self.windows:
-            for alone in (False, True):
-                variants[window_name(window, alone)] = Variant(usual, {"window": window, "local_only": alone})
-        return variants | {name: Variant(usual, options) for name, options in _OPTIONS.items()}
+WINDOW, GRID = 25, 24
 
 
 class Variant(NamedTuple):
     """A model of timm, its arguments beside those of its size, and whether it is trained on larger images."""
 
     model: str
-    options: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {}
     larger: bool = False
 
 
-def window_name(window: int, alone: bool) -> str:
-    """The name of a model of Figure 2; ``alone``: nothing outside of the window is seen."""
-    return f"DAFT-conv, window {window}{' alone' * alone}"
+def variants(options: argparse.Namespace) -> dict[str, Variant]:
+    """The models by name, in the order in which they are trained."""
+    window = scaled_window(WINDOW, options.larger / options.patch / GRID)
+    larger = Variant("daft_conv_s_h16", {"window": window}, larger=True)  # heads of several channels, as in the table
+    models = {DEIT: Variant("deit_small_patch16_224"), DEIT_LARGER: Variant("", larger=True)}
+    models |= {FINE_TUNED: larger, RANDOM: larger}
+    for window in options.windows:
+        for alone in (False, True):  # whether nothing outside of the window is seen
+            name = f"DAFT-conv, window {window}{' alone' * alone}"
+            models[name] = Variant("daft_conv_s", {"window": window, "local_only": alone})
+    # The paper's weight of the entropy, and its temperature.
+    return models | {
+        ENTROPY: Variant("daft_conv_s", {"entropy_weight": 0.001}),
+        GUMBEL: Variant("daft_conv_s", {"gumbel_temperature": 0.5}),
+    }
 
 
 class Trainings:
-    """Trains each model with each seed, and evaluates it on images of all sizes."""
+    """Trains each model, and evaluates it on images of all sizes."""
 
-    def __init__(self, options: LargerImages, data: Data) -> None:
-        self.options, self.runs = options, options.out / "runs"
-        images = read_images(data.folder, options.side)
-        self.images = {side: _resized(images, side) for side in options.sides}
+    def __init__(self, options: argparse.Namespace, images: dict[str, Images]) -> None:
+        self.options, self.models = options, variants(options)
+        self.images = {side: {name: resized(part, side) for name, part in images.items()} for side in options.sides}
 
-    def run(self) -> Results:
-        """Train and evaluate what is missing, all models with the first seed before any with the second."""
-        seeds = range(1, self.options.seeds + 1)
-        return make_records(
-            (self.runs / f"{folder_of(name)}.{seed}.json", functools.partial(self._record, name, seed))
-            for seed in seeds
-            for name in self.options.models
-        )
-
-    def _record(self, name: str, seed: int) -> Record:
-        options, variant = self.options, self.options.variants[name]
-        side = options.larger if variant.larger else options.side
-        epochs = _later_epochs(options) if variant.larger else options.epochs
-        model = self._started(name, variant, side, seed)
-        record = train_model(model, self.images[side], epochs, options, f"{name}, seed {seed}")
+    def train(self, name: str, seed: int) -> dict[str, Any]:
+        """The record of a model and a seed."""
+        options, larger = self.options, self.models[name].larger
+        side = options.larger if larger else options.side
+        epochs = max(1, options.epochs // 3) if larger else options.epochs  # 100 of 300 in the paper
+        model = self.started(name, seed, side)
+        fit(model, self.images[side]["train"], epochs, options.batch, options.lr, f"{name}, seed {seed}")
         if name in (DEIT, DEIT_LARGER):
-            with atomic_write(self._weights(name, seed)) as part:
-                tensor_files.save(model.state_dict(), part)
-        record["top1"] = {str(other): self._top1(model, other) for other in options.sides}
-        return {"model": name, "seed": seed, "trained": side, **record}
+            tensor_files.save(model.state_dict(), options.out / "runs" / f"{name}.{seed}.pth")
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        by_side = {str(other): self.top1(model, other) for other in options.sides}
+        return {"trained at": side, "parameters": parameters, "top1": by_side}
 
-    def _started(self, name: str, variant: Variant, side: int, seed: int) -> nn.Module:
+    def started(self, name: str, seed: int, side: int) -> nn.Module:
         """A model before its training, with random weights or those that it starts from."""
         if name == DEIT_LARGER:
-            model = self._started(DEIT, self.options.variants[DEIT], self.options.side, seed)
-            model.load_state_dict(read_checkpoint(self._weights(DEIT, seed)))
+            model = self.started(DEIT, seed, self.options.side)
+            model.load_state_dict(read_checkpoint(self.options.out / "runs" / f"{DEIT}.{seed}.pth"))
             model.set_input_size(img_size=(side, side))
             return model
-        architecture, arguments = small_model(variant.model, replace(self.options, side=side))
-        arguments |= variant.options
+        architecture, kwargs = small_model(self.models[name].model, self.options, side)
+        kwargs |= self.models[name].kwargs
         if name != FINE_TUNED:
-            return build(architecture, arguments, self.images[side], seed)
+            return build(architecture, kwargs, self.images[side], seed)
         random_seed(seed)
-        return convert(architecture, self._weights(DEIT_LARGER, seed), arguments)
+        return convert(architecture, self.options.out / "runs" / f"{DEIT_LARGER}.{seed}.pth", kwargs)
 
-    def _top1(self, model: nn.Module, side: int) -> float:
+    def top1(self, model: nn.Module, side: int) -> float:
         """Accuracy on images of another size; the positions of a softmax model are interpolated."""
         if getattr(model, "pos_embed", None) is not None:
             model = copy.deepcopy(model)
             model.set_input_size(img_size=(side, side))
-        return top1(model, self.images[side]["validation"])
-
-    def _weights(self, name: str, seed: int) -> Path:
-        return self.runs / f"{folder_of(name)}.{seed}.pth"
+        return top1(model, self.images[side])
 
 
-def _resized(images: Mapping[str, Images], side: int) -> dict[str, Images]:
-    return {split: resized(part, side) for split, part in images.items()}
+def resized(images: Images, side: int) -> Images:
+    """``images`` in another size."""
+    return images._replace(pixels=F.interpolate(images.pixels, side, mode="bicubic", antialias=True))
 
 
-def _later_epochs(options: LargerImages) -> int:
-    """The epochs on larger images."""
-    return max(1, options.epochs // _SHARE_OF_EPOCHS)
+def draw(frame: pd.DataFrame, options: argparse.Namespace) -> None:
+    """Accuracy by the window, as in Figure 2, and by the size of the images; a dot for each seed."""
+    figure, (windows, sizes) = plt.subplots(1, 2, figsize=(13, 4.2), layout="constrained")
+    means = frame.groupby("model", sort=False)[list(map(str, options.sides))].mean()
+    for alone, label in (("", "with what is outside"), (" alone", "window alone")):
+        names = [f"DAFT-conv, window {window}{alone}" for window in options.windows]
+        (line,) = windows.plot(options.windows, means.loc[names, str(options.side)], label=label)
+        for window, name in zip(options.windows, names):
+            seeds = frame[frame.model == name][str(options.side)]
+            windows.plot([window] * len(seeds), seeds, "o", color=line.get_color())
+    for name in (DEIT, DEIT_LARGER, f"DAFT-conv, window {max(options.windows)}", FINE_TUNED, RANDOM):
+        sizes.plot(options.sides, means.loc[name], "o-", label=name)
+    windows.set(xlabel="side of the window, tokens", title=f"DAFT-conv, images of {options.side} x {options.side}")
+    sizes.set(xlabel="side of the evaluated images, pixels", title="by the size of the evaluated images")
+    for axes in (windows, sizes):
+        axes.set_ylabel("accuracy, held-out images, %")
+        axes.legend()
+    figure.savefig(options.out / "results.png", dpi=130)
 
 
-def _accuracy(side: int) -> Column:
-    """The column of the accuracy on images of a size."""
-    return Column(f"top-1 at {side}", lambda records: spread([record["top1"][str(side)] for record in records]))
-
-
-def columns(options: LargerImages, facts: Record) -> list[Column]:
-    """The columns of the table."""
-    trained = Column("trained at", lambda records: str(records[0]["trained"]))
-    return [Column("model", known=str), trained, PARAMETERS, *map(_accuracy, options.sides), SEEDS, MINUTES]
-
-
-def measured(options: LargerImages, data: Data, compared: Results) -> Record:
-    """The fact ``measured``: the rows of Table 3 as ``measured.json`` has them."""
-    rows = {"Deit base": DEIT_LARGER, FINE_TUNED: FINE_TUNED, RANDOM: RANDOM}
-    side, counts = str(options.larger), data.facts["counts"]
-    found = by_model(compared.outcomes, list(rows.values()))
-    cells = {
-        row: spread([record["top1"][side] for record in found[name]]) for row, name in rows.items() if name in found
-    }
-    described = (
-        f"{data.facts['images']} at {side} x {side} pixels, {options.layers} layers of width {options.width}, "
-        f"{counted(_later_epochs(options), 'epoch')}, before which the model of Deit base and {FINE_TUNED} learned "
-        f"{counted(options.epochs, 'epoch')} at {options.side} x {options.side}; accuracy on {counts['validation']:,} "
-        f"images that are held out, {counted_seeds(found)}"
-    )
-    limits = _LIMITS.format(learned=counts["train"])
-    return {"measured": {"what": described, "cells": cells, "column": "Top1 Acc", "limits": limits}}
-
-
-def notes(options: LargerImages, facts: Record) -> list[str]:
-    """Notes below the table."""
-    counts, later = facts["counts"], _later_epochs(options)
-    return [
-        f"{facts['images']}, {counts['train']:,} images; accuracy on {counts['validation']:,} that are held out, in "
-        "per cent, after the last epoch, mean ± standard deviation over seeds",
-        f"{options.layers} layers of width {options.width}, patches of {options.patch} x {options.patch}, highest "
-        f"learning rate {options.lr:g}, {counted(options.epochs, 'epoch')}, those trained at {options.larger} {later}",
-        f"{DEIT_LARGER}: {DEIT} after {later} further epochs; {FINE_TUNED} starts from its weights, without its keys, "
-        f"queries, positions and class token: new keys and queries have timm's deviation of 0.02; {RANDOM}: the same "
-        "epochs from random weights, which are drawn by their width",
-        "at other sizes than that of the training nothing is trained; DeiT's positions are interpolated",
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print the table, and draw."""
+    parser = size_parser(__doc__.splitlines()[0], "work/papers/larger_images")
+    parser.add_argument("--larger", type=int, default=49, help="side of the images of the models for larger ones")
+    parser.add_argument("--sides", type=int, nargs="+", default=[28, 35, 49, 56], help="of the evaluated images")
+    parser.add_argument("--windows", type=int, nargs="+", default=[1, 3, 5], help="of Figure 2, odd")
+    options = parser.parse_args(arguments)
+    options.sides = sorted({*options.sides, options.side, options.larger})
+    if wrong := [side for side in options.sides if side % options.patch]:
+        parser.error(f"a side is {wrong[0]}; allowed: whole patches of --patch {options.patch}")
+    images = begun(options)
+    trainings = Trainings(options, images)
+    frame = recorded(options, list(trainings.models), trainings.train)
+    frame = frame.join(pd.DataFrame(frame.pop("top1").tolist()))
+    columns = {"trained at": ("trained at", "first"), "parameters": ("parameters", "first")}
+    columns |= {f"top-1 at {side}": (str(side), spread(2)) for side in options.sides} | {"seeds": ("seed", "count")}
+    notes = [
+        f"{options.data_dir or 'MNIST'}, {len(images['train'].labels):,} images; accuracy on "
+        f"{len(images['validation'].labels):,} that are held out, after the last epoch, mean ± deviation over seeds",
+        f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}, "
+        f"{options.epochs} epochs, a third of them at the larger size",
+        f"{DEIT_LARGER}: {DEIT} trained further; {FINE_TUNED} starts from its weights, without its keys, queries, "
+        f"positions and class token; {RANDOM}: the same epochs from random weights",
         "alone: a token sees nothing outside of its window; Equation 10: with the entropy of the filters in the loss; "
         "Equation 11: each head selects a token of its window, by Gumbel-softmax",
-        _LIMITS.format(learned=counts["train"]),
+        "larger images are the same ones with interpolated pixels, so nothing new is to be seen in them",
     ]
+    report(options.out, {"DAFT-conv on larger images": table(frame, columns)}, notes, frame)
+    draw(frame, options)
 
-
-def draw(options: LargerImages, facts: Record, records: Sequence[Record], path: Path) -> None:
-    """Accuracy by the window, as in Figure 2, and by the size of the images."""
-    found = by_model(records, options.models)
-    with plt.rc_context(STYLE):
-        figure, (windows, sizes) = plt.subplots(1, 2, figsize=(15, 4.2), layout="constrained")
-        for place, (alone, label) in enumerate(((False, "with what is outside"), (True, "window alone"))):
-            lines = {w: found[window_name(w, alone)] for w in options.windows if window_name(w, alone) in found}
-            own = {w: [record["top1"][str(options.side)] for record in of_window] for w, of_window in lines.items()}
-            _line(windows, place, label, own)
-        windows.set(xlabel="side of the window, tokens", title=f"DAFT-conv, images of {options.side} x {options.side}")
-        windows.set_xticks(options.windows)
-        widest = window_name(max(options.windows), False)
-        for place, name in enumerate((DEIT, DEIT_LARGER, widest, FINE_TUNED, RANDOM)):
-            if name in found:
-                by_side = {s: [record["top1"][str(s)] for record in found[name]] for s in options.sides}
-                _line(sizes, place, f"{name}, trained at {found[name][0]['trained']}", by_side)
-        sizes.set(xlabel="side of the evaluated images, pixels", title="by the size of the evaluated images")
-        sizes.set_xticks(options.sides)
-        for axes in (windows, sizes):
-            axes.set_ylabel("accuracy, held-out images, %")
-            axes.grid(alpha=0.25)
-            legend_beside(axes)
-        save(figure, path, dpi=130)
-
-
-def _line(axes: plt.Axes, place: int, label: str, values: Mapping[int, Sequence[float]]) -> None:
-    """A line through the means over seeds, and a dot for each seed."""
-    look = style_of(place)
-    axes.plot(list(values), [sum(of_seeds) / len(of_seeds) for of_seeds in values.values()], label=label, **look.line)
-    for x, of_seeds in values.items():
-        axes.plot([x] * len(of_seeds), of_seeds, linestyle="", marker=look.marker, color=look.colour)
-
-
-EXPERIMENT = Experiment(
-    command=COMMAND,
-    about=__doc__.splitlines()[0],
-    options=LargerImages,
-    title="DAFT-conv on larger images",
-    columns=columns,
-    notes=notes,
-    prepare=lambda options: prepare_images(options.data_dir, options.out, COMMAND),
-    train=lambda options, data: Trainings(options, data).run(),
-    measure=measured,
-    picture=draw,
-    whole={DIGITS: COMMAND},
-)
-main = EXPERIMENT.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

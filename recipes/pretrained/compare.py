@@ -5,153 +5,176 @@ Language models through fairseq-train, image models through timm's parts. Run ag
 interrupted.
 """
 
-import sys
+import argparse
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from common.files.output_files import new_folder
+import pandas as pd
+import timm
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import random_seed
+from torch import nn
 
-from ..shared import corpus
-from ..shared.comparison import Column, Results, table
-from ..shared.digits import write_digits
-from ..shared.experiment import Data, Experiment, Options, Record, option
-from ..shared.image_training import BATCH
-from ..shared.settings import given
-from ..shared.subword_data import WRITER, Settings, cut_trial, to_data_bin
-from ..shared.tables import Table
-from ..shared.working_folder import write_text
-from . import images, text
+import timm_plugin  # noqa: F401  (registers the models)
+from common.files import tensor_files
 
-COMMAND = "recipes.pretrained.compare"
-#: Folders in ``--out``.
-TEXT, DIGITS = "text", "images/digits"
-#: Bytes of Python's standard library that are the text without ``--file``.
-_LIBRARY_BYTES = 1_200_000
+from .. import prepare_text, runs, texts
+from ..images import BATCH, loaders, train_epoch, validate, write_digits
 
-
-@dataclass(frozen=True, kw_only=True)
-class Starts(Options):
-    """The options: a text. How long each model is trained is fixed."""
-
-    out: Path = option(Path("work/pretrained"), setting=False, type=Path)
-    models: Sequence[str] = (*text.NAMES, *images.NAMES)
-    seeds: int = 1
-    jobs: int = 1
-    file: Path | None = option(None, "any text in UTF-8; default: Python's standard library", setting=False, type=Path)
-    vocabulary: int = option(2000, "subwords; default: %(default)s")
-    source_updates: int = 300  # of the stock language model
-    updates: int = 200  # of ours, from either start
-    source_epochs: int = 16  # of the stock image model
-    epochs: int = 9
-
-    def completed(self) -> "Starts":
-        """The options; with ``--quick`` nothing is learned.
-
-        Raises:
-            ValueError: ``--file`` is no file.
-        """
-        if self.file is not None and not self.file.is_file():
-            raise ValueError(f"--file is {self.file}, which is no file; allowed: a text file")
-        return replace(self, source_updates=5, updates=5, source_epochs=1, epochs=1) if self.quick else self
-
-    def settings(self) -> Record:
-        """See ``Options``; with the budget, and with name and SHA-256 of the text."""
-        budget = {name: getattr(self, name) for name in ("source_updates", "updates", "source_epochs", "epochs")}
-        return {**super().settings(), **budget, **(given("file", self.file) if self.file else {})}
+#: A model and its start is MODEL.START. The stock models, and ours from their weights and from random ones.
+TEXT_SOURCE, IMAGE_SOURCE = "transformer_lm.random", "deit_tiny_patch16_224.random"
+TEXT_NAMES = [f"{model}.{start}" for model in ("flowformer_lm", "linear_lm") for start in ("stock", "random")]
+#: One shape for all models of text; ``--decoder-normalize-before`` is for transformer_lm, whose default is post-norm.
+TEXT_SHAPE = (
+    "--decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128 --decoder-ffn-embed-dim 512 "
+    "--decoder-layers 2 --decoder-attention-heads 4 --decoder-normalize-before --share-decoder-input-output-embed "
+    "--dropout 0.1"
+).split()
+#: One shape for all models of images, with 64 patches; arguments of each beside it.
+IMAGE_SHAPE: dict[str, Any] = dict(img_size=32, patch_size=4, embed_dim=64, depth=4, num_classes=10)
+IMAGE_MODELS: dict[str, dict[str, Any]] = {
+    "deit_tiny_patch16_224": dict(num_heads=4),
+    "flowformer_deit_ti": dict(num_heads=4),
+    "daft_full_s": dict(num_heads=4, bias_dim=16),
+    "daft_conv_s_h16": dict(num_heads=16, window=5),
+}
+IMAGE_NAMES = [f"{model}.{start}" for model in list(IMAGE_MODELS)[1:] for start in ("stock", "random")]
 
 
 def library_text(path: Path) -> Path:
-    """The interpreter's own standard library as one text file at ``path``, made unless it is there."""
+    """1.2 MB of the interpreter's own standard library as one text, written unless it is there."""
     if not path.exists():
-        documents = corpus.split_by_file(corpus.read_library(), {"text": _LIBRARY_BYTES})["text"]
-        write_text(path, "".join(document.text for document in documents))
+        documents: list[str] = []
+        for document in texts.read_library():
+            if sum(len(text.encode()) for text in documents) >= 1_200_000:
+                break
+            documents.append(document)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(documents), encoding="utf-8", newline="\n")
     return path
 
 
-def prepare(options: Starts) -> Data:
-    """The text in subwords and the digits; facts: the name of the ``text`` and how many ``digits`` are learned from.
-
-    Raises:
-        CommandFailed, ValueError: the text could not be prepared.
-    """
-    path = options.file or library_text(options.out / "library.txt")
-    folder = options.out / TEXT
-    to_data_bin(cut_trial(path, folder / "raw", None), folder, Settings(options.vocabulary))
-    digits = options.out / DIGITS
-    if not digits.exists():
-        with new_folder(digits, COMMAND) as new:
-            write_digits(new)
-    return Data(options.out, {"text": path.name, "digits": sum(1 for _ in (digits / "train").rglob("*.png"))})
-
-
-def train(options: Starts, data: Data) -> Results:
-    """Train what is not yet trained: language models first."""
-    runs = data.folder / "runs"
-    texts = text.compare_text(runs, data.folder / TEXT / "data-bin", options.source_updates, options.updates)
-    if texts.interrupted:
-        return texts
-    digits = images.compare_images(runs, data.folder / DIGITS, options.source_epochs, options.epochs)
-    return texts._replace(outcomes=[*texts.outcomes, *digits.outcomes])
+def text_command(data: Path, name: str, updates: int, lr: float, source: Path, *more: object) -> list[object]:
+    """Python's arguments that train a language model with one validation, at the end."""
+    model, start = name.split(".")
+    saving = "--no-epoch-checkpoints" if name == TEXT_SOURCE else "--no-save"
+    return runs.fairseq(
+        *("train", data, "--task", "language_modeling", "--arch", model, *TEXT_SHAPE),
+        *("--tokens-per-sample", 512, "--sample-break-mode", "none", "--max-tokens", 4096),
+        *("--required-batch-size-multiple", 8),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", "0.01", "--clip-norm", "1.0"),
+        *("--lr", lr, "--lr-scheduler", "polynomial_decay"),
+        *("--warmup-updates", max(1, updates // 10), "--total-num-update", updates, "--max-update", updates),
+        *("--validate-interval", 1_000_000, "--seed", 1, "--log-interval", max(1, updates // 20), saving),
+        *(["--finetune-from-model", source] if start == "stock" else []),
+        *more,
+    )
 
 
-def columns(updates: int) -> list[Column]:
-    """Columns of losses before and after."""
-    return [
-        Column("model", known=lambda name: name.split(".")[0]),
-        Column("started from", known=lambda name: f"{name.split('.')[1]} weights"),
-        Column("before", lambda records: f"{records[0]['before']:.3f}"),
-        Column(f"after {updates} updates", lambda records: f"{records[0]['after']:.3f}"),
+def compare_text(options: argparse.Namespace, data: Path) -> pd.DataFrame:
+    """Train the stock model, then ours; losses on the valid split, in bits per token."""
+    source = options.out / "runs" / f"{TEXT_SOURCE}.1" / "checkpoints" / "checkpoint_last.pt"
+
+    def planned(name: str, updates: int) -> runs.Run:
+        # An update with a learning rate of 0 changes nothing, so the validation after it is that of the start.
+        before = text_command(data, name, 1, 0.0, source, "--no-save", "--save-dir", "{folder}/before")
+        return runs.Run(name, 1, text_command(data, name, updates, 0.003, source), before)
+
+    def read(folder: Path) -> dict[str, float]:
+        logs = {"before": "then.log", "after": "train.log"}
+        logged = {name: runs.points(folder / log) for name, log in logs.items()}
+        return {name: points[points.split == "valid"].loss.iloc[-1] for name, points in logged.items()}
+
+    stock = runs.train_all([planned(TEXT_SOURCE, options.source_updates)], options.out, 1, read)
+    ours = runs.train_all([planned(name, options.updates) for name in TEXT_NAMES], options.out, options.jobs, read)
+    return pd.concat([stock, ours])
+
+
+def build(name: str, checkpoint: Path | None = None) -> nn.Module:
+    """An image model in the common shape, with ``checkpoint`` as its pretrained weights unless that is None."""
+    random_seed(1)
+    overlay = {} if checkpoint is None else dict(pretrained_cfg_overlay=dict(file=str(checkpoint), num_classes=10))
+    return timm.create_model(name, pretrained=checkpoint is not None, **overlay, **IMAGE_SHAPE, **IMAGE_MODELS[name])
+
+
+def train_images(model: nn.Module, folder: Path, epochs: int) -> dict[str, float]:
+    """Train; losses on the held-out digits, in nats per image, and the accuracy."""
+    random_seed(1)
+    learn, hold = loaders(folder, model)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=2e-3, weight_decay=0.05)
+    warmup = min(1, epochs - 1)
+    scheduler, epochs = create_scheduler_v2(optimizer, sched="cosine", num_epochs=epochs, warmup_epochs=warmup)
+    before = validate(model, hold)
+    for epoch in range(epochs):
+        train_epoch(model, learn, optimizer)
+        scheduler.step(epoch + 1)
+    after = validate(model, hold)
+    return {"before": before["loss"], "after": after["loss"], "top1": after["top1"]}
+
+
+def compare_images(options: argparse.Namespace, folder: Path) -> pd.DataFrame:
+    """Train the stock model on the digits in ``folder``, then ours; what has a record is complete."""
+    checkpoint = options.out / "runs" / f"{IMAGE_SOURCE}.pth"
+    records = []
+    for name in (IMAGE_SOURCE, *IMAGE_NAMES):
+        path = options.out / "runs" / f"{name}.json"
+        if not path.exists():
+            model, start = name.split(".")
+            built = build(model, checkpoint if start == "stock" else None)
+            epochs = options.source_epochs if name == IMAGE_SOURCE else options.epochs
+            record = {"model": name, **train_images(built, folder, epochs)}
+            if name == IMAGE_SOURCE:
+                tensor_files.save(built.state_dict(), checkpoint)
+            path.write_text(json.dumps(record), encoding="utf-8")
+            print(f"{name}: {record['after']:.3f}", flush=True)
+        records.append(json.loads(path.read_text(encoding="utf-8")))
+    return pd.DataFrame(records)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, and print the tables."""
+    parser = runs.parser(__doc__.splitlines()[0], "work/pretrained")
+    parser.add_argument("--file", type=Path, help="any text in UTF-8; default: Python's standard library")
+    parser.add_argument("--vocabulary", type=int, default=2000, help="subwords")
+    parser.set_defaults(source_updates=300, updates=200, source_epochs=16, epochs=9, seeds=1)
+    options = parser.parse_args(arguments)
+    if options.seeds != 1:
+        parser.error(f"--seeds is {options.seeds}; allowed: 1")
+    if options.quick:
+        options.source_updates = options.updates = 5
+        options.source_epochs = options.epochs = 1
+    options.out.joinpath("runs").mkdir(parents=True, exist_ok=True)
+    file = options.file or library_text(options.out / "library.txt")
+    prepare_text.subword_data(file, options.out / "text", options.vocabulary)
+    digits = write_digits(options.out / "images" / "digits")
+    found = [
+        compare_text(options, options.out / "text" / "data-bin"),
+        compare_images(options, options.out / "images" / "digits"),
     ]
-
-
-def stock_losses(options: Starts, data: Data, compared: Results) -> Record:
-    """The fact ``stock``: the loss of each stock model itself, on the same held-out data."""
-    sources = (text.SOURCE, images.SOURCE)
-    return {"stock": {one["model"]: one["after"] for one in compared.outcomes if one["model"] in sources}}
-
-
-def half_notes(facts: Record, unit: str, source: str, trained: str) -> list[str]:
-    """Notes below the table of one host, whose stock model is ``source``, ``trained`` so long."""
-    loss = facts["stock"].get(source)
-    stock = "is not trained" if loss is None else f"has {loss:.3f}"
-    return [
-        f"held-out loss, {unit}; the stock model, {source.split('.')[0]} {trained}, {stock}",
-        "a starting point, not the same model: before any update the two differ",
-        "one run, one seed",
+    titles = (f"Language models, {file.name}", "Image models, handwritten digits")
+    units = (f"bits per token of {options.vocabulary:,} subwords", "nats per image")
+    shown, notes = {}, []
+    for title, unit, frame in zip(titles, units, found):
+        stock, ours = frame.iloc[0], frame.iloc[1:]
+        shown[title] = pd.DataFrame(
+            {
+                "model": ours.model.str.split(".").str[0],
+                "started from": ours.model.str.split(".").str[1] + " weights",
+                **{name: ours[name].map("{:.3f}".format) for name in ("before", "after")},
+                **({"top-1, %": ours.top1.map("{:.1f}".format)} if "top1" in ours else {}),
+            }
+        )
+        notes.append(f"{title}: held-out loss, {unit}; {stock.model.split('.')[0]} itself has {stock.after:.3f}")
+    notes += [
+        f"after {options.updates} updates of a text, and {options.epochs * (digits['train'] // BATCH)} of images; the "
+        f"stock models have {options.source_updates} updates and {options.source_epochs} epochs",
+        "a starting point, not the same model: before any update the two differ; one run, one seed",
     ]
+    runs.report(options.out, shown, notes, pd.concat(found))
 
-
-def notes(options: Starts, facts: Record) -> list[str]:
-    """Notes below the table of language models."""
-    unit = f"bits per token of {options.vocabulary:,} subwords"
-    return half_notes(facts, unit, text.SOURCE, f"after {options.source_updates} updates")
-
-
-def table_of_images(options: Starts, facts: Record, records: list[Record]) -> list[Table]:
-    """The table of image models."""
-    top1 = Column("top-1, %", lambda records: f"{records[0]['top1']:.1f}")
-    shown = [*columns(options.epochs * (facts["digits"] // BATCH)), top1]
-    trained = f"of the same size after {options.source_epochs} epochs"
-    said = half_notes(facts, "nats per image", images.SOURCE, trained)
-    return [table("Image models, handwritten digits", shown, images.NAMES, Results(records, {}), said)]
-
-
-EXPERIMENT = Experiment(
-    command=COMMAND,
-    about=__doc__.splitlines()[0],
-    options=Starts,
-    title=lambda options, facts: f"Language models, {facts['text']}",
-    columns=lambda options, facts: columns(options.updates),
-    order=lambda models, records: text.NAMES,
-    notes=notes,
-    prepare=prepare,
-    train=train,
-    measure=stock_losses,
-    extra_tables=table_of_images,
-    whole={DIGITS: COMMAND, f"{TEXT}/data-bin": WRITER},
-)
-main = EXPERIMENT.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

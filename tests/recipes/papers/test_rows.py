@@ -1,232 +1,243 @@
-"""Every row builds on the meta device with the published number of parameters; its commands are valid."""
+"""Every row's commands, from data to evaluation: programs accept them, and models have the published parameters."""
 
+import functools
 import importlib
+import io
 import os
 import re
-import shlex
 import subprocess
-from dataclasses import replace
-from pathlib import Path
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import yaml
-from fairseq import options
+import timm
+import torch
+from fairseq import options, tasks
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-import fairseq_plugin  # noqa: F401  registers the architectures
-from recipes.papers.building import count_parameters
-from recipes.papers.entries import command_of, entries_of
-from recipes.papers.tables import PAPERS, read_paper
-from recipes.papers.trainings import Block, NotTrained, blocks_of, here, script, trainings_of, wrapped
+import timm_plugin  # noqa: F401  (registers the models)
+from common.attention import FlowAttention
+from fairseq_plugin.data.episode_folder import EpisodeDescription
+from fairseq_plugin.data.series_folder import Description
+from recipes.models import dictionary_of, model_options
+from recipes.papers.__main__ import main
+from recipes.papers.published import printed
+from recipes.papers.rows import PAPERS, groups, sections
+from recipes.runs import ROOT, published
 from tests.recipes import timm_options
 
-ROOT = Path(__file__).parents[3]
-TABLES = [(paper, number) for paper in PAPERS for number in read_paper(paper).tables]
+#: Stands for every program: notes its name and arguments.
+PROGRAM = """#!/bin/sh
+printf '%s\\0' "${0##*/}" "$@" >> "$CALLS"; printf '\\036' >> "$CALLS"
+"""
 PARSERS = {
     "fairseq-train": options.get_training_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
     "fairseq-validate": options.get_validation_parser,
 }
-#: Rows of models for which there is no command.
-WITHOUT_COMMAND = {"ViT-BASE (2021)", "ViT-LARGE (2021)", "SOFT (2021)", "PixelCNN", "PixelSNAIL"}
-#: Notes its command line in a file; fails if that contains a text.
-PROGRAM = """#!/bin/sh
-echo "${0##*/} $*" >> "$CALLS"
-case "${0##*/} $*" in *"$FAILING"*) exit 3;; esac
-"""
+ROWS = [
+    (paper, number, group, row)
+    for paper in PAPERS
+    for number, listed in groups(paper).items()
+    for group in listed
+    for row in group["rows"]
+]
+#: Table -> the column, or the row where columns are models, with millions of parameters.
+PARAMETERS = {
+    ("flowformer", "5"): "PARAMS",
+    **dict.fromkeys([("flash", "1"), ("flash", "2")], "Params"),
+    **dict.fromkeys([("flash", "8"), ("flash", "9"), ("flash", "10")], "Params (M)"),
+    **dict.fromkeys([("daft", "2"), ("daft", "3")], "#Params"),
+}
 
 
-def trainings(paper: str, number: str) -> list:
-    """All trainings of a table, with names."""
-    entries = entries_of(paper)[number]
-    return [(name, training) for name, entry in entries.items() for training in trainings_of(entry)]
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs shell commands in a folder with recipes/, where programs only note their arguments; returns these."""
+    folder, path = tmp_path_factory.mktemp("rows"), tmp_path_factory.mktemp("bin")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    for name in ("python", "torchrun", "git", *PARSERS):
+        (path / name).write_text(PROGRAM)
+        (path / name).chmod(0o755)
+
+    @functools.cache
+    def run(command: str) -> list[list[str]]:
+        calls = path / "calls"
+        calls.write_text("")
+        variables = {"PATH": f"{path}{os.pathsep}{os.defpath}", "CALLS": str(calls)}
+        subprocess.run(["bash", "-e", "-c", command], cwd=folder, env=variables, check=True)
+        return [call.split("\0")[:-1] for call in calls.read_text().split("\036")[:-1]]
+
+    return run
 
 
-built: dict[tuple, int | None] = {}
+class WithoutValues(TorchFunctionMode):
+    """Skips the drawing of weights, which has no effect on the meta device; RoBERTa would copy them from the CPU."""
+
+    DRAWING = frozenset({"cpu", "add_", "clamp_", "div_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"})
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        tensor = next(iter((*args, *(kwargs or {}).values())), None)
+        if getattr(func, "__name__", "") in self.DRAWING and isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            return tensor
+        return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("paper, number", TABLES)
-def test_every_row_builds_with_the_published_number_of_parameters(paper, number):
-    """Takes a second or two per table; 30 in total."""
-    for name, training in trainings(paper, number):
-        first = next((" ".join(words) for words in training.commands() if words[0] == "fairseq-train"), "")
-        key = (training.host, training.model, re.sub(r"(work|checkpoints)/\S+", "", first), training.symbols)
-        if key not in built:  # other rows train the same model
-            built[key] = count_parameters(training)
-        count = built[key]
-        assert (count is None) == (training.host == ""), name
-        if training.published:
-            matches = abs(count / 1e6 / training.published - 1) <= 0.01
-            assert matches or training.difference, f"{name}: {count / 1e6:.2f} M, published {training.published} M"
+@contextmanager
+def without_memory() -> Iterator[None]:
+    with torch.device("meta"), WithoutValues():
+        yield
 
 
-def known_module(words: list[str]) -> None:
-    """Assert that the parser of ``python -m recipes.NAME ARGUMENTS`` accepts these arguments."""
-    package = ROOT.joinpath(*words[2].split(".")).is_dir()
-    module = importlib.import_module(f"{words[2]}.__main__" if package else words[2])
-    if hasattr(module, "EXPERIMENT"):
-        module.EXPERIMENT.parser().parse_args(words[3:])
-    elif hasattr(module, "parser"):
-        module.parser().parse_args(words[3:])
-    else:
-        sources = Path(module.__file__).read_text()
-        assert all(f'"{word}"' in sources for word in words[3:] if word.startswith("--"))
+@functools.cache
+def fairseq_model(*words: str) -> nn.Module:
+    """The model of a command of fairseq-train, without data: stand-ins have what is read of a task."""
+    parsed = model_options(words)
+    symbols = dictionary_of(32_000)
+    longest = getattr(parsed, "max_positions", None) or getattr(parsed, "tokens_per_sample", None)
+    task = SimpleNamespace(
+        **dict.fromkeys(("source_dictionary", "target_dictionary", "dictionary"), symbols),
+        max_positions=lambda: longest,
+    )
+    if parsed.task == "time_series_classification":  # as JapaneseVowels
+        described = Description([str(i) for i in range(9)], [0.0] * 12, [1.0] * 12, 29)
+        task = SimpleNamespace(description=described, max_length=29)
+    if parsed.task == "offline_rl":  # as HalfCheetah
+        state, action = ([0.0] * 17, [1.0] * 17), ([-1.0] * 6, [1.0] * 6)
+        described = EpisodeDescription("random", "", *state, *action, 1000, 0.0, 0.0, 0.0)
+        task = SimpleNamespace(description=described, context=int(parsed.context), max_episode_length=1000)
+    with without_memory():
+        return tasks.FairseqTask.build_model(task, parsed)
 
 
-def known(words: list[str]) -> None:
-    """Raise an error or SystemExit for a command that its program would refuse before reading data."""
-    words = words[1:] if words[0] == "PYTHONPATH=." else words
+@functools.cache
+def timm_model(*words: str) -> nn.Module:
+    """The model of a command of timm's train.py or validate.py."""
+    given = " ".join(words).partition(" --model ")[2].split(" --")
+    kwargs = model_kwargs(next((word for word in given if word.startswith("model-kwargs ")), ""))
+    with without_memory():
+        return timm.create_model(given[0], **kwargs)
+
+
+def model_kwargs(typed: str) -> dict[str, Any]:
+    """The arguments of ``--model-kwargs``, as timm's scripts read them."""
+    pairs = dict(pair.split("=") for pair in typed.split()[1:])
+    return {name: {"True": True, "False": False}.get(x, int(x) if x.isdigit() else x) for name, x in pairs.items()}
+
+
+@functools.cache
+def accepted(*words: str) -> nn.Module | None:
+    """Let the program of a command refuse it, before it reads data; the model that it builds, if it trains one."""
     if words[0] in PARSERS:
-        options.parse_args_and_arch(PARSERS[words[0]](), input_args=words[1:])
-    elif words[:2] == ["python", "-m"] and words[2].startswith("recipes."):
-        known_module(words)
-    elif "work/timm-scripts" in " ".join(words):
+        arguments = options.parse_args_and_arch(PARSERS[words[0]](), input_args=list(words[1:]))
+        assert arguments
+        return fairseq_model(*words[1:]) if words[0] == "fairseq-train" else None
+    if any(word.startswith("work/timm-scripts/") for word in words):
         script = next(i for i, word in enumerate(words) if word.startswith("work/timm-scripts/"))
         assert {word for word in words[script:] if word.startswith("--")} <= timm_options.OPTIONS
-        if "--config" in words:
-            assert "model" in yaml.safe_load((ROOT / words[words.index("--config") + 1]).read_text())
-    else:
-        assert words[:3] == ["python", "-m", "timm_plugin.convert"] or words[:2] == ["python", "-c"]
+        assert "--config" not in words or (ROOT / words[words.index("--config") + 1]).is_file()
+        return timm_model(*words[script:])
+    if words[:2] == ("python", "-m") and words[2].startswith("recipes."):
+        assert refused_options(words[2], words[3:]) == ["--nosuch"], words
+    return None
 
 
-def test_commands_of_timms_scripts_say_that_they_need_a_gpu():
-    """They compute on one unless ``--device`` names something else."""
-    blocks = [
-        block for paper, number in TABLES for entry in entries_of(paper)[number].values() for block in blocks_of(entry)
-    ]
-    titles = {block.title for block in blocks if any("timm-scripts/" in command for command in block.commands)}
-    assert len(titles) > 1 and all("GPU" in title for title in titles)
+def refused_options(module: str, words: tuple[str, ...]) -> list[str]:
+    """What the parser of ``python -m MODULE`` refuses of its arguments and a further one."""
+    package = ROOT.joinpath(*module.split(".")).is_dir()
+    main = importlib.import_module(f"{module}.__main__" if package else module).main
+    said = io.StringIO()
+    with redirect_stderr(said), pytest.raises(SystemExit), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [module, *words, "--nosuch"])
+        main()
+    return said.getvalue().partition("unrecognized arguments: ")[2].split()
 
 
-def test_every_model_has_a_folder_of_its_own():
-    """In a shared folder, fairseq would load the other training's checkpoint and consider it finished."""
-    owners: dict[str, list[str]] = {}
-    for paper, number in TABLES:
-        for name, training in trainings(paper, number):
-            for words in training.commands():
-                for option in {"--save-dir", "--experiment"}.intersection(words):
-                    folder = words[words.index(option) + 1]
-                    assert owners.setdefault(folder, words) == words, f"Table {number} of {paper}, {name}: {folder}"
-                    assert max(map(len, folder.split("/"))) <= 255  # the longest name in a file system
+def said(group: dict, row: str) -> str:
+    """The notes that are printed with a row."""
+    return f"{group['notes'].get(row, '')}\n{group.get('note', '')}"
 
 
-seen = set()
+def published_millions(paper: str, number: str, row: str) -> float | None:
+    """The published parameters of a row or of a column."""
+    where = PARAMETERS.get((paper, number))
+    if where is None or row == "ResNet50":
+        return None
+    cells = published(paper, number)
+    return float(cells[row][where] if row in cells.columns else printed(paper, number, row, where))
 
 
-@pytest.mark.parametrize("paper, number", TABLES)
-def test_every_command_is_taken_by_its_program(paper, number):
-    """Takes half a minute: fairseq parses options slowly."""
-    for entry in entries_of(paper)[number].values():
-        for words in (words for block in blocks_of(entry) for words in block.first()):
-            if tuple(words) not in seen:
-                seen.add(tuple(words))
-                known(words)
+@pytest.mark.parametrize(("paper", "number", "group", "row"), ROWS, ids=lambda x: x if isinstance(x, str) else "")
+def test_a_row_is_accepted_by_its_programs_and_has_the_published_parameters(shell, paper, number, group, row) -> None:
+    """Within 1 %, or the row says how many; it also says how Flow-Attention is clamped. A minute in all."""
+    count = published_millions(paper, number, row)
+    for command in group["rows"][row]:
+        built = [accepted(*words) for words in shell(command.replace("TEXT", "any.txt"))]
+        for model in list(filter(None, built))[:1]:  # that of the shortest length, whose positions are fewest
+            millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+            if count:
+                near = abs(millions / count - 1) <= 0.01
+                assert near or f"{millions:.1f} M" in said(group, row), f"{millions:.2f} M, published {count}"
+            clamps = {module.options.clamp for module in model.modules() if isinstance(module, FlowAttention)}
+            if clamps and len(group["rows"][row]) < 3 and "for model" not in command:
+                number_said = re.search(r"(?:--flow-clamp |clamp=)(\d+)|no clamp", said(group, row))
+                assert clamps == {float(number_said[1]) if number_said[1] else None}
+    assert built
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_command_of_a_figure_is_taken_by_its_program(paper):
-    commands = {command_of(paper, number) for number in read_paper(paper).figures}
-    for command in commands:
-        if command.startswith("python "):
-            known(shlex.split(command))
+def test_commands_of_all_rows_in_small_are_accepted(shell, paper) -> None:
+    for command in {group["small"] for listed in groups(paper).values() for group in listed if "small" in group}:
+        for words in shell(command.replace("TEXT", "any.txt")):
+            accepted(*words)
 
 
-def test_a_picture_across_runs_takes_no_run_that_belongs_elsewhere():
-    """Runs of tables differ in epochs and in more than the window; the command would refuse or mix them."""
-    across = [command for number in ("2", "7") if "--across" in (command := command_of("daft", number))]
-    assert len(across) == 2 and not any("output/train" in command for command in across)
+def test_every_training_has_a_folder_of_its_own(shell) -> None:
+    """In a shared one, fairseq would load the other model's checkpoint and consider it finished."""
+    owners: dict[str, list[str]] = {}
+    for *_, group, row in ROWS:
+        for words in (words for command in group["rows"][row] for words in shell(command.replace("TEXT", "any.txt"))):
+            for option in {"--save-dir", "--experiment"}.intersection(words):
+                folder = words[words.index(option) + 1]
+                assert owners.setdefault(folder, words) == words
 
 
-class Shell:
-    """A bash in which the programs of all commands only note that they were called."""
-
-    def __init__(self, folder: Path) -> None:
-        self.calls, self.path = folder / "calls", folder / "bin"
-        self.path.mkdir()
-        for name in ("python", "torchrun", *PARSERS):
-            (self.path / name).write_text(PROGRAM)
-            (self.path / name).chmod(0o755)
-
-    def run(self, text: str, failing: str, *options: str) -> tuple[list[str], str]:
-        """Type ``text``; commands with ``failing`` in them fail. Returns the calls, and what the shell printed."""
-        self.calls.write_text("")
-        variables = {"PATH": f"{self.path}{os.pathsep}{os.defpath}", "CALLS": str(self.calls), "FAILING": failing}
-        bash = subprocess.run(
-            ["bash", "--norc", *options],
-            input=text,
-            env=variables,
-            capture_output=True,
-            text=True,
-            start_new_session=True,  # without a terminal, which an interactive shell would wait for in the background
-        )
-        return self.calls.read_text().splitlines(), bash.stdout
+def test_every_row_is_in_its_table() -> None:
+    for paper, number, group, _ in ROWS:
+        names = {**group["rows"], **group["notes"]}
+        if number == "figures":
+            assert all(f"\n{name}. " in sections(paper)[number] for name in names)
+            continue
+        heading = next(iter(re.findall(r"Table (.*?):", sections(paper)[number])))
+        cells = published(paper, heading)
+        for name in names:
+            first = name.split(", ")[0]
+            assert any(printed_name.startswith((name, first)) for printed_name in (*cells.index, *cells.columns)), name
 
 
-def test_every_row_has_a_script_that_stops_at_its_first_error_or_says_why_not(tmp_path):
-    """Takes two seconds: bash is started for each of the scripts."""
-    shell, scripts, without = Shell(tmp_path), {}, set()
-    for paper, number in TABLES:
-        for name, entry in entries_of(paper)[number].items():
-            if blocks_of(entry):
-                scripts[script(blocks_of(entry))] = f"Table {number} of {paper}, {name}"
-                continue
-            assert isinstance(entry, NotTrained) and entry.reason, f"Table {number} of {paper}, {name}"
-            if here(entry).startswith("no command: "):
-                without.add(name)
-    assert without == WITHOUT_COMMAND and len(scripts) > 100
-    for text, row in scripts.items():
-        calls, _ = shell.run(text, failing="")
-        assert len(calls) == 1, row
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", ["beside-figure-1", "Table A", "figures"]),
+        ("flowformer 5", ["| FLOWFORMER |", "cannot include", "sh recipes/imagenet/train.sh", "recipes.papers.images"]),
+        ("flowformer 4 --row cosFormer", ["cosformer_lm_wiki103", "Equation 9"]),
+        ("flowformer 6 --row soft", ["no command"]),
+        ("daft 2 --row daft-full", ["daft_conv_s daft_full_s"]),
+        ("daft figures --row 4", ["recipes.cifar10_pixels.complete"]),
+    ],
+)
+def test_the_command_prints_tables_and_rows(arguments: str, shown: list[str], capsys) -> None:
+    main(arguments.split())
+    text = capsys.readouterr().out
+    assert all(word in text for word in shown)
 
 
-@pytest.mark.parametrize("options", [(), ("-i",)])
-def test_a_script_whose_command_fails_runs_no_further_one(tmp_path, options):
-    """Also where it is pasted into an interactive shell, which goes on and knows the status."""
-    shell, entry = Shell(tmp_path), entries_of("flash")["4"]["FLASH, head size = 512"]
-    text = script(blocks_of(entry)) + "\necho status $?\n"
-    calls, printed = shell.run(text, "--task masked_lm", *options)
-    assert [call.split()[0] for call in calls] == ["python", "python", "fairseq-train"]
-    assert "status 3" in printed
-    calls, printed = shell.run(text, "--lr 3e-05", *options)
-    assert len(calls) == 5 and "--lr 3e-05" in calls[-1] and "status 3" in printed
-    calls, printed = shell.run(text, "of no command", *options)
-    assert len(calls) == 8 and "answers.json" in calls[-1] and "status 0" in printed
-
-
-def test_a_loop_is_printed_and_filled_in():
-    block = Block("titles", ("echo $a $b",), (("a", ("1", "2")), ("b", ("x", "y"))))
-    assert block.printed().splitlines() == [
-        "# titles",
-        "for a in 1 2; do",
-        "for b in x y; do",
-        "echo $a $b",
-        "done",
-        "done",
-    ]
-    assert block.first() == [["echo", "1", "x"]]
-
-
-def test_a_long_command_is_wrapped_and_stays_the_same():
-    command = next(iter(entries_of("flowformer")["4"]["COSFORMER (2022)"].blocks[1].commands))
-    lines = wrapped(command).splitlines()
-    assert len(lines) > 3 and all(len(line) <= 120 for line in lines)
-    assert shlex.split(wrapped(command).replace("\\\n", "")) == shlex.split(command)
-
-
-def test_what_trainings_share_is_typed_once():
-    first, second = (entries_of("flowformer")["4"][row] for row in ("FLOWFORMER", "COSFORMER (2022)"))
-    titles = [block.title for block in blocks_of((first, second))]
-    assert titles.count("data") == 1 and len(titles) == 5  # the two forms of both rows
-
-
-def test_a_model_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="daft_huge"):
-        count_parameters(replace(entries_of("daft")["2"]["DAFT-full"], model="daft_huge"))
-    entry = entries_of("flowformer")["4"]["FLOWFORMER"]
-    blocks = tuple(replace_model(block) for block in entry.blocks)
-    with pytest.raises(ValueError, match="flowformer_lm_wiki999"):
-        count_parameters(replace(entry, blocks=blocks))
-
-
-def replace_model(block: Block) -> Block:
-    """A copy of the block with another architecture."""
-    return block._replace(commands=tuple(command.replace("wiki103 ", "wiki999 ") for command in block.commands))
+@pytest.mark.parametrize("arguments", ["flash nosuch", "flash 4 --row FLASH", "daft 2 --row nosuch"])
+def test_what_is_not_there_is_refused_with_what_is(arguments: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments.split())
+    assert f"is {arguments.split()[-1]}; allowed: " in capsys.readouterr().err

@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import nn
 
-from recipes.packaged_models.digits import held_out_accuracy
-from recipes.shared.digits import write_digits
+from recipes.images import loaders, validate, write_digits
 from tests.compare import assert_close
 
 NAME, TAG = "flowformer_hier_digits", "uci_digits"
@@ -44,7 +43,7 @@ def test_the_file_is_small_and_in_half_precision(file: Path) -> None:
 
 def test_it_classifies_digits_that_it_has_not_seen(trained: nn.Module, tmp_path: Path) -> None:
     write_digits(tmp_path)
-    assert held_out_accuracy(trained, tmp_path) >= LEAST_ACCURACY
+    assert validate(trained, loaders(tmp_path, trained)[1])["top1"] >= LEAST_ACCURACY
 
 
 def _images(channels: int = 3, side: int = 32) -> torch.Tensor:
