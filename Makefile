@@ -5,7 +5,7 @@
 #   make test-oldest   the whole suite with the oldest versions of tests/oldest.txt, in .venv-oldest
 #   make quick-oldest  a part of it, in a few minutes; tests/quick.py
 #   make lint   style, format and spelling of the whole tree, in seconds
-#   make tables  write the tables in Markdown files that are generated: of mechanisms, and the papers' numbers
+#   make tables  write the tables in Markdown files that are generated, of mechanisms
 #   make bench  speed and memory compared with softmax attention, the authors' code and other packages
 #   make docs   the documentation site in build/docs: every Markdown page, and the public API; a broken link is an error
 #   make package  the wheel and the source archive in work/package, checked and the wheel tried in a new environment
@@ -44,7 +44,6 @@ lint: $(READY)
 
 tables: $(READY)
 	$(VENV)/bin/python -m common.mechanisms
-	$(VENV)/bin/python -m recipes.papers --write-readmes
 
 bench: $(READY)-bench
 	$(VENV)/bin/python -m recipes.bench

@@ -38,7 +38,6 @@ fairseq-generate() { run_fairseq fairseq-generate "$@" --max-len-b 4; }
 fairseq-interactive() { run_fairseq fairseq-interactive "$@" --max-len-b 4; }
 python() {
   case "$*" in
-    "-m recipes.imagenet.get_timm_scripts"*) ;;
     "-m timm_plugin work/timm-scripts/train.py "*)
       set -- -m recipes.demo.train_digits "${@:4}" --device-modules timm_plugin --epochs 1 --warmup-epochs 0
       run_fairseq python "$@";;
@@ -47,6 +46,7 @@ python() {
     *) command python "$@";;
   esac
 }
+sh() { case "$*" in "recipes/imagenet/scripts.sh") ;; *) command sh "$@";; esac; }
 make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 """
 

@@ -55,8 +55,9 @@ class GatedAttentionUnit(StoresOptions):
         chunk_size: C, or None for FLASH-Quad.
         max_positions: the longest training length of the quadratic form, and the range of a ``toeplitz`` bias. Not
             needed with a chunk size.
-        divisor: of the quadratic form's scores. None is ``max_positions`` when causal, a constant so that a token does
-            not depend on later ones, and otherwise each row's number of real tokens. Softmax uses √s instead.
+        divisor: of the quadratic form's scores, which is not legible in the paper's text. None is ``max_positions``
+            when causal, a constant so that a token does not depend on later ones, and otherwise each row's number of
+            real tokens. Softmax uses √s instead.
         kernel: ``relu2``, ``softmax`` (divided by √s) or ``laplace``.
         gate: multiply by U; without it the block has no U.
         separate_ffn: a ``FeedForward`` of inner width e after attention, only without a gate. It has as many parameters

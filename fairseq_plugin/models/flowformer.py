@@ -56,7 +56,8 @@ class SoftmaxLanguageModel(LinearTimeLanguageModel):
 def flowformer_lm_wiki103(args) -> None:
     """The paper's WikiText-103 model (section 4.2): 6 layers, width 512, 8 heads, FFN 2048, shared embeddings.
 
-    Layers are pre-norm, as in every model here; ``--lineartime-post-norm`` makes them those of the paper's equation 9.
+    Layers are pre-norm, as in all models here but NAME_time_series; ``--lineartime-post-norm`` makes them those of the
+    paper's equation 9.
     """
     size = {
         "dropout": 0.1,

@@ -17,7 +17,7 @@ from .text import ARCHITECTURES, COMMAND, FULL, QUICK, Budget, run_text
 
 #: The folders that each run replaces.
 WHOLE = dict.fromkeys(("bin", *ARCHITECTURES, "images/digits", f"images/{MODEL}"), COMMAND)
-#: The default folder of recipes.imagenet.get_timm_scripts. The demo downloads nothing.
+#: The default folder of recipes/imagenet/scripts.sh. The demo downloads nothing.
 FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"
 
 
@@ -33,7 +33,7 @@ def parser() -> CommandParser:
         type=Path,
         metavar="DIR",
         help="train the digits with the train.py of timm that lies in DIR (default: work/timm-scripts, where"
-        " recipes.imagenet.get_timm_scripts puts it, if it is there; else a loop of timm's parts)",
+        " recipes/imagenet/scripts.sh puts it, if it is there; else a loop of timm's parts)",
     )
     return parser
 

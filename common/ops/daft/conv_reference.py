@@ -48,7 +48,7 @@ def filters_reference(
 ) -> Tensor:
     """The filters of one call, shaped as the parameters r (h, window) or (h, height, width).
 
-    With ``gamma`` and ``beta`` (h, 1): γ (r - mean) / std + β of each head (section 3.3). With a ``temperature``: in
+    With ``gamma`` and ``beta`` (h, 1): γ (r - mean) / std + β of each head (section 3.2). With a ``temperature``: in
     training, times a Gumbel-softmax sample of itself from torch's generator (equation 11), else only its largest entry.
     """
     flat = r.flatten(1)

@@ -78,8 +78,9 @@ def flow_attention(
         form: "paper" is Algorithms 1 and 2 to the letter; "released" adds the authors' 1e-6 to q, k and the sums,
             multiplies the softmax by m and Î by n/m; "released_vision" adds 1e-6 to every flow as well.
         clamp: bound on |Ô| in the released forms; ignored by "paper", which has no bound. Part of the trained model:
-            1 in the authors' core module and image model, 5 in their fairseq language model, 10 in their RL model,
-            no clamp (None or inf) in their long-range-arena code.
+            5 in the authors' fairseq language model, 10 in their RL model, none (None or inf) in their time series and
+            long-range-arena code. Their image model had 5 and has 1 since f15165d, their core module 10, and 1 since
+            8a1774b.
         phi: "sigmoid", "elu+1" or "relu" (plus 1e-6) (Table 10).
         competition: "softmax" over the sources, "sigmoid" or "none" (Table 11). "softmax_heads", not causal, is the
             variant of the authors' long-range-arena code: a softmax over the heads of each source, times m if the
