@@ -113,7 +113,7 @@ def pixel_text(options: argparse.Namespace) -> Path:
 
 
 def read(folder: Path) -> dict[str, object]:
-    """What ``models.read`` reads, and the bits per token of the last updates in training."""
+    """The results that ``models.read`` finds, and the bits per token of the last updates in training."""
     logged = runs.points(folder / "train.log")
     return {**models.read(folder), "trained": logged[logged.split == "train_inner"].loss.iloc[-1]}
 
