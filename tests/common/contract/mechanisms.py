@@ -71,21 +71,27 @@ class Case(NamedTuple):
         """The mechanism's class."""
         return KINDS[self.name]
 
-    def build(self, dtype: torch.dtype = torch.float64, std: float = 0.5, max_tokens: int = LONGEST) -> InnerAttention:
+    def build(
+        self,
+        dtype: torch.dtype = torch.float64,
+        std: float = 0.5,
+        max_tokens: int = LONGEST,
+        channels: int = CHANNELS,
+    ) -> InnerAttention:
         """Build the attention in evaluation mode, with parameters large enough to affect the output."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(1)  # for buffers that are drawn at random
-            module = self.new(max_tokens)
+            module = self.new(max_tokens, channels)
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=std, generator=generator)
         if self.rotary:
-            module = RotaryAttention(module, CHANNELS)
+            module = RotaryAttention(module, channels)
         return module.to(dtype).eval()
 
-    def new(self, max_tokens: int = LONGEST) -> InnerAttention:
+    def new(self, max_tokens: int = LONGEST, channels: int = CHANNELS) -> InnerAttention:
         """Build the attention as its constructor leaves it, without rotary positions."""
-        shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
+        shape = {"num_heads": HEADS, "head_dim": channels, "max_tokens": max_tokens, "spatial_dims": 1 + self.image}
         options = {**counts(self.kind), **_declared(self.name, "SMALL"), **self.options}
         around = {"forget": self.forget, "short_conv": self.short_conv}
         return build_attention(self.name, self.causal, **shape, **around, **options)
@@ -213,10 +219,11 @@ def tensors(
     seed: int = 0,
     scale: float = 1.0,
     grad: bool = True,
+    channels: int = CHANNELS,
 ) -> dict[str, Any]:
     """The keyword arguments of ``module`` for n queries and m keys: leaf tensors, and an image's height and width."""
     generator = torch.Generator().manual_seed(seed)
-    widths, m = module.projections(CHANNELS), n if m is None else m
+    widths, m = module.projections(channels), n if m is None else m
 
     def leaf(*shape: int) -> Tensor:
         x = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -225,9 +232,9 @@ def tensors(
     lengths = {"q": n, "k": m, "v": m}
     leaf_tensors = {x: leaf(batch, HEADS, lengths[x], widths[x]) if x in widths else None for x in lengths}
     available = {
-        "x": leaf(batch, n, HEADS * CHANNELS),
+        "x": leaf(batch, n, HEADS * channels),
         "spatial_shape": image_shape(n),
-        "source_q": leaf(batch, HEADS, m, CHANNELS),
+        "source_q": leaf(batch, HEADS, m, channels),
     }
     assert {*available, "log_decay"} == set(INPUTS), f"{set(INPUTS) - set(available)} is not made here"
     return {**leaf_tensors, **module.inputs(**available)}

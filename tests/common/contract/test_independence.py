@@ -1,14 +1,22 @@
 """A token's output depends only on the real tokens that it sees, and on nothing else in the batch."""
 
+import functools
+import itertools
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from common.attention import InnerAttention
+from common.kernels import CPU_KERNELS
+from common.ops.shared.cpu.dispatch import VARIABLE
 from tests.common.contract.mechanisms import (
     CASES,
     DEFAULTS,
+    HEADS,
     Case,
+    arguments_of_op,
     at,
     both,
     cases,
@@ -28,6 +36,15 @@ NAN, INF = float("nan"), float("inf")
 #: With "all", rows that are not entirely padding have padding on the right.
 sides = pytest.mark.parametrize("side", ["left", "all"])
 sequences = [case for case in DEFAULTS if not case.image]
+#: Tokens, and channels of keys and values: multiples of four and of the size of a processor's vectors, and not.
+SIZES = ((8, 1, 3), (11, 8, 15), (4, 3, 1), (9, 24, 17), (8, 17, 24), (69, 40, 33), (10, 33, 40), (1, 24, 8), (8, 15, 8))
+
+
+def has_kernels(case: Case) -> bool:
+    """Whether the table of mechanisms with kernels for CPUs has it."""
+    name = case.name if case.causal else f"{case.name}, not causal"
+    names = {name} if case.forget == "none" else {name, f"{name} with gates"}
+    return not names.isdisjoint(itertools.chain(*CPU_KERNELS.values()))
 
 
 def poisoned(inputs: dict, mask: Tensor, poison: float) -> dict:
@@ -167,6 +184,63 @@ def test_neighbours_in_the_batch_change_nothing(case):
     named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
     for name, gradient in zip(named_tensors, gradients(module(**inputs)[1], named_tensors.values())):
         assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any(), f"gradient of {name}"
+
+
+@cases(case for case in DEFAULTS if has_kernels(case))
+def test_nan_and_overflow_stay_where_they_are(case, monkeypatch):
+    """With kernels for CPUs: not in another row of the batch or another head, nor, if causal, before their token.
+
+    The numbers are in the first head of the first row, in each input of the function that the mechanism declares.
+    """
+    monkeypatch.setenv(VARIABLE, "1")
+    even = case.rotary or "rotary" in case.kind.supports
+    for n, d, e in SIZES[1::2] if even else SIZES:
+        module = case.build(torch.float32, max_tokens=2 * n, channels=d)
+        inputs = tensors(module, n, batch=3, dtype=torch.float32, channels=d)
+        arguments = arguments_of_op(case, module, monkeypatch, **inputs)
+        arguments["v"] = torch.randn(3, HEADS, n, e, generator=torch.Generator().manual_seed(1))
+        given = {name: x for name, x in arguments.items() if isinstance(x, Tensor) and len(x) == 3 and x.dim() > 2}
+        op = functools.partial(case.kind.op, **{name: x for name, x in arguments.items() if name not in given})
+        state = op(**given, return_state=True)[1] if case.causal else {}
+        given |= {f"state {name}": x for name, x in state.items()}
+        clean, alone = results(op, given), results(op, {name: x[1:] for name, x in given.items()})
+        for what, x in clean.items():
+            if x.is_floating_point():
+                assert_close(f"{what} of the other rows", x[1:], alone[what], floor=1e-3)
+        for name, x in given.items():
+            of_state = name.startswith("state ")
+            token = (0,) if name == "x" or x.dim() == 1 else (0, 0) if of_state else (0, 0, n // 2)
+            for poison in (NAN, INF, -INF, 1e30) if x.is_floating_point() and x.numel() else ():
+                loud = x.detach().clone().unsqueeze(-1)
+                loud[token].view(-1)[-1] = poison
+                for what, y in results(op, {**given, name: loud.squeeze(-1)}).items():
+                    message = f"{what}, {poison} in {name}; {n} tokens, {d} and {e} channels"
+                    assert torch.equal(y[1:], clean[what][1:]), message
+                    if len(token) > 1 and y.dim() > 1 and what != "gradient of x":
+                        assert torch.equal(y[0, 1:], clean[what][0, 1:]), f"another head: {message}"
+                    # Windows are plain PyTorch, in which a weight of 0 times NaN is NaN.
+                    if len(token) > 2 and case.causal and what.startswith("out") and module.state_tokens() == 0:
+                        assert torch.equal(y[0, 0, : n // 2], clean[what][0, 0, : n // 2]), f"earlier tokens: {message}"
+
+
+def results(op: Callable, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The output and the state of ``op``, also without gradients, and the gradients of what is ``given``."""
+    given = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in given.items()}
+    arguments = {name: x for name, x in given.items() if not name.startswith("state ")}
+    if len(arguments) < len(given):
+        state = {name.removeprefix("state "): x for name, x in given.items() if name not in arguments}
+        arguments |= {"initial_state": state, "return_state": True}
+    found = {}
+    for what, enabled in (("out", True), ("out without gradients", False)):
+        with torch.set_grad_enabled(enabled):
+            out = op(**arguments)
+        out, state = out if isinstance(out, tuple) else (out, {})
+        found |= {what: out, **{f"state {name} of {what}": x for name, x in state.items()}}
+    outputs = torch.cat([x.flatten(1) for x in found.values() if x.requires_grad], dim=1)
+    leaves = {name: x for name, x in given.items() if x.requires_grad}
+    loss = outputs * torch.linspace(1, 2, outputs.shape[1])
+    gradients = torch.autograd.grad(loss.sum(), leaves.values(), allow_unused=True, materialize_grads=True)
+    return found | {f"gradient of {name}": x for name, x in zip(leaves, gradients)}
 
 
 @cases(DEFAULTS)

@@ -218,7 +218,6 @@ def arrays(sizes, group, work, like):
     of_sinks = array(work, at, (group, 3, whole(n)), like)
     of_sources = array(work, at + group * 3 * whole(n), (group, 3, whole(m)), like)
     fours.fill(T.reshape(T.size), number(0, like))
-    fours.fill(of_values.reshape(of_values.size), number(0, like))
     return T, Y, of_features[0], of_features[1], of_values[0], of_values[1], G, grad_S, of_sinks, of_sources
 
 

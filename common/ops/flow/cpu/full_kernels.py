@@ -224,7 +224,6 @@ def forward(first, last, sizes, options, group, tokens, inputs, out, kept, work)
     sums, S = array(work, at, (4, D), eps), array(work, at + 4 * D, (d, C), eps)
     at += 4 * D + d * C
     blocks = array(work, at, (4, C), eps), array(work, at + 4 * C, (4, C), eps), array(work, at + 8 * C, 4, eps)
-    fours.fill(blocks[0].reshape(4 * C), number(0, eps))
     for begin in range(first * group, last * group, group):
         b = begin // H
         of_sinks, of_sources = kept_numbers(kept, begin, group, n, m, eps)

@@ -51,7 +51,7 @@ def load_tokens(X, tensor, size, tokens, b, h, n, first, direction, count, like)
     for r in range(4):
         if r < count:
             t = position(tokens, b, n, first + direction * r)
-            fours.copy(X[r], row(tensor, b, h, t, size, like))
+            fours.copy_padded(X, r, row(tensor, b, h, t, size, like), like)
         else:
             fours.fill(X[r], number(0, like))
 
@@ -175,7 +175,6 @@ def forward(first, last, sizes, options, tokens, inputs, before, results, after,
     of_features, D = array(work, at, (2, 4, d), eps), array(work, at + 8 * d, d, eps)
     Q, K, V, U = of_features[0], of_features[1], of_values[0], of_values[1]
     scales, softmaxes = array(work, at + 9 * d, 4, eps), array(work, at + 9 * d + 4, (2, 2), eps)
-    fours.fill(of_values.reshape(of_values.size), number(0, eps))
     fours.fill(D, number(1, eps))
     for head in range(first, last):
         b, h = head // H, head % H

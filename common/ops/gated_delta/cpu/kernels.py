@@ -232,7 +232,6 @@ def forward(first, last, sizes, inputs, before, after, out, kept, directions, wo
     Q, K, queries, keys, slopes = tokens_d[0], tokens_d[1], tokens_d[2], tokens_d[3], tokens_d[4]
     E, outputs, R, slopes_e = tokens_e[0], tokens_e[1], tokens_e[2], tokens_e[3]
     one, zero = number(1, eps), number(0, eps)
-    fours.fill(array(work, d * C, 20 * D + 16 * C, eps), zero)
     for bh in range(first, last):
         b, h = bh // H, bh % H
         load_memory(S, before, b, h, 0, e, eps)
@@ -345,14 +344,15 @@ def written(U, E, betas):
 @inlined
 def read_transposed(T, K, R, like):
     """R = K Tᵀ."""
-    zero = number(0, like)
     for j in range(T.shape[0]):
-        r0 = r1 = r2 = r3 = filled(zero)
+        r0 = r1 = r2 = r3 = filled(number(0, like))
         for i in range(0, T.shape[1], width(like)):
             t = vectors.load(T, j, i)
             k0, k1, k2, k3 = fours.load_four(K, i)
             r0, r1, r2, r3 = plus(r0, k0, t), plus(r1, k1, t), plus(r2, k2, t), plus(r3, k3, t)
         R[0, j], R[1, j], R[2, j], R[3, j] = total(r0), total(r1), total(r2), total(r3)
+    for j in range(T.shape[0], R.shape[1]):
+        R[0, j] = R[1, j] = R[2, j] = R[3, j] = number(0, like)
 
 
 @inlined
@@ -495,7 +495,6 @@ def backward_arrays(work, d, e, like):
     """Memories (17, e, d), keys of a tile and their slopes (16, 4, d), and four tokens (7, 4, d) and (6, 4, e)."""
     D, C = _padded(d), _padded(e)
     at, size = (_PER_TILE + 1) * e * D, 4 * _PER_TILE * D
-    fours.fill(array(work, at, 2 * size + 28 * D + 24 * C, like), number(0, like))
     return (
         array(work, 0, (_PER_TILE + 1, e, D), like),
         array(work, at, (_PER_TILE, 4, D), like),

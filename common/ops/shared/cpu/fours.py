@@ -3,7 +3,8 @@
 Legend: f rows and c columns of S; Q, K (4, f), V (4, c): four tokens; U (4, c): their outputs; A (4, f): the factors by
 which S decays before each of them is added; P: the 10 scores of queries r and keys s <= r, in the order of r; count:
 how many of the four tokens there are, 1 to 4. The arrays with c columns have a ``vectors.padded`` number of columns, 0
-after the channels of a tensor. ``README.md`` has the formulas.
+after the channels of a tensor. Whoever loads tokens writes these zeros again, since a product of one of them with NaN
+or infinity is NaN, which would reach other tokens, heads and rows of the batch. ``README.md`` has the formulas.
 """
 
 from . import vectors
@@ -59,11 +60,21 @@ def scale(x, factor):
 
 
 @inlined
+def copy_padded(X, r, source, like):
+    """Copy a vector to row r of a matrix, which has its size or a ``vectors.padded`` one, and write 0 after it."""
+    if X.shape[1] == len(source):
+        copy(X[r], source)
+    else:
+        for j in range(0, X.shape[1], width(like)):
+            vectors.store(X, r, j, vectors.load_first(source, j, len(source) - j))
+
+
+@inlined
 def load(X, tensor, size, b, h, t, count, like):
     """Four tokens of ``size`` channels of a tensor, 0 after the last token."""
     for r in range(4):
         if r < count:
-            copy(X[r], row(tensor, b, h, t + r, size, like))
+            copy_padded(X, r, row(tensor, b, h, t + r, size, like), like)
         else:
             fill(X[r], number(0, like))
 

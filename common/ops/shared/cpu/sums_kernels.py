@@ -97,7 +97,6 @@ def forward(first, last, sizes, tokens, before, results, divisor, after, work):
     )
     Q, K, A, queries, keys = features[0], features[1], features[2], features[3], features[4]
     V, U, w = channels[0], channels[1], array(work, at + 22 * f, 4, like)
-    fours.fill(channels.reshape(channels.size), number(0, like))
     for head in range(first, last):
         b, h = head // H, head % H
         fours.load_sums(S, before[0], e, b, h, like)
@@ -327,7 +326,6 @@ def backward_arrays(tiles, f, e, work, like):
     at = (count * f + 12) * C
     kept_z, features = array(work, at, (count, 1, f), like), array(work, at + count * f, (8, 4, f), like)
     at += (count + 32) * f
-    fours.fill(channels.reshape(channels.size), number(0, like))
     return (
         kept,
         kept_z,

@@ -82,14 +82,41 @@ def _pointer(context, builder, kind, array, i, j):
 
 
 @intrinsic
+def load_first(context, x, j, count):
+    """The vector that begins at entry j of a row x and has its first ``count`` numbers, and 0 after them.
+
+    Other memory is not read, not even where ``count`` is less than 1.
+    """
+    name = f"llvm.masked.load.v{8 * _BYTES // x.dtype.bitwidth}f{x.dtype.bitwidth}.p0"
+
+    def generate(context, builder, signature, arguments):
+        row = context.make_array(signature.args[0])(context, builder, arguments[0])
+        kind = context.get_value_type(signature.return_type)
+        pointer = builder.bitcast(builder.gep(row.data, [arguments[1]]), kind.as_pointer())
+        mask = ir.VectorType(ir.IntType(1), kind.count)
+        function = builder.module.globals.get(name)
+        if function is None:
+            kinds = (pointer.type, ir.IntType(32), mask, kind)
+            function = ir.Function(builder.module, ir.FunctionType(kind, kinds), name)
+        align = ir.Constant(ir.IntType(32), x.dtype.bitwidth // 8)
+        return builder.call(function, [pointer, align, _is_first(builder, arguments[2], kind), ir.Constant(kind, None)])
+
+    return Vector(x.dtype)(x, types.intp, types.intp), generate
+
+
+def _is_first(builder, count, kind):
+    """Which numbers of a vector are among its first ``count``."""
+    indices = ir.Constant(ir.VectorType(ir.IntType(64), kind.count), list(range(kind.count)))
+    return builder.icmp_signed("<", indices, _filled(builder, count, indices.type))
+
+
+@intrinsic
 def first(context, vector, count):
     """The first ``count`` numbers of a vector, and 0 after them."""
 
     def generate(context, builder, signature, arguments):
         kind = arguments[0].type
-        indices = ir.Constant(ir.VectorType(ir.IntType(64), kind.count), list(range(kind.count)))
-        is_first = builder.icmp_signed("<", indices, _filled(builder, arguments[1], indices.type))
-        return builder.select(is_first, arguments[0], ir.Constant(kind, None))
+        return builder.select(_is_first(builder, arguments[1], kind), arguments[0], ir.Constant(kind, None))
 
     return vector(vector, types.intp), generate
 
