@@ -1,5 +1,6 @@
 """Says which kernels this environment uses on a CPU and on a GPU, and why not: ``python -m common.kernels``."""
 
+import contextlib
 import importlib.util
 import os
 import warnings
@@ -44,6 +45,9 @@ def cpu_status() -> str:
         missing = "plain PyTorch, because Numba is not installed; to install it: pip install numba"
         return _switched_off(cpu) or missing
     problem = _switched_off(cpu) or _import_problem(cpu.has_numba, "Numba")
+    with contextlib.suppress(Exception):  # it cannot be imported
+        if not cpu.compiles():
+            problem = _switched_off(cpu) or "plain PyTorch, because NUMBA_DISABLE_JIT keeps Numba from compiling"
     if problem is not None:
         return problem
     import numba

@@ -22,8 +22,11 @@ PRELOADED = ["torch", "torch._dynamo", "fairseq", "tests.config_store", "fairseq
 PRELOADED += ["tests.common.parallel.comparisons"]
 
 
-def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str:
-    """Run ``python ARGUMENTS`` in a new interpreter and return its output, stderr included; it must succeed."""
+def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "", environment: Mapping[str, str] = {}) -> str:
+    """Run ``python ARGUMENTS`` in a new interpreter and return its output, stderr included; it must succeed.
+
+    ``environment`` is in addition to that of this process.
+    """
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         input=stdin,
@@ -32,7 +35,7 @@ def run_program(arguments: Sequence[str], stdin: str = "", cwd: str = "") -> str
         text=True,
         timeout=LIMIT,
         cwd=cwd or None,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     assert finished.returncode == 0, f"{' '.join(arguments)}\n{finished.stdout[-3000:]}"
     return finished.stdout

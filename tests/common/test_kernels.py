@@ -9,6 +9,7 @@ import torch
 from common import kernels
 from common.ops.shared.cpu import dispatch, threads
 from tests.common.contract.mechanisms import CASES, Case, at, tensors
+from tests.compare import assert_close
 from tests.processes import CHECKOUT, run_program
 
 #: The modules of the kernels in the table.
@@ -58,6 +59,38 @@ def test_with_numba_it_names_its_version(report):
 def test_it_names_the_variable_that_turns_kernels_off_or_is_wrong(variable, line, value, said, report, monkeypatch):
     monkeypatch.setenv(variable, value)
     assert said in report()[line] and variable in report()[line]
+
+
+#: Switches of what kernels are compiled and run with, by the beginning of what the report says then.
+SWITCHES = {
+    "plain PyTorch, because NUMBA_DISABLE_JIT": [{"NUMBA_DISABLE_JIT": "1"}],
+    "kernels": [
+        {"NUMBA_NUM_THREADS": "1", "NUMBA_THREADING_LAYER": "omp", "NUMBA_CACHE_DIR": "/dev/null/no folder"},
+        {"NUMBA_DEBUG_CACHE": "0", "NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1"},
+        {"TRITON_INTERPRET": "1", "TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"},
+    ],
+}
+
+
+@pytest.mark.parametrize("said, switches", [(said, x) for said, all_ in SWITCHES.items() for x in all_])
+def test_switches_of_what_kernels_use_change_no_result(said, switches):
+    """Those of Numba, Triton and torch, set before any of them is imported."""
+    pytest.importorskip("numba")
+    statements = (
+        "import torch; from common import kernels; from common.ops import gated_delta_attention as attend",
+        "print('said:', kernels.cpu_status())",
+        "x = torch.linspace(-1, 1, 60).view(1, 2, 10, 3).requires_grad_()",
+        "out = attend(x, x.flip(3), x.flip(2), beta=x[..., 0].sigmoid())",
+        "print(*torch.cat([out, *torch.autograd.grad(out.sum(), x)]).flatten().tolist())",
+    )
+    program = "\n".join(statements)
+    report, numbers = run_program(["-c", program], cwd=str(CHECKOUT), environment=switches).splitlines()[-2:]
+    _, expected = run_program(["-c", program], cwd=str(CHECKOUT), environment={dispatch.VARIABLE: "0"}).splitlines()[
+        -2:
+    ]
+    assert report.startswith(f"said: {said}")
+    found, expected = (torch.tensor([float(x) for x in line.split()]) for line in (numbers, expected))
+    assert_close("results", found, expected)
 
 
 def test_without_numba_it_says_what_to_install(report, monkeypatch):

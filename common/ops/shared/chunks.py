@@ -60,7 +60,7 @@ def carry_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool = False
         return carried.flip(2), total
     first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.to(chunk_sums.dtype).unsqueeze(2)
     inclusive = torch.cat([first, chunk_sums], dim=2).cumsum(2)  # (B, H, 1 + G, ...)
-    return inclusive[:, :, :-1], inclusive[:, :, -1]
+    return inclusive[:, :, :-1], inclusive[:, :, -1].clone()  # a state, which would keep the memory of all
 
 
 def _carry_few_sums(chunk_sums: Tensor, initial: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def carry_decayed_sums(chunk_sums: Tensor, initial: Tensor | None, log_decay: Te
     first = torch.zeros_like(chunk_sums[:, :, :1]) if initial is None else initial.unsqueeze(2)
     sums = torch.cat([first, chunk_sums], dim=2)  # (B, H, 1 + G, ...)
     carried = _decayed_scan(sums.flatten(3), F.pad(log_decay, (1, 0))).reshape(sums.shape)
-    return carried[:, :, :-1], carried[:, :, -1]
+    return carried[:, :, :-1], carried[:, :, -1].clone()  # as in ``carry_sums``
 
 
 def decay_between(log_decay: Tensor) -> Tensor:

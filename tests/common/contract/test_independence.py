@@ -37,7 +37,17 @@ NAN, INF = float("nan"), float("inf")
 sides = pytest.mark.parametrize("side", ["left", "all"])
 sequences = [case for case in DEFAULTS if not case.image]
 #: Tokens, and channels of keys and values: multiples of four and of the size of a processor's vectors, and not.
-SIZES = ((8, 1, 3), (11, 8, 15), (4, 3, 1), (9, 24, 17), (8, 17, 24), (69, 40, 33), (10, 33, 40), (1, 24, 8), (8, 15, 8))
+SIZES = (
+    (8, 1, 3),
+    (11, 8, 15),
+    (4, 3, 1),
+    (9, 24, 17),
+    (8, 17, 24),
+    (69, 40, 33),
+    (10, 33, 40),
+    (1, 24, 8),
+    (8, 15, 8),
+)
 
 
 def has_kernels(case: Case) -> bool:

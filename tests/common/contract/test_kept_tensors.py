@@ -16,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.common.contract.mechanisms import DEFAULTS, PLAIN, Case, both, cases, leaves, tensors
+from common.ops.shared.cpu.dispatch import VARIABLE
+from tests.common.contract.mechanisms import DEFAULTS, PLAIN, Case, at, both, cases, leaves, tensors
 from tests.common.inputs import padding
 from tests.compare import assert_all_close
 from tests.torch_versions import needs_fsdp_on_cpu
@@ -111,3 +112,38 @@ def test_gradients(case, call):
 @cases(case for case in PLAIN if not case.kind.linear_cost)
 def test_more_tokens_than_a_block_that_is_computed_again(case, call):
     assert_as_ever(call, case._replace(options={}), 260, "none")
+
+
+@cases(DEFAULTS, causal=True)
+def test_an_output_and_a_state_may_be_changed_in_place_before_the_backward_pass(case, monkeypatch):
+    """Gradients stay, or torch refuses what they are computed from, with kernels for CPUs as without."""
+    refused = []
+    for kernels in "10":
+        monkeypatch.setenv(VARIABLE, kernels)
+        expected = gradients_after_change(case, "nothing")
+        for changed in ("output", "state"):
+            try:
+                found = gradients_after_change(case, changed)
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)
+                refused.append((kernels, changed))
+            else:
+                assert all(x is y is None or torch.equal(x, y) for x, y in zip(found, expected)), (kernels, changed)
+    if case.build().state_tokens() == 0:  # other states hold tokens
+        assert ("1", "state") not in refused and ("0", "state") not in refused
+    with_kernels, plainly = ({changed for kernels, changed in refused if kernels == x} for x in "10")
+    if case.name == "flow" and case.forget == "none":
+        plainly |= {"output"}  # its backward pass by kernels reads it
+    assert with_kernels == plainly
+
+
+def gradients_after_change(case: Case, changed: str) -> tuple[Tensor | None, ...]:
+    module = case.build(torch.float32)
+    inputs = tensors(module, 9, dtype=torch.float32)
+    _, state = module.extend(**at(inputs, slice(0, 5)))
+    out, state = module.extend(**at(inputs, slice(5, 9)), state=state)
+    loss = (out * torch.linspace(1, 2, out.numel()).view(out.shape)).sum()
+    with torch.no_grad():
+        for x in {"nothing": [], "output": [out], "state": state.values()}[changed]:
+            x.zero_()
+    return torch.autograd.grad(loss, list(leaves(inputs, module).values()), allow_unused=True)

@@ -67,7 +67,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     from . import backward_kernels as kernels
 
     (heads, operations, sizes, *arguments), _tensors = _arguments(inputs, constants)
-    out, *_, kept = saved
+    out, kept = saved
     grad_out = torch.zeros_like(out) if grads[0] is None else contiguous_channels(grads[0])
     # The kernel writes the gradients of q, k and v, also where they are not wanted.
     targets = [empty_like(x) if grad is None else grad for x, grad in zip(inputs[:3], grad_inputs)]
@@ -109,6 +109,7 @@ _operator = kernel_operator(
     ("q", "k", "v", "padding?", "count?", *(f"{name}?" for name in STATE_SUMS)),
     SCHEMA,
     (1 + len(STATE_SUMS), 1),
+    lambda *_: (0, 1 + len(STATE_SUMS)),
     _allocate,
     _forward,
     _backward,

@@ -101,6 +101,7 @@ _operator = kernel_operator(
     ("q", "k", "v", "key_padding?", "query_padding?"),
     f"{SCHEMA}, bool rescale",
     (1, 4),
+    lambda *_: range(5),
     _allocate,
     _forward,
     _backward,

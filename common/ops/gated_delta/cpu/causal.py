@@ -74,7 +74,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
         empty_like(x) if grad is None and x is not None else grad for x, grad in zip(inputs[:5], grad_inputs[:5])
     ]
     grad_tokens = *map(rows, targets[:3]), numbers(targets[3]), _gates(targets[4])
-    arguments = rows(saved[2]), rows(grad_out), rows(grad_last), grad_tokens, rows(grad_inputs[5]), call.directions
+    arguments = rows(saved[0]), rows(grad_out), rows(grad_last), grad_tokens, rows(grad_inputs[5]), call.directions
     work = kernels.backward_work(*call.sizes[2:])
     threads.run(kernels.backward, call.heads, 8 * call.entries, work, grad_out, call.sizes, call.tokens, *arguments)
 
@@ -130,6 +130,7 @@ _operator = kernel_operator(
     ("q", "k", "v", "beta", "log_decay?", "memory?"),
     "bool qk_silu, bool qk_l2, bool v_silu, bool keeps",
     (2, 1),
+    lambda *_: (2,),
     _allocate,
     _forward,
     _backward,

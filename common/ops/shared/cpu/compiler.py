@@ -16,8 +16,9 @@ from numba.core.caching import FunctionCache, NullCache
 
 logger = logging.getLogger(__name__)
 
-#: What LLVM may do to floating-point numbers: contract and reorder sums. NaN and inf keep their meaning.
-_FAST = {"contract", "reassoc", "arcp", "nsz"}
+#: What LLVM may do to floating-point numbers: contract and reorder sums. NaN and inf keep their meaning. Not
+#: "arcp", with which LLVM estimates 1/x and 1/√x: an estimate for an infinite x is NaN.
+_FAST = {"contract", "reassoc", "nsz"}
 _OPTIONS = {"fastmath": _FAST, "error_model": "numpy"}
 
 #: A function that kernels call in their loops. Python cannot call it, and what that would need is not compiled: it

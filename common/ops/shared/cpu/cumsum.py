@@ -52,5 +52,14 @@ def _plain(x: Tensor, log_decay: Tensor, initial: Tensor | None) -> tuple[Tensor
 
 
 _operator = kernel_operator(
-    "decayed_cumsum", ("x", "log_decay", "initial?"), "", (1, 1), _allocate, _forward, _backward, _plain, (1, 2)
+    "decayed_cumsum",
+    ("x", "log_decay", "initial?"),
+    "",
+    (1, 1),
+    lambda: (0,),
+    _allocate,
+    _forward,
+    _backward,
+    _plain,
+    multiply_adds=(1, 2),
 )

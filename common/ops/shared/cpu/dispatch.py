@@ -3,7 +3,7 @@
 Kernels support CPU tensors in float32 or float64, to which half precision is converted, of any size. They are operators
 of PyTorch, called eagerly and by torch.compile. Plain PyTorch is used for everything else: other devices, torch.export
 and tracing, torch.func's transforms, forward-mode gradients, batches of gradients, gradients of gradients, tensor
-subclasses, and without Numba. ``LINEARTIME_CPU_KERNELS=0`` turns all kernels off.
+subclasses, and without Numba or its compiler. ``LINEARTIME_CPU_KERNELS=0`` turns all kernels off.
 """
 
 import functools
@@ -24,20 +24,25 @@ _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
 def switched_on() -> bool:
-    """Whether ``LINEARTIME_CPU_KERNELS`` is not "0"; ValueError unless it is "0", "1" or not set."""
-    value = os.environ.get(VARIABLE)
-    if value not in (None, "0", "1"):
+    """Whether ``LINEARTIME_CPU_KERNELS`` is not "0"; ValueError unless it is "0", "1", empty or not set."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
         raise ValueError(f"the environment variable {VARIABLE} is {value!r}; allowed: '0' (off), '1' (on), or none")
     return value != "0"
 
 
+def compiles() -> bool:
+    """Whether Numba compiles, and was not told to run Python (``NUMBA_DISABLE_JIT``, for debuggers); imports it."""
+    return not importlib.import_module("numba").config.DISABLE_JIT
+
+
 @functools.cache
 def has_numba() -> bool:
-    """Whether Numba can be imported; a warning, once, if it is installed and cannot be."""
+    """Whether Numba can be imported and compiles; a warning, once, if it is installed and cannot be imported."""
     if importlib.util.find_spec("numba") is None:
         return False
     try:
-        importlib.import_module("numba")
+        return compiles()
     except Exception as error:  # a library that Numba loads can raise an OSError, and NumPy an AttributeError
         warnings.warn(
             f"Numba cannot be imported ({error}); plain PyTorch is used on a CPU. "
@@ -45,7 +50,6 @@ def has_numba() -> bool:
             stacklevel=2,
         )
         return False
-    return True
 
 
 def applies(*tensors: Tensor) -> bool:

@@ -72,7 +72,7 @@ def _exp(x):
         return lambda x: math.exp(x)
     log2_e, ln2_high, ln2_low = (np.float32(c) for c in (1.4426950408889634, 0.693359375, -2.12194440e-4))
     c7, c6, c5, c4, c3, c2 = (np.float32(1 / math.factorial(i)) for i in (7, 6, 5, 4, 3, 2))
-    lowest, highest, half, one, zero = (np.float32(c) for c in (-87.0, 88.0, 0.5, 1.0, 0.0))
+    lowest, highest, half, one, zero, inf = (np.float32(c) for c in (-87.0, 88.0, 0.5, 1.0, 0.0, np.inf))
     bias, mantissa = np.int32(127), np.int32(23)
 
     def of_float32(x):
@@ -83,6 +83,7 @@ def _exp(x):
         series = ((((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2) * r + one) * r + one
         power = series * _as_float(np.int32((np.int32(n) + bias) << mantissa))
         power = zero if x < lowest else power
+        power = inf if x > highest else power  # early by 0.7: the next power of 2 has no exponent
         return x if x != x else power
 
     return of_float32

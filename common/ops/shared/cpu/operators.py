@@ -24,6 +24,7 @@ def kernel_operator(
     inputs: Sequence[str],
     constants: str,
     outputs: tuple[int, int],
+    reads: Callable[..., Sequence[int]],
     allocate: Callable[..., tuple[Tensor, ...]],
     forward: Callable[..., None],
     backward: Callable[..., None],
@@ -35,11 +36,14 @@ def kernel_operator(
     Args:
         inputs: names of the tensors among its arguments, which come first; one with a "?" may be None.
         constants: the others, in PyTorch's language of schemas.
-        outputs: the number of results, which have gradients, and of further outputs that the backward pass reads.
+        outputs: the number of results, which have gradients, and of further outputs, for the backward pass alone.
+        reads: (*constants) -> which outputs the backward pass reads. A caller may change the others in place, and
+            their memory is not kept.
         allocate: (*inputs, *constants) -> all outputs, without values. One that is not there has no numbers.
         forward: (inputs, constants, outputs): writes the outputs.
-        backward: (inputs, constants, outputs, grads, grad_inputs): writes the gradients of inputs from those of
-            results. A gradient is None for a result that has none, and for an input that needs none.
+        backward: (inputs, constants, saved, grads, grad_inputs): writes the gradients of inputs from those of
+            results; ``saved`` are the outputs that it reads. A gradient is None for a result that has none, and for an
+            input that needs none.
         plain: (*inputs, *constants) -> the results by differentiable functions, for gradients of gradients.
         multiply_adds: of the forward and the backward pass, for each token and entry of its sums, without what is
             computed again; for ``FORMULAS``.
@@ -72,7 +76,7 @@ def kernel_operator(
     gradient.register_fake(allocate_grads)
 
     def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.save_for_backward(*inputs[:size], *output)
+        ctx.save_for_backward(*inputs[:size], *(output[i] for i in reads(*inputs[size:])))
         ctx.set_materialize_grads(False)
         ctx.constants = inputs[size:]
 

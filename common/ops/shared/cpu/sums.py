@@ -71,9 +71,11 @@ def _forward(inputs: tuple, constants: tuple, outputs: tuple) -> None:
 def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_inputs: list) -> None:
     from . import sums_kernels as kernels
 
-    call = _Call(inputs, constants, *saved[:2])
     grad_out, grad_weights, *grad_after = map(contiguous_channels, grads)
-    grad_out = saved[0].new_zeros(saved[0].shape) if grad_out is None else grad_out
+    grad_out = inputs[2].new_zeros(inputs[2].shape) if grad_out is None else grad_out
+    # Of results, the kernel reads weights where there is a divisor, and else only whether there are any.
+    weights = saved[0] if saved else grad_out[..., :1] if constants[0] else None
+    call = _Call(inputs, constants, grad_out, weights)
     # The kernel writes the gradients of q, k and v, also where they are not wanted.
     targets = [empty_like(x) if grad is None else grad for x, grad in zip(inputs[:3], grad_inputs)]
     arguments = (
@@ -89,7 +91,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
 class _Call:
     """The arguments that both passes give to their kernels; it keeps the tensors whose addresses it gives."""
 
-    def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor) -> None:
+    def __init__(self, inputs: tuple, constants: tuple, out: Tensor, weights: Tensor | None) -> None:
         # Results too: a hook of saved tensors may have given them another layout.
         self._kept = q, k, v, log_decay, sum_kv, sum_k, out = [contiguous_channels(x) for x in (*inputs, out)]
         (batch, heads, n, f), e, (_, divides, eps, least, phi) = q.shape, v.shape[3], constants
@@ -141,6 +143,7 @@ _operator = kernel_operator(
     ("q", "k", "v", "log_decay?", "sum_kv?", "sum_k?"),
     "bool weighs, bool divides, float eps, float least, int phi",
     (4, 0),
+    lambda weighs, divides, *_: (1,) if divides else (),
     _allocate,
     _forward,
     _backward,

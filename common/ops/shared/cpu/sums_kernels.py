@@ -64,23 +64,35 @@ def add_weights(T, gw):
 
 @inlined
 def divide(o, w, divisor):
-    """Divide an output by its weight."""
+    """Divide an output by its weight, or make its gradient that of the sum of values."""
     divides, eps, least = divisor
     if divides:
         fours.scale(o, number(1, eps) / max(w + eps, least))
 
 
 @inlined
-def divide_back(g, w, o, divisor):
-    """Make g the gradient of a sum of values, from that of the output o; returns that of the sum of weights."""
+def divisors_back(gw, P, T, Q, X, weights, divisor, b, h, t, count):
+    """Add to gw (4) the gradients of the sums of weights that outputs were divided by.
+
+    The products of sums of values and their gradients are those of queries Q and X, that of ``add_back``, and of the
+    scores P and T, products of gradients and values.
+    """
     divides, eps, least = divisor
-    total = number(0, eps)
-    if divides:
-        fours.scale(g, number(1, eps) / max(w + eps, least))
-        if w + eps > least:
-            for j in range(len(o)):
-                total -= g[j] * o[j]
-    return total
+    p00, p10, p11, p20, p21, p22, p30, p31, p32, p33 = P
+    t00, t10, t11, t20, t21, t22, t30, t31, t32, t33 = T
+    products = (
+        p00 * t00,
+        p10 * t10 + p11 * t11,
+        p20 * t20 + p21 * t21 + p22 * t22,
+        p30 * t30 + p31 * t31 + p32 * t32 + p33 * t33,
+    )
+    for r in range(count):
+        total = row(weights, b, h, t + r, 1, eps)[0] + eps
+        if divides and total > least:
+            product, query, x = products[r], Q[r], X[r]
+            for i in range(len(query)):
+                product += query[i] * x[i]
+            gw[r] -= product / total
 
 
 @kernel
@@ -240,25 +252,25 @@ def grad_tokens_without_gates(Q, K, X, Y, T, grad_q, grad_k):
 
 
 @inlined
-def load_grads(G, gw, grads, results, divisor, e, b, h, t, count, like):
-    """Gradients G (4, e) of four sums of values and gw (4) of four sums of weights, from those of the results."""
-    (grad_out, grad_weights), (out, weights) = grads, results
+def load_grads(G, gw, grads, weights, divisor, e, b, h, t, count, like):
+    """Gradients G (4, e) of four sums of values, and gw (4) of four sums of weights without ``divisors_back``."""
+    grad_out, grad_weights = grads
     fours.load(G, grad_out, e, b, h, t, count, like)
     for r in range(4):
         gw[r] = number(0, like)
         if r < count and weights[0] != 0:
-            w, o = row(weights, b, h, t + r, 1, like)[0], row(out, b, h, t + r, e, like)
-            gw[r] = divide_back(G[r], w, o, divisor)
+            divide(G[r], row(weights, b, h, t + r, 1, like)[0], divisor)
             if grad_weights[0] != 0:
-                gw[r] += row(grad_weights, b, h, t + r, 1, like)[0]
+                gw[r] = row(grad_weights, b, h, t + r, 1, like)[0]
 
 
 @kernel
 def backward(first, last, sizes, tokens, before, results, divisor, grads, grad_after, grad_inputs, grad_before, work):
     """Gradients of ``tokens`` and ``before``, heads ``first`` to ``last``, from those of results and of ``after``.
 
-    grads = those of (out, weights), grad_inputs = those of (q, k, v, log_decay). A gradient of results that is not
-    there is 0, except that of ``out``; one of inputs that is not there is not written, except those of q, k and v.
+    grads = those of (out, weights), grad_inputs = those of (q, k, v, log_decay). ``out`` is not read, so a caller may
+    change it in place. A gradient of results that is not there is 0, except that of ``out``; one of inputs that is not
+    there is not written, except those of q, k and v.
     """
     (H, n, f, e), (q, k, v, log_decay, kind, phi), like = sizes, tokens, divisor[1]
     tiles = (n + TILE - 1) // TILE
@@ -297,11 +309,13 @@ def backward(first, last, sizes, tokens, before, results, divisor, grads, grad_a
                 fours.load(V, v, e, b, h, t, count, like)
                 fours.load_gates(A, log_decay, kind, b, h, t, count, like)
                 fours.decay(A, kind, Q, K, queries, keys, D)
-                load_grads(G, gw, grads, results, divisor, e, b, h, t, count, like)
-                fours.weigh_back(fours.scores(A, Q, K, like), G, grad_V)
+                load_grads(G, gw, grads, results[1], divisor, e, b, h, t, count, like)
+                P = fours.scores(A, Q, K, like)
+                fours.weigh_back(P, G, grad_V)
                 fours.add_back(kept[i], grad_S, D, queries, keys, V, G, X, Y, same, grad_V, like)
                 T = fours.products(G, V, like)
                 if results[1][0] != 0:
+                    divisors_back(gw, P, T, queries, X, results[1], divisor, b, h, t, count)
                     T = add_weights(T, gw)
                     weights_back(kept_z[i, 0], grad_z[0], D, queries, gw, X, Y, same)
                 if kind == fours.NO_GATE:

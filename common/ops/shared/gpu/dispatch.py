@@ -37,9 +37,9 @@ _NOT_ERRORS_OF_A_KERNEL = (torch.OutOfMemoryError, ValueError)
 
 
 def switched_on() -> bool:
-    """Whether ``LINEARTIME_TRITON`` is "1" or not set, and not "0"; ValueError for anything else."""
-    value = os.environ.get(VARIABLE)
-    if value not in (None, "0", "1"):
+    """Whether ``LINEARTIME_TRITON`` is "1", empty or not set, and not "0"; ValueError for anything else."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
         raise ValueError(
             f"the environment variable {VARIABLE} is {value!r}; allowed: '0' (off), '1' (on, without a check), or none"
         )

@@ -71,6 +71,7 @@ _STAND_INS = {
         "width": width,
         "load": lambda x, i, j: _place(x, i, j).copy(),
         "store": store,
+        "load_first": lambda x, j, count: np.pad(x[j : j + max(0, min(count, width(x)))], (0, width(x)))[: width(x)],
         "first": lambda x, count: np.where(np.arange(len(x)) < count, x, 0),
         "filled": lambda x: np.full(width(x), x),
         "times": lambda x, y: x * y,
