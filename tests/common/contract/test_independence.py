@@ -233,6 +233,23 @@ def test_nan_and_overflow_stay_where_they_are(case, monkeypatch):
                         assert torch.equal(y[0, 0, : n // 2], clean[what][0, 0, : n // 2]), f"earlier tokens: {message}"
 
 
+@cases(case for case in DEFAULTS if has_kernels(case))
+def test_large_numbers_give_what_they_give_in_plain_pytorch(case, monkeypatch):
+    """Numbers whose squares and exponentials overflow: an output that is finite there is it with kernels for CPUs."""
+    module = case.build(torch.float32, channels=24)
+    inputs = tensors(module, 9, dtype=torch.float32, channels=24, grad=False)
+    for name in ("q", "k", "v"):
+        for factor in (3e19, -3e19):
+            loud = {**inputs, name: inputs[name].clone()}
+            loud[name][0, 0, 4, -1] = factor
+            outputs = []
+            for kernels in "10":
+                monkeypatch.setenv(VARIABLE, kernels)
+                outputs.append(module(**loud))
+            finite = outputs[1].isfinite()
+            assert_close(f"{factor} in {name}", outputs[0][finite], outputs[1][finite])
+
+
 def results(op: Callable, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The output and the state of ``op``, also without gradients, and the gradients of what is ``given``."""
     given = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in given.items()}
