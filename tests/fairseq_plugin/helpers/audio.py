@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS
-from recipes.shared.fairseq_models import model_options
+from recipes.models import model_options
 
 from .language_models import flags_of
 from .registry import SHORT

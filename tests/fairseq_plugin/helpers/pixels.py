@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fairseq_plugin
 from fairseq_plugin.data.pixels import FIRST_TOKEN, ImageShape, pixel_dictionary
-from recipes.shared.indexed_files import write_dictionary, write_split
+from recipes.texts import write_split
 
 #: No two sides are equal, so that none can stand for another.
 SHAPE = ImageShape(4, 5, 3)
@@ -27,7 +27,7 @@ def toy_images(split: str, count: int) -> np.ndarray:
 def write_pixels(folder: Path) -> Path:
     """A data set of toy images in ``folder``, token for token as its format is described."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_dictionary(folder, pixel_dictionary())
+    pixel_dictionary().save(str(folder / "dict.txt"))
     SHAPE.save(folder)
     for split, count in COUNTS.items():
         tokens = toy_images(split, count).reshape(count, -1).astype(np.int32) + FIRST_TOKEN

@@ -9,7 +9,7 @@ from fairseq.options import get_training_parser, parse_args_and_arch
 
 from fairseq_plugin.models._configuration import read_stored
 from recipes.demo import text as demo
-from recipes.shared.fairseq_models import model_options
+from recipes.models import model_options
 from tests.trainings import Training, trainings
 
 from .episodes import write_episodes

@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_plugin.data.span_folder import DOCUMENT, QUESTION, Question, SpanSplit, write_questions
-from recipes.shared.indexed_files import split_writer, write_dictionary
+from recipes.texts import write_split
 
 from .commands import USER_DIR
 from .masked_models import small
@@ -36,19 +36,19 @@ def write_names(folder: Path, counts: dict[str, int] | None = None, seed: int = 
     symbols = span_dictionary()
     for kind in (QUESTION, DOCUMENT):
         (folder / kind).mkdir(parents=True)
-    write_dictionary(folder, symbols)
+    symbols.save(str(folder / "dict.txt"))
     for split, count in (counts or {"train": 96, "valid": 24}).items():
-        questions, spans = [], []
-        size = len(symbols)
-        with split_writer(folder / QUESTION, split, size) as ask, split_writer(folder / DOCUMENT, split, size) as write:
-            for number in range(count):
-                words = [str(word) for word in rng.choice(FILLER, rng.integers(10, 60))]
-                place = int(rng.integers(0, len(words) - 1))
-                words[place : place + 2] = name = [str(rng.choice(FIRST)), str(rng.choice(LAST))]
-                write(numbers(symbols, words))
-                ask(numbers(symbols, [str(word) for word in rng.choice(FILLER, rng.integers(2, 8))]))
-                spans.append((place, place + 1))
-                questions.append(Question(f"{split} {number}", [" ".join(name).replace("▁", "")]))
+        questions, asked, documents, spans = [], [], [], []
+        for number in range(count):
+            words = [str(word) for word in rng.choice(FILLER, rng.integers(10, 60))]
+            place = int(rng.integers(0, len(words) - 1))
+            words[place : place + 2] = name = [str(rng.choice(FIRST)), str(rng.choice(LAST))]
+            documents.append(numbers(symbols, words))
+            asked.append(numbers(symbols, [str(word) for word in rng.choice(FILLER, rng.integers(2, 8))]))
+            spans.append((place, place + 1))
+            questions.append(Question(f"{split} {number}", [" ".join(name).replace("▁", "")]))
+        write_split(folder / QUESTION, split, asked, len(symbols))
+        write_split(folder / DOCUMENT, split, documents, len(symbols))
         write_questions(questions, folder / f"{split}.json")
         pairs = np.stack([np.arange(count)] * 2, 1)
         np.savez(folder / f"{split}.npz", pairs=pairs, counts=np.ones(count, int), spans=np.array(spans))

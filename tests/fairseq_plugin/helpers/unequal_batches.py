@@ -25,7 +25,7 @@ from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriter
 from fairseq_plugin.criterions.ctc_distillation import CtcDistillationConfig, CtcDistillationCriterion
 from recipes.lra.data import dictionary
 from recipes.lra.data import write as write_examples
-from recipes.shared.indexed_files import write_dictionary, write_split
+from recipes.texts import write_split
 
 from . import audio, episodes, pixels, series, spans, text, transfer
 from .language_models import awake, small
@@ -94,7 +94,7 @@ def write(folder: Path) -> None:
     rng = np.random.default_rng(1)
     lines = [np.append(rng.integers(4, 60, length - 1), 2).astype(np.int32) for length in _LINES]
     (folder / "text").mkdir()
-    write_dictionary(folder / "text", text.dictionary())
+    text.dictionary().save(str(folder / "text" / "dict.txt"))
     write_split(folder / "text", "train", lines, 64)
     pixels.write_pixels(folder / "pixels")
     sizes = ((4, 6), (4, 6), (3, 6), (5, 2), (4, 6))

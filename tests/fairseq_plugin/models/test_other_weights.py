@@ -7,7 +7,7 @@ import pytest
 from fairseq.models import MODEL_REGISTRY
 from torch import nn
 
-from recipes.shared.fairseq_models import model_options
+from recipes.models import model_options
 from tests.compare import weights
 from tests.fairseq_plugin.helpers import encoder_decoders
 from tests.fairseq_plugin.helpers.language_models import build, flags_of

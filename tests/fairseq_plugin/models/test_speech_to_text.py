@@ -14,7 +14,7 @@ from common.attention import InnerAttention
 from fairseq_plugin.criterions.attention_transfer import by_group
 from fairseq_plugin.distill.attention_transfer import AttentionLoss
 from fairseq_plugin.modules.converted import converted_attentions
-from recipes.shared.fairseq_models import model_options
+from recipes.models import model_options
 from tests.common.refusals import refused
 from tests.compare import assert_close, weights
 from tests.fairseq_plugin.helpers.audio import FEATURES, build_speech

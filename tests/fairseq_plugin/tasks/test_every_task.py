@@ -25,7 +25,7 @@ COMMANDS = {
     f"--tokens-per-sample 16 {' '.join(SMALL)}",
     "streams": "--task streaming_language_modeling --arch flowformer_lm --tokens-per-sample 16 " + " ".join(SMALL),
 }
-FOLDERS = {"streams": "text"}
+FOLDERS = {"streams": "text", "pairs": "pairs/data-bin"}
 #: Arguments that are refused, and what the message says of them.
 REFUSED = {
     "pixels": {
@@ -126,10 +126,11 @@ def test_command_lines_that_are_refused(name: str, arguments: str, data: Path) -
 @pytest.mark.parametrize(("name", "file"), MISSING)
 def test_folders_that_lack_a_file(name: str, file: str, data: Path, tmp_path: Path) -> None:
     """What is missing is named, and what makes it."""
-    for path in (data / name).rglob("*"):
-        if path.is_file() and not path.is_relative_to(data / name / file):
-            (tmp_path / path.relative_to(data / name)).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path.relative_to(data / name)).symlink_to(path)
+    folder = data / FOLDERS.get(name, name)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_relative_to(folder / file):
+            (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path.relative_to(folder)).symlink_to(path)
     with pytest.raises(ValueError, match=MISSING[name, file]):
         task, _ = set_up(tmp_path, *COMMANDS[name].split())
         task.load_dataset("train")
