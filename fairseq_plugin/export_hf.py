@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common._installed import install_command
+from common.attention import VARIABLE
 from common.command_parser import CommandParser
 from common.files.output_files import check_in_folder
 
@@ -49,11 +50,13 @@ def main(arguments: Sequence[str]) -> None:
     files = {name: getattr(options, name) for name in FILES if getattr(options, name) is not None}
     with parser.one_line_errors(names=_TYPED):
         check_installed()
+        from .export.huggingface_card import files_of_own
         from .export.huggingface_folder import export_folder  # transformers takes seconds
 
         check_in_folder(options.target, "target", "folder")
         source, config = export_folder(options.checkpoint, options.target, options.data, options.bpe, files)
-    print(f"{options.target}: {source.architecture} as {config.architectures[0]}, tokens by {options.bpe}")
+    own = "".join(f"; {x} is carried along, and is to be named in {VARIABLE}" for x in files_of_own(config).values())
+    print(f"{options.target}: {source.architecture} as {config.architectures[0]}, tokens by {options.bpe}{own}")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
 
 def _finds_again(model: nn.Module, layers: Sequence[SelfAttention], attn_layer: LayerType) -> bool:
     """Whether timm's own ``create_model`` can build ``model`` again from the ``attn_layer`` that it stores."""
+    if any(layer.attention.stored_module() is not None for layer in layers):
+        return False  # it does not say which module to import
     if not isinstance(attn_layer, str) or isinstance(model, Flowformer):
         return isinstance(attn_layer, str)
     is_known = attn_layer in ATTN_LAYERS or isinstance(model, StrictLoading)  # our models accept patterns

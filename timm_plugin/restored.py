@@ -10,7 +10,7 @@ from timm.models import generate_default_cfgs, is_model, load_pretrained, model_
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from common.attention import ATTENTIONS
+from common.attention import ATTENTIONS, how_to_import
 from common.ops.shared.checks import allowed_names, shortened
 
 from .layers.attention import SelfAttention, attention_layer
@@ -26,7 +26,7 @@ __all__: list[str] = []  # register_model appends the entry point
 
 default_cfgs = generate_default_cfgs({f"{ARCHITECTURE}.untrained": untrained_cfg()})
 
-_NAMES = {"name", "options", "places", "max_tokens", "grid_size"}
+_NAMES = {"name", "options", "places", "max_tokens", "grid_size", "module"}
 _FORM = "[{'name': 'flow', 'options': {}, 'places': ['blocks.0.attn']}], as timm's save_for_hf stores it"
 
 
@@ -94,6 +94,8 @@ def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
         if not _is_entry(entry):
             raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
         tokens = {name: entry.get(name) for name in ("max_tokens", "grid_size")}
+        if entry["name"] not in ATTENTIONS and isinstance(module := entry.get("module"), str):
+            raise ValueError(f"attention is {shortened(entry['name'])}, which the model has; {how_to_import(module)}")
         layer = attention_layer(entry["name"], **tokens, **entry.get("options", {}))
         for place in map(str, entry["places"]):
             if place in layers:

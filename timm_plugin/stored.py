@@ -92,6 +92,8 @@ def _described(model: nn.Module, layers: dict[str, SelfAttention]) -> list[dict[
     entries: list[dict[str, Any]] = []
     for path, layer in layers.items():
         entry = {"name": layer.mechanism, "options": {x: _plain(y) for x, y in layer.options.as_dict().items()}}
+        if (module := layer.attention.stored_module()) is not None:
+            entry["module"] = module
         sizes = {} if in_model else {"max_tokens": layer.max_tokens, "grid_size": layer.grid_size}
         entry |= {name: value for name, value in sizes.items() if value is not None}
         match = next((other for other in entries if {**other, "places": None} == {**entry, "places": None}), None)

@@ -2,15 +2,19 @@
 
 ``build_attention("flow", causal=True, form="paper")``. Each mechanism is one file of this folder, and its class
 can be imported from here: ``FlowAttention``, ``LinearAttention`` and so on. Files that begin with an underscore hold
-the code that mechanisms share.
+the code that mechanisms share. The mechanisms of the files and modules that the environment variable
+``LINEARTIME_MECHANISMS`` names are imported after these.
 """
 
+import os
+
 from ._about import About
-from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, OpAttention
+from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, NoReference, OpAttention
 from ._forget import ForgetAttention
 from ._layer_kinds import layer_kinds, pattern_names
 from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
 from ._output_gate import OutputGateAttention
+from ._own import VARIABLE, how_to_import, import_own
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
 from ._registry import (
     ATTENTIONS,
@@ -37,6 +41,7 @@ __all__ = [
     "FACTS",
     "INPUTS",
     "SUPPORTS",
+    "VARIABLE",
     "About",
     "AttentionOptions",
     "AttentionRecord",
@@ -45,6 +50,7 @@ __all__ = [
     "InnerAttention",
     "KeyRecord",
     "MapRecord",
+    "NoReference",
     "OpAttention",
     "Option",
     "OutputGateAttention",
@@ -57,6 +63,8 @@ __all__ = [
     "default_of",
     "flag",
     "for_each_attention",
+    "how_to_import",
+    "import_own",
     "layer_kinds",
     "number",
     "only_part",
@@ -69,3 +77,5 @@ __all__ = [
     "supporting",
     *_CLASSES,
 ]
+
+import_own(os.environ.get(VARIABLE, ""))  # last, since they import this package

@@ -44,6 +44,10 @@ INPUTS = {
 }
 
 
+class NoReference(ValueError):
+    """The error of ``reference`` of a mechanism without a literal formula."""
+
+
 class AttentionShape(NamedTuple):
     """Facts that a host knows about the attention it builds; every mechanism receives all of them."""
 
@@ -184,6 +188,11 @@ class InnerAttention(StoresOptions):
         heads = {} if self.shape.num_heads is None else {"num_heads": self.shape.num_heads}
         return {"attention": self.name or type(self).__name__, "causal": self.causal, **heads, **options}
 
+    def stored_module(self) -> str | None:
+        """Return the module of a mechanism that is not part of this package, which must be imported to build it."""
+        module = type(self).__module__
+        return None if module.startswith(f"{__package__}.") else module
+
     def inputs(self, **available: Any) -> dict[str, Any]:
         """Select the inputs that this module needs from all those that a host can provide, by name."""
         return {name: value for name, value in available.items() if name in self.needs}
@@ -279,8 +288,8 @@ class InnerAttention(StoresOptions):
 class OpAttention(InnerAttention):
     """An ``InnerAttention`` that calls one public function of ``common.ops``, which checks its tensors at each call.
 
-    Subclasses name the function, ``op``, and its literal form, ``reference_op``. Both are called with the tensors that
-    ``op_inputs`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
+    Subclasses name the function, ``op``, and its literal form, ``reference_op``, if there is one. Both are called with
+    the tensors that ``op_inputs`` names, with ``key_padding_mask`` and ``query_padding_mask``, and by name with
 
     * ``causal``, where the mechanism may be causal,
     * the options, except those that only ``setup`` reads (``setup_only``) and, for ``reference_op``, those of speed,
@@ -291,7 +300,7 @@ class OpAttention(InnerAttention):
     """
 
     op: Callable
-    reference_op: Callable
+    reference_op: Callable | None = None
     #: The tensors that ``op`` accepts, in order. A tensor without an entry in ``projections`` is None.
     op_inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
 
@@ -412,7 +421,9 @@ class OpAttention(InnerAttention):
         return type(self).op(*tensors, **arguments, **self._arguments, **self.op_kwargs())
 
     def apply_reference(self, *tensors: Tensor | None, **arguments: Any) -> Tensor:
-        """Call ``reference_op`` with the same tensors and all of its arguments."""
+        """Call ``reference_op`` with the same tensors and all of its arguments; ValueError if there is none."""
+        if self.reference_op is None:
+            raise NoReference(f"attention {self.name!r} has no reference_op; allowed for reference: a class with one")
         return type(self).reference_op(*tensors, **arguments, **self._reference_arguments, **self.reference_kwargs())
 
     def operands(self, q: Tensor | None, k: Tensor | None, v: Tensor) -> tuple[Tensor | None, ...]:

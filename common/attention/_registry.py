@@ -1,7 +1,7 @@
 """The registry of mechanisms by name. Each file of this folder registers its own mechanism; no list is edited."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import make_dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -11,6 +11,7 @@ from ..modules.forget_gate import NONE
 from ..ops.shared.checks import check_choice, check_positive_int
 from ._base import InnerAttention
 from ._forget import ForgetAttention, ForgetOptions
+from ._function import Parameters, function_class
 from ._options import AttentionOptions
 from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 
@@ -20,17 +21,38 @@ ATTENTIONS: dict[str, type[InnerAttention]] = {}
 #: What hosts do with the name of each mechanism, when it is registered; see ``for_each_attention``.
 _HOSTS: list[Callable[[str], None]] = []
 
-_Attention = TypeVar("_Attention", bound=type[InnerAttention])
+_Attention = TypeVar("_Attention", bound=type[InnerAttention] | Callable)
 
 
-def register_attention(name: str) -> Callable[[_Attention], _Attention]:
-    """A class decorator that registers a mechanism as ``name``, for ``build_attention`` and both hosts."""
+def register_attention(
+    name: str, *, supports: Collection[str] | None = None, parameters: Parameters | None = None
+) -> Callable[[_Attention], _Attention]:
+    """A decorator that registers a mechanism as ``name``, for ``build_attention`` and both hosts.
+
+    It decorates a subclass of ``InnerAttention``, or a function ``f(q, k, v, *, causal, key_padding_mask, ...)`` of
+    tensors (B, H, n, d) that gives one of v's shape. The function has those of q, k and v that it reads, ``causal`` and
+    ``key_padding_mask`` if it distinguishes them, and options with defaults, from which command lines are derived:
+    numbers, True or False, and texts with ``typing.Literal``. ``supports`` is {"causal"} or {"bidirectional"}; by
+    default both if it has ``causal``, else the latter. ``parameters(H, d)`` gives initial values of learned tensors,
+    which it receives by name. Without ``key_padding_mask``, padding is removed before it. Decoding computes all
+    tokens again in each step. A class can declare more.
+
+    Raises:
+        ValueError: a name that is taken; an argument of the function that is none of these; a function that fails,
+            gives another shape than v's, or is causal and sees later tokens.
+    """
 
     def register(attention: _Attention) -> _Attention:
         if name in ATTENTIONS:
-            raise ValueError(f"attention {name!r} is {ATTENTIONS[name].__qualname__} already; allowed: a new name")
-        attention.name = name
-        ATTENTIONS[name] = attention
+            present = ATTENTIONS[name]
+            raise ValueError(
+                f"attention {name!r} is {present.__module__}.{present.__qualname__} already; allowed: a new name"
+            )
+        kind = attention if isinstance(attention, type) else function_class(name, attention, supports, parameters)
+        kind.name = name
+        if kind is not attention:
+            kind.try_out()
+        ATTENTIONS[name] = kind
         for host in _HOSTS:
             host(name)
         return attention

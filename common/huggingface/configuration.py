@@ -9,8 +9,15 @@ from transformers import PretrainedConfig
 
 from .. import __version__
 from .._installed import version_numbers
-from ..attention import ATTENTIONS
-from ..ops.shared.checks import allowed_names, check_choice, check_positive_int, check_probability, check_table
+from ..attention import ATTENTIONS, how_to_import
+from ..ops.shared.checks import (
+    allowed_names,
+    check_choice,
+    check_positive_int,
+    check_probability,
+    check_table,
+    shortened,
+)
 
 #: The kind of a layer that is a gated attention unit; every other kind is a name of ``common.attention.ATTENTIONS``.
 GATED_ATTENTION_UNIT = "gated_attention_unit"
@@ -60,6 +67,7 @@ _FIELDS: dict[str, Any] = {
     "classifier_dim": None,
     "classifier_act": "tanh",
     "classifier_dropout": 0.0,
+    "own_modules": {},
     "lineartime_version": __version__,
 }
 #: Fields of transformers' own, and our defaults: the special tokens of fairseq's dictionaries.
@@ -130,6 +138,7 @@ class LineartimeConfig(PretrainedConfig):
         pooling, classifier_style, classifier_head, classifier_dim, classifier_act, classifier_dropout: of a classifier:
             its pooling of features (first, mean), the style of its head (roberta, arena), its name, the width inside
             (None: ``hidden_size``, or in style arena ``intermediate_size``), activation and dropout.
+        own_modules: the module of each attention that is a user's own, which must be imported first.
         lineartime_version: of the package that wrote the configuration.
         further: transformers' own fields.
 
@@ -211,7 +220,7 @@ class LineartimeConfig(PretrainedConfig):
         entries = getattr(self, name, None)
         if not entries:
             raise ValueError(f"{name} is {entries}; allowed: a list with one entry per layer")
-        return tuple(_read_entry(name, index, entry) for index, entry in enumerate(entries))
+        return tuple(_read_entry(name, index, entry, self.own_modules) for index, entry in enumerate(entries))
 
     def _check(self) -> None:
         """Raise ValueError unless the fields other than sizes are allowed."""
@@ -242,7 +251,7 @@ class LineartimeConfig(PretrainedConfig):
             raise ValueError(f"attention has layers of {listed}; allowed in family {self.family}: {allowed}")
 
 
-def _read_entry(name: str, index: int, entry: Any) -> LayerAttention:
+def _read_entry(name: str, index: int, entry: Any, own_modules: Any) -> LayerAttention:
     place = f"{name}[{index}]"
     if not isinstance(entry, Mapping) or "kind" not in entry:
         raise ValueError(f"{place} is {entry!r}; allowed: a dictionary with kind, options, rotary and max_tokens")
@@ -250,6 +259,9 @@ def _read_entry(name: str, index: int, entry: Any) -> LayerAttention:
         if key not in LayerAttention._fields:
             raise ValueError(f"{place} has {key!r}; {allowed_names(key, LayerAttention._fields)}")
     kinds = (*ATTENTIONS, GATED_ATTENTION_UNIT)
+    if entry["kind"] not in kinds and isinstance(own_modules, Mapping) and entry["kind"] in own_modules:
+        module = shortened(own_modules[entry["kind"]]).strip("'")
+        raise ValueError(f"{place} is of kind {entry['kind']!r}; {how_to_import(module)}")
     if entry["kind"] not in kinds:
         raise ValueError(f"{place} is of kind {entry['kind']!r}; {allowed_names(str(entry['kind']), kinds)}")
     if not isinstance(entry.get("options", {}), Mapping):

@@ -38,6 +38,10 @@ class StoresOptions(nn.Module):
         """Names and values of the options to record; subclasses override it."""
         return {}
 
+    def stored_module(self) -> str | None:
+        """Return the name of the module that the class needs, if it is a user's own."""
+        return None
+
     def restore_counts(self, counts: dict[str, int]) -> None:
         """Restore ``counts`` after weights were loaded with them; empty for older files."""
         for name, value in counts.items():
@@ -49,7 +53,9 @@ class StoresOptions(nn.Module):
     def get_extra_state(self) -> Tensor:
         """torch's hook: the record."""
         counts = {name: f"{getattr(self, name):0{_DIGITS}d}" for name in self.counts}
-        text = json.dumps({"options": self.stored_options(), "counts": counts})
+        module = self.stored_module()
+        own = {} if module is None else {"module": module}
+        text = json.dumps({"options": self.stored_options(), "counts": counts, **own})
         text = text.ljust(-(-len(text) // _LENGTH) * _LENGTH)
         # Floating point, because fairseq's moving average multiplies all tensors; half precision is exact for bytes.
         return torch.tensor(list(text.encode()), dtype=torch.float32, device="cpu")
@@ -142,15 +148,25 @@ def is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
-def read_extra_state(stored: Any) -> dict[str, dict[str, Any]] | None:
-    """``{"options": ..., "counts": ...}`` of a record in a state dict; None if it is not a readable record."""
+def read_extra_state(stored: Any) -> dict[str, Any] | None:
+    """``{"options": ..., "counts": ...}`` of a record in a state dict.
+
+    It also has "module" if a class of a user's own wrote it. None if it is not a readable record.
+    """
     try:
         record = json.loads(bytes(round(x) for x in stored.tolist()).decode())
         options, counts = record["options"], record["counts"]
         valid = isinstance(options, dict) and all(map(_is_count, counts.values()))
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
         return None  # an average of files with different options, or a foreign tensor
-    return {"options": options, "counts": counts} if valid else None
+    return record if valid else None
+
+
+def own_modules(state_dict: dict[str, Any]) -> dict[str, str]:
+    """The modules of a user's own that the weights ``state_dict`` need, by the name of the mechanism."""
+    records = [read_extra_state(x) for name, x in state_dict.items() if is_extra_state(name)]
+    named = [x for x in records if x is not None and isinstance(x.get("module"), str)]
+    return {str(x["options"].get("attention")): x["module"] for x in named}
 
 
 def _is_count(digits: str) -> bool:

@@ -8,6 +8,7 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 from torch import nn
 
+from common.attention import InnerAttention
 from common.huggingface import GATED_ATTENTION_UNIT, LineartimeConfig
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import NORMS
@@ -72,6 +73,9 @@ def configuration_of(model: nn.Module, cfg: Any, dictionary: Dictionary) -> Line
         fields["cross_attention"] = [_cross_entry(layer) for layer in decoder.layers.children()]
         fields["tie_encoder_embeddings"] = encoder.embed_tokens is decoder.embed_tokens
         fields |= {"is_encoder_decoder": True, "decoder_start_token_id": dictionary.eos()}
+    modules = [x for part in (encoder, decoder) if part is not None for x in part.modules()]
+    own = [x for x in modules if isinstance(x, InnerAttention) and x.stored_module() is not None]
+    fields["own_modules"] = {x.name: x.stored_module() for x in own}
     if decoder is not None:
         fields["tie_word_embeddings"] = decoder.output_projection.weight is decoder.embed_tokens.weight
     return LineartimeConfig(**fields)

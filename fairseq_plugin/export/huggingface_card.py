@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from common.attention import VARIABLE
 from common.huggingface import LineartimeConfig
 
 from ..loading.weight_options import layer_pattern
@@ -15,6 +16,11 @@ _PURPOSES = {
 }
 #: Criteria whose loss is the cross-entropy in bits per token, so that perplexity is 2 to its power.
 _IN_BITS = ("cross_entropy", "masked_lm", "adaptive_loss")
+
+
+def files_of_own(config: LineartimeConfig) -> dict[str, str]:
+    """The file in a folder of each attention that is a user's own, which loading the folder does not import."""
+    return {name: f"{module.rpartition('.')[2]}.py" for name, module in config.own_modules.items()}
 
 
 def model_card(source: Source, config: LineartimeConfig, kind: str) -> str:
@@ -41,7 +47,7 @@ add.
 
 ## Load it
 
-lineartime must be installed with its extra `huggingface`; fairseq need not.
+lineartime must be installed with its extra `huggingface`; fairseq need not.{_how_to_import(config)}
 
 ```python
 import common.huggingface  # registers the model; or pass trust_remote_code=True below
@@ -52,6 +58,15 @@ model = {auto_class}.from_pretrained("FOLDER")
 {_USES[source.kind]}
 ```
 """
+
+
+def _how_to_import(config: LineartimeConfig) -> str:
+    """The sentence about the files of a user's own attention."""
+    files = ",".join(f"FOLDER/{file}" for file in sorted({*files_of_own(config).values()}))
+    return files and (
+        f" The model has an attention of its author's own, whose code is in the folder. Read it, and set\n`{VARIABLE}"
+        f"={files}` in the environment: nothing imports it by itself."
+    )
 
 
 _USES = {

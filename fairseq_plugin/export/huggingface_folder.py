@@ -1,5 +1,6 @@
 """Writes a checkpoint of fairseq as a folder for transformers, and reads such a folder."""
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from common import __version__, huggingface
 from common._installed import version_numbers
+from common.attention import ATTENTIONS
 from common.checkpoints import read_checkpoint
 from common.files.output_files import empty_folder
 from common.huggingface import (
@@ -26,7 +28,7 @@ from common.huggingface.modeling import HEAD
 from common.ops.shared.checks import ArgumentError
 
 from .huggingface import configuration_of
-from .huggingface_card import model_card
+from .huggingface_card import files_of_own, model_card
 from .huggingface_checkpoint import Source, exported_weights, load_source, plain_options, rebuilt_checkpoint
 from .huggingface_tokenizers import Frame, check_kind, save_tokenizer
 
@@ -75,6 +77,8 @@ def export_folder(
         _save_weights(weights, new / WEIGHTS)
         _save_tokenizers(source, config, new, kind, files)
         copyfile(Path(huggingface.__file__).with_name(MODELING), new / MODELING)
+        for name, file in files_of_own(config).items():
+            copyfile(inspect.getsourcefile(ATTENTIONS[name]), new / file)
         (new / "README.md").write_text(model_card(source, config, kind), encoding="utf-8")
         _check_same(source, own.from_pretrained(new, dtype=torch.float32).eval())
     return source, config

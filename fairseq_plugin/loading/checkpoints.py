@@ -15,8 +15,9 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
+from common.attention import ATTENTIONS, how_to_import
 from common.checkpoints import LoadReport, check_state_dict, is_read, leave_out_foreign_extra_states, read_checkpoint
-from common.modules.stored_options import is_extra_state
+from common.modules.stored_options import is_extra_state, own_modules
 
 from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files
 from .configuration_errors import configuration_errors
@@ -174,7 +175,7 @@ def stored_architecture(state: dict[str, Any], path: str) -> str:
     """The architecture name in a checkpoint of fairseq, from either of its configuration systems.
 
     Raises:
-        ValueError: it is not a checkpoint of fairseq.
+        ValueError: it is not a checkpoint of fairseq, or is of a user's own mechanism that is not imported.
     """
     name = None
     if state.get("args") is not None:  # checked first, as in fairseq
@@ -189,6 +190,10 @@ def stored_architecture(state: dict[str, Any], path: str) -> str:
             f"the checkpoint {path!r} holds {entries}; allowed: what fairseq-train writes (cfg or args of a model, "
             "model, optimizer_history, extra_state)"
         )
+    own = own_modules(state["model"])
+    if missing := sorted(own.keys() - ATTENTIONS.keys()):
+        attention, module = missing[0], own[missing[0]]
+        raise ValueError(f"the checkpoint {path!r} has the attention {attention!r}; {how_to_import(module)}")
     return name
 
 

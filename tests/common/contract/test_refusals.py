@@ -39,6 +39,8 @@ WRONG_OPTIONS = {
     int: (-1, 2.5, "4", True),
     float: (0.0, -1.0, float("nan"), "x"),
 }
+#: Those of a mechanism that is one function: its options may be any numbers.
+WRONG_OF_FUNCTIONS = {**WRONG_OPTIONS, int: (2.5, "4", True), float: (float("nan"), "x")}
 #: The tensor arguments of a function that hold tokens; ``test_tensors`` tests their shapes.
 TOKENS = ("q", "k", "v", "x", "source_q")
 FLOOR = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": LONGEST}
@@ -109,8 +111,9 @@ def test_an_image_is_the_sequence_of_its_tokens_unless_its_shape_is_asked_for(na
 def test_options(name):
     with pytest.raises(ValueError, match=f"(?s)attention '{name}'.*'no_such_option'.*allowed"):
         build(name, no_such_option=1)
+    wrong = WRONG_OF_FUNCTIONS if hasattr(KINDS[name], "function") else WRONG_OPTIONS
     for option, described in KINDS[name].Options.described().items():
-        for value in WRONG_OPTIONS[described.type]:
+        for value in wrong[described.type]:
             with refused(option):
                 build(name, **{option: value})
 
