@@ -1,11 +1,13 @@
 """Models of lineartime for Hugging Face's transformers, without fairseq; only this package imports transformers.
 
-Importing it registers the models with ``AutoConfig``, ``AutoModelForCausalLM``, ``AutoModelForMaskedLM``,
-``AutoModelForSequenceClassification`` and ``AutoModelForSeq2SeqLM``, which then load their folders.
+Importing it registers the models with ``AutoConfig``, ``AutoModel``, ``AutoModelForCausalLM``,
+``AutoModelForMaskedLM``, ``AutoModelForSequenceClassification`` and ``AutoModelForSeq2SeqLM``, which then load their
+folders.
 """
 
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -20,10 +22,12 @@ from .modeling import (
     LineartimeForMaskedLM,
     LineartimeForSeq2SeqLM,
     LineartimeForSequenceClassification,
+    LineartimeModel,
 )
 
 #: The model of each of transformers' classes.
 AUTO_CLASSES = {
+    AutoModel: LineartimeModel,
     AutoModelForCausalLM: LineartimeForCausalLM,
     AutoModelForMaskedLM: LineartimeForMaskedLM,
     AutoModelForSequenceClassification: LineartimeForSequenceClassification,
@@ -47,4 +51,5 @@ __all__ = [
     "LineartimeForMaskedLM",
     "LineartimeForSeq2SeqLM",
     "LineartimeForSequenceClassification",
+    "LineartimeModel",
 ]

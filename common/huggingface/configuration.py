@@ -24,7 +24,7 @@ GATED_ATTENTION_UNIT = "gated_attention_unit"
 FAMILIES = ("transformer", "gau")
 #: How positions are added to token embeddings; rotary positions belong to each layer's attention.
 POSITIONS = ("sinusoidal", "scaled_sinusoidal", "learned", "none")
-POOLINGS = ("first", "mean")
+POOLINGS = ("first", "last", "mean")
 CLASSIFIER_STYLES = ("roberta", "arena")
 
 #: The fields of one side, an encoder or a decoder, and their defaults. An encoder-decoder has those of its decoder
@@ -44,6 +44,7 @@ _SIDE: dict[str, Any] = {
 _FIELDS: dict[str, Any] = {
     "family": "transformer",
     "architecture": None,
+    "is_decoder": False,
     "embedding_dim": None,
     "output_dim": None,
     "hidden_act": "relu",
@@ -61,7 +62,7 @@ _FIELDS: dict[str, Any] = {
     "reset_at_eos": False,
     "cross_attention": None,
     "tie_encoder_embeddings": False,
-    "pooling": "first",
+    "pooling": None,
     "classifier_style": "roberta",
     "classifier_head": "sentence_classification_head",
     "classifier_dim": None,
@@ -112,6 +113,7 @@ class LineartimeConfig(PretrainedConfig):
     Args:
         family: "transformer", or "gau" for stacks of gated attention units such as FLASH.
         architecture: name of fairseq's model, for people.
+        is_decoder: the layers are causal, those of a language model, which sets it itself.
         attention: one entry per layer, ``{"kind": ..., "options": {...}, "rotary": ..., "max_tokens": ...}``, of which
             only the kind is required; see ``LayerAttention``. For "gated_attention_unit" the options are those of
             ``GatedAttentionUnit`` except widths, heads, causality and dropout.
@@ -136,8 +138,9 @@ class LineartimeConfig(PretrainedConfig):
         tie_word_embeddings: the output projection has the weights of the token embeddings.
         tie_encoder_embeddings: an encoder-decoder has one table of embeddings, with ``tie_word_embeddings``.
         pooling, classifier_style, classifier_head, classifier_dim, classifier_act, classifier_dropout: of a classifier:
-            its pooling of features (first, mean), the style of its head (roberta, arena), its name, the width inside
-            (None: ``hidden_size``, or in style arena ``intermediate_size``), activation and dropout.
+            its pooling of features (first, mean; last, mean with ``is_decoder``; None: the first of them), the style
+            of its head (roberta, arena), its name, the width inside (None: ``hidden_size``, or in style arena
+            ``intermediate_size``), activation and dropout.
         own_modules: the module of each attention that is a user's own, which must be imported first.
         lineartime_version: of the package that wrote the configuration.
         further: transformers' own fields.
@@ -166,6 +169,8 @@ class LineartimeConfig(PretrainedConfig):
             check_positive_int("num_labels", fields["num_labels"])
             check_table("num_labels", fields["num_labels"], (fields["num_labels"], 2**10))
         super().__init__(**{**_HOST, **fields})
+        if "LineartimeForCausalLM" in (self.architectures or ()):  # folders of earlier versions do not say is_decoder
+            self.is_decoder = True
         if self.is_encoder_decoder and self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.eos_token_id  # as in fairseq
         self._check()
@@ -241,7 +246,8 @@ class LineartimeConfig(PretrainedConfig):
             self._check_token("eos_token_id", "reset_at_eos is True")
         if self.is_encoder_decoder:
             self._check_token("decoder_start_token_id", "targets begin with it (None: with eos_token_id)")
-        check_choice("pooling", self.pooling, POOLINGS)
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
         check_choice("classifier_style", self.classifier_style, CLASSIFIER_STYLES)
         kinds = {entry.kind for entry in (self.layers("attention") if self.attention else ())}
         is_unit = {kind == GATED_ATTENTION_UNIT for kind in kinds}

@@ -91,8 +91,8 @@ class SelfAttention(nn.Module):
         channels = self.inner.projections(dim // heads)
         for name in ("q", "k", "v"):
             has = name in channels
-            setattr(self, f"{name}_proj", _linear(width, heads * channels[name], bias) if has else None)
-        self.out_proj = _linear(dim, width, bias, gain=1.0)
+            setattr(self, f"{name}_proj", projection(width, heads * channels[name], bias) if has else None)
+        self.out_proj = projection(dim, width, bias, gain=1.0)
         self.gate_proj = nn.Linear(width, dim) if config.attention_gate else None
 
     def forward(self, x: Tensor, tokens: Tokens, state: State | None) -> tuple[Tensor, State | None]:
@@ -128,9 +128,9 @@ class CrossAttention(nn.Module):
     def __init__(self, config: LineartimeConfig, side: Side, source_dim: int, attention: LayerAttention) -> None:
         super().__init__()
         width, self.heads, self.dropout_p = side.hidden_size, side.num_attention_heads, config.attention_dropout
-        self.q_proj = _linear(width, width)
-        self.k_proj, self.v_proj = _linear(source_dim, width), _linear(source_dim, width)
-        self.out_proj = _linear(width, width, gain=1.0)
+        self.q_proj = projection(width, width)
+        self.k_proj, self.v_proj = projection(source_dim, width), projection(source_dim, width)
+        self.out_proj = projection(width, width, gain=1.0)
         inner = _build_inner(attention, False, self.heads, width // self.heads)
         self.sums = "source" in inner.supports
         if not self.sums and attention.kind != "softmax":
@@ -324,17 +324,16 @@ class Stack(nn.Module):
         super().__init__()
         side = config.side(encoder)
         width = side.hidden_size
-        embedding_dim, output_dim = (config.embedding_dim, config.output_dim) if causal else (None, None)
+        embedding_dim = config.embedding_dim if causal else None
         self.causal = causal
         self.embed_scale = math.sqrt(width) if config.scale_embedding else 1.0
         self.embed_tokens = part(token_embedding, config, encoder, causal)
-        self.project_in_dim = None if embedding_dim is None else part(_linear, embedding_dim, width, False, 1.0)
+        self.project_in_dim = None if embedding_dim is None else part(projection, embedding_dim, width, False, 1.0)
         self.embed_positions = None if side.positions == "none" else part(_positions, side, config.pad_token_id)
         self.layernorm_embedding = part(nn.LayerNorm, width) if config.layernorm_embedding else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(_layers(config, side, causal, crossed))
         self.layer_norm = part(build_norm, config.norm, width) if side.final_norm else None
-        self.project_out_dim = None if output_dim is None else part(_linear, width, output_dim, False, 1.0)
         self.documents = StoredOptions(reset_at_eos=True) if config.reset_at_eos else None
         limits = [getattr(module, "max_tokens", None) for module in self.modules() if module is not self]
         #: The longest sequence, not counting padding; None for any length.
@@ -453,7 +452,7 @@ def _build_inner(attention: LayerAttention, causal: bool, heads: int, head_dim: 
     return build_rotary_attention(attention.kind, causal, attention.rotary, **shape, **attention.options)
 
 
-def _linear(inputs: int, outputs: int, bias: bool = True, gain: float = 2**-0.5) -> nn.Linear:
+def projection(inputs: int, outputs: int, bias: bool = True, gain: float = 2**-0.5) -> nn.Linear:
     """A projection, initialised as fairseq's of attention or, with ``gain`` 1, as its others."""
     linear = nn.Linear(inputs, outputs, bias)
     nn.init.xavier_uniform_(linear.weight, gain=gain)

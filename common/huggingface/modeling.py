@@ -1,4 +1,4 @@
-"""The models that transformers loads: language models, masked models, classifiers and encoder-decoders.
+"""The models that transformers loads: language models, masked models, classifiers, encoder-decoders, and features.
 
 Legend: B rows, n tokens, m tokens of a source, C width, V tokens of the vocabulary. Masks of transformers are 1 at real
 tokens. Parameters have the names of the same model in fairseq, whose state dict fits as it is.
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import (
     BaseModelOutput,
+    BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
     Seq2SeqLMOutput,
@@ -30,11 +31,12 @@ from ..attention import ATTENTIONS
 from ..checkpoints import listed
 from ..files.output_files import give_usual_modes
 from ..modules.stored_options import StoredOptions, StoresOptions, is_extra_state
+from ..ops.shared.checks import check_choice
 from ..ops.shared.segments import documents_by_eos
 from .cache import LineartimeCache, check_cache
 from .configuration import LineartimeConfig
 from .generation import CACHE_FIELD, StateGenerationMixin
-from .layers import Source, Stack, activation_called, part
+from .layers import Source, Stack, activation_called, part, projection
 from .tokens import (
     Tokens,
     check_positions,
@@ -52,6 +54,10 @@ _REMOTE_CODE = "modeling_lineartime.py"
 _PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"})
 #: The beginning of the names of a classifier's head: those that PEFT looks for, and a pattern of those of fairseq.
 HEAD, FAIRSEQ_HEAD = "classifier.", r"^classification_heads\.[^.]+\."
+#: The beginning of the names of every head, which folders of other classes have or lack.
+_HEADS = re.compile(
+    rf"decoder\.(output_projection|project_out_dim)\.|encoder\.lm_head\.|{re.escape(HEAD)}|{FAIRSEQ_HEAD}"
+)
 #: Arguments that transformers passes to every model, and that mean nothing to these.
 _UNUSED = frozenset({"cache_position"})
 
@@ -81,6 +87,8 @@ class LineartimePreTrainedModel(PreTrainedModel):
     ) -> Any:
         """As transformers', but weights that are missing or do not belong to the model are an error.
 
+        From a folder of another class, a head may be left out, or missing and new; transformers reports both.
+
         Raises:
             ValueError: a weight is missing, or one is not of this model.
         """
@@ -89,6 +97,11 @@ class LineartimePreTrainedModel(PreTrainedModel):
         )
         missing = sorted(name for name in info["missing_keys"] if not is_extra_state(name))
         further = sorted(info["unexpected_keys"])
+        if cls.__name__ not in (model.config.architectures or [cls.__name__]):
+            further = [name for name in further if not _HEADS.match(name)]
+            head = {name for name, _ in model.named_parameters() if _HEADS.match(name)}
+            if head.issubset(missing):
+                missing = [name for name in missing if name not in head]
         if missing or further:
             faults = [("missing", missing), ("not of this model", further)]
             text = "; ".join(f"{len(names)} {fault}{listed(names)}" for fault, names in faults if names)
@@ -265,6 +278,7 @@ class LineartimeForCausalLM(_DecoderModel):
     _tied_weights_keys = {"decoder.output_projection.weight": "decoder.embed_tokens.weight"}
 
     def __init__(self, config: LineartimeConfig) -> None:
+        config.is_decoder = True
         super().__init__(config)
         self.decoder = Decoder(config)
         self.post_init()
@@ -301,9 +315,7 @@ class LineartimeForCausalLM(_DecoderModel):
             ValueError: an input of a wrong shape or too long, positions that are not those of the tokens, a cache of
                 another model, or an argument that no model here reads.
         """
-        if position_ids is not None:
-            further = {name: value for name, value in further.items() if name not in _PACKED}
-        _refuse(further)
+        _refuse(further, packed=position_ids is not None)
         cache = _cache_of(cache, past_key_values, use_cache)
         tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
         x, features = self.decoder(input_ids, tokens, cache)
@@ -322,6 +334,8 @@ class Decoder(Stack):
 
     def __init__(self, config: LineartimeConfig, crossed: bool = False) -> None:
         super().__init__(config, causal=True, crossed=crossed)
+        width, output_dim = config.hidden_size, config.output_dim
+        self.project_out_dim = None if output_dim is None else part(projection, width, output_dim, False, 1.0)
         self.output_projection = part(output_projection, config)
 
     def scores(self, x: Tensor) -> Tensor:
@@ -358,8 +372,7 @@ class Encoder(Stack):
         _refuse({"output_attentions": output_attentions})
         tokens = read_inputs(self.config, self, input_ids, attention_mask)
         x, features = super().forward(input_ids, tokens)
-        mask = None if tokens.padding_mask is None else (~tokens.padding_mask).long()
-        return EncoderOutput(x, hidden_states=features if output_hidden_states else None, attention_mask=mask)
+        return EncoderOutput.of(x, features if output_hidden_states else None, tokens)
 
 
 @dataclass
@@ -367,6 +380,12 @@ class EncoderOutput(BaseModelOutput):
     """transformers' ``BaseModelOutput`` with ``attention_mask`` (B, n), 1 at real tokens; None if all are real."""
 
     attention_mask: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, hidden_states: tuple[Tensor, ...] | None, tokens: Tokens) -> "EncoderOutput":
+        """Features ``x`` (B, n, C) of ``tokens``, and those of each layer."""
+        mask = None if tokens.padding_mask is None else (~tokens.padding_mask).long()
+        return cls(x, hidden_states=hidden_states, attention_mask=mask)
 
 
 class MaskedHead(nn.Module):
@@ -401,29 +420,94 @@ class RobertaEncoder(nn.Module):
                 module.eps = config.layer_norm_eps
 
 
-class _EncoderModel(LineartimePreTrainedModel):
-    """The base of models around a ``RobertaEncoder``."""
+class _FeatureModel(LineartimePreTrainedModel):
+    """The base of models that read features: of a language model if ``config.is_decoder``, else of an encoder."""
 
-    has_lm_head = False
-    token_embeddings = "encoder.sentence_encoder.embed_tokens"
+    def __init__(self, config: LineartimeConfig) -> None:
+        if config.is_encoder_decoder:
+            raise ValueError(
+                f"is_encoder_decoder is True; allowed for {type(self).__name__}: False. get_encoder() of "
+                "LineartimeForSeq2SeqLM returns a model of the features of its source"
+            )
+        super().__init__(config)
+        if config.is_decoder:
+            self.decoder = Stack(config, causal=True)
+        else:
+            self.encoder = RobertaEncoder(config, head=False)
+
+    @property
+    def token_embeddings(self) -> str:
+        """See ``LineartimePreTrainedModel``."""
+        return f"{'decoder' if self.config.is_decoder else 'encoder.sentence_encoder'}.embed_tokens"
+
+    def read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        hidden: bool,
+        position_ids: Tensor | None = None,
+        cache: LineartimeCache | None = None,
+    ) -> EncoderOutput:
+        """The features of the tokens with their mask, and those of each layer if ``hidden``."""
+        if not self.config.is_decoder:
+            _refuse({"position_ids": position_ids, CACHE_FIELD: cache})
+            return self.encoder.sentence_encoder(input_ids, attention_mask, hidden)
+        tokens = read_inputs(self.config, self.decoder, input_ids, attention_mask, position_ids, cache)
+        x, features = self.decoder(input_ids, tokens, cache)
+        return EncoderOutput.of(x, features if hidden else None, tokens)
+
+
+class LineartimeModel(_FeatureModel):
+    """A language model, masked model or classifier without its head."""
 
     def __init__(self, config: LineartimeConfig) -> None:
         super().__init__(config)
-        self.encoder = RobertaEncoder(config, self.has_lm_head)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: LineartimeCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: LineartimeCache | None = None,
+        **further: Any,
+    ) -> BaseModelOutputWithPast | tuple:
+        """input_ids (B, n) -> ``last_hidden_state`` (B, n, C), the features that the head of the model reads.
+
+        Arguments are those of ``LineartimeForCausalLM``; without ``config.is_decoder`` there are no positions and no
+        cache.
+
+        Raises:
+            ValueError: as ``LineartimeForCausalLM``.
+        """
+        _refuse(further, packed=position_ids is not None)
+        cache = _cache_of(cache, past_key_values, use_cache)
+        hidden = _wants(output_hidden_states, self.config)
+        read = self.read(input_ids, attention_mask, hidden, position_ids, cache)
+        output = BaseModelOutputWithPast(
+            read.last_hidden_state, hidden_states=read.hidden_states, **{CACHE_FIELD: cache}
+        )
+        return output if return_dict is not False else output.to_tuple()
 
 
-class LineartimeForMaskedLM(_EncoderModel):
+class LineartimeForMaskedLM(LineartimePreTrainedModel):
     """A masked model: ``NAME_mlm`` of fairseq, whose head is RoBERTa's."""
 
     def has_one_table(self) -> bool:
         """See ``LineartimePreTrainedModel``: the head may have weights of its own."""
         return self.config.tie_word_embeddings
 
-    has_lm_head = True
+    token_embeddings = "encoder.sentence_encoder.embed_tokens"
     _tied_weights_keys = {"encoder.lm_head.weight": "encoder.sentence_encoder.embed_tokens.weight"}
 
     def __init__(self, config: LineartimeConfig) -> None:
+        config.is_decoder = False
         super().__init__(config)
+        self.encoder = RobertaEncoder(config, head=True)
         self.post_init()
 
     def forward(
@@ -472,12 +556,18 @@ class ClassifierHead(nn.Module):
         return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(pooled)))))
 
 
-class LineartimeForSequenceClassification(_EncoderModel):
-    """A classifier of sequences: ``NAME_classifier`` of fairseq, with one head."""
+class LineartimeForSequenceClassification(_FeatureModel):
+    """A classifier of sequences: ``NAME_classifier`` of fairseq, with one head.
+
+    With ``config.is_decoder`` the features are those of a language model, which fairseq does not have.
+    """
 
     accepts_loss_kwargs = False  # transformers' Trainer would pass the number of labels of several batches
 
     def __init__(self, config: LineartimeConfig) -> None:
+        whole = "last" if config.is_decoder else "first"  # which has seen all others
+        config.pooling = whole if config.pooling is None else config.pooling
+        check_choice("pooling", config.pooling, (whole, "mean"))
         super().__init__(config)
         self.classifier = part(ClassifierHead, config)
         self.register_load_state_dict_pre_hook(_rename_head)
@@ -505,8 +595,7 @@ class LineartimeForSequenceClassification(_EncoderModel):
             ValueError: an input of a wrong shape, too long, or an argument that no model here reads.
         """
         _refuse(further)
-        hidden = _wants(output_hidden_states, self.config)
-        encoded = self.encoder.sentence_encoder(input_ids, attention_mask, hidden)
+        encoded = self.read(input_ids, attention_mask, _wants(output_hidden_states, self.config))
         pooled = self.pool(encoded.last_hidden_state, encoded.attention_mask)
         logits = self.classifier(pooled)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
@@ -514,12 +603,14 @@ class LineartimeForSequenceClassification(_EncoderModel):
         return output if return_dict is not False else output.to_tuple()
 
     def pool(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Features (B, n, C) of the first real token of each row, or their mean over real tokens: (B, C)."""
+        """Features (B, n, C) of the first or last real token of each row, or their mean over real tokens: (B, C)."""
         real = torch.ones_like(features[..., 0], dtype=torch.bool) if attention_mask is None else attention_mask == 1
         if self.config.pooling == "mean":
             weights = real / real.sum(1, keepdim=True).clamp(min=1)
         else:
-            weights = (real & (real.cumsum(1) == 1)).float()
+            counts = real.cumsum(1)
+            place = counts[:, -1:] if self.config.pooling == "last" else 1
+            weights = (real & (counts == place)).float()
         # Summed in float32: half precision would lose most of a mean over thousands of tokens.
         pooled = (weights[..., None] * features.float()).masked_fill(~real[..., None], 0.0).sum(1)
         return pooled.to(features.dtype)
@@ -622,11 +713,15 @@ def _rename_head(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
         state_dict[prefix + re.sub(FAIRSEQ_HEAD, HEAD, name[len(prefix) :])] = state_dict.pop(name)
 
 
-def _refuse(arguments: dict[str, Any]) -> None:
-    """Raise ValueError for an argument of transformers' models that these do not read, unless it asks for nothing."""
+def _refuse(arguments: dict[str, Any], packed: bool = False) -> None:
+    """Raise ValueError for an argument of transformers' models that these do not read, unless it asks for nothing.
+
+    ``packed`` says that positions are given, beside which a collator's other arguments mean nothing.
+    """
+    unread = _UNUSED | _PACKED if packed else _UNUSED
     for name, value in arguments.items():
-        if name not in _UNUSED and value is not None and value is not False:
-            raise ValueError(f"{name} is given; allowed for models of lineartime: None, as they have no such thing")
+        if name not in unread and value is not None and value is not False:
+            raise ValueError(f"{name} is given; allowed for this model of lineartime: None, as it has no such thing")
 
 
 def _cache_of(

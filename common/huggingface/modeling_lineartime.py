@@ -16,6 +16,12 @@ class LineartimeConfig(huggingface.LineartimeConfig):
     """The configuration of the folder."""
 
 
+class LineartimeModel(huggingface.LineartimeModel):
+    """The model of the folder without its head."""
+
+    config_class = LineartimeConfig
+
+
 class LineartimeForCausalLM(huggingface.LineartimeForCausalLM):
     """The language model of the folder."""
 

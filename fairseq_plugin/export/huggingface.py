@@ -59,6 +59,7 @@ def configuration_of(model: nn.Module, cfg: Any, dictionary: Dictionary) -> Line
         **_side(side),
         **_blocks(side),
         "architecture": cfg.get("_name") or cfg.get("arch"),
+        "is_decoder": encoder is None,
         "reset_at_eos": side.documents.resets,
         "bos_token_id": dictionary.bos(),
         "pad_token_id": dictionary.pad(),

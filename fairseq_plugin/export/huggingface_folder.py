@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from common import __version__, huggingface
 from common._installed import version_numbers
@@ -69,7 +69,7 @@ def export_folder(
         weights = exported_weights(source)
         config = configuration_of(source.model, source.cfg.model, source.task.target_dictionary or source.dictionary)
         own = MODELS[source.kind]
-        config.architectures, config.auto_map = [own.__name__], _auto_map(own)
+        config.architectures, config.auto_map = [own.__name__], _auto_map()
         config.dtype = next((x.dtype for x in weights.values() if x.is_floating_point()), torch.float32)
         setattr(config, FIELD, plain_options(source))
         config.save_pretrained(new)
@@ -84,11 +84,11 @@ def export_folder(
     return source, config
 
 
-def _auto_map(model: type[PreTrainedModel]) -> dict[str, str]:
-    """Where transformers finds configuration and ``model`` with ``trust_remote_code=True``."""
-    names = {auto.__name__: own.__name__ for auto, own in AUTO_CLASSES.items() if own is model}
+def _auto_map() -> dict[str, str]:
+    """Where transformers finds configuration and models with ``trust_remote_code=True``."""
     module = MODELING.removesuffix(".py")
-    return {auto: f"{module}.{name}" for auto, name in {"AutoConfig": LineartimeConfig.__name__, **names}.items()}
+    classes = {AutoConfig: LineartimeConfig, **AUTO_CLASSES}
+    return {auto.__name__: f"{module}.{own.__name__}" for auto, own in classes.items()}
 
 
 def _write_json(path: Path, content: Any) -> None:

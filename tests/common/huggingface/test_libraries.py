@@ -12,16 +12,21 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification, pipeline
 from transformers.utils import ModelOutput, find_labels
 
 from common.huggingface import (
     AUTO_CLASSES,
+    LineartimeCache,
     LineartimeForCausalLM,
     LineartimeForMaskedLM,
     LineartimeForSeq2SeqLM,
     LineartimeForSequenceClassification,
+    LineartimeModel,
 )
+from tests.compare import assert_close, assert_drawn_alike, weights
 
+from .tiny_folders import byte_tokenizer
 from .tiny_models import small
 
 #: The model for each type of task of PEFT that there is a model for.
@@ -29,15 +34,33 @@ TASKS = {
     "CAUSAL_LM": LineartimeForCausalLM,
     "SEQ_CLS": LineartimeForSequenceClassification,
     "SEQ_2_SEQ_LM": LineartimeForSeq2SeqLM,
-    "FEATURE_EXTRACTION": LineartimeForMaskedLM,
+    "FEATURE_EXTRACTION": LineartimeModel,
     None: LineartimeForMaskedLM,
 }
+#: The classes that share an encoder, and those that share the layers of a language model, with fields for each.
+ENCODERS = (LineartimeForMaskedLM, LineartimeForSequenceClassification, LineartimeModel)
+DECODERS = (LineartimeForCausalLM, LineartimeForSequenceClassification, LineartimeModel)
+SHARED = [
+    (ENCODERS, {}),
+    (ENCODERS, {"tie_word_embeddings": True}),
+    (DECODERS, {"is_decoder": True, "tie_word_embeddings": True}),
+    (DECODERS, {"is_decoder": True, "embedding_dim": 48, "output_dim": 32}),
+]
+PAIRS = [(one, other, fields) for kinds, fields in SHARED for one in kinds for other in kinds if one is not other]
+TIED = {"encoder.lm_head.weight", "decoder.output_projection.weight"}
 
 
 def batch(kind: type[nn.Module]) -> dict[str, Tensor]:
-    """Two rows with labels."""
+    """Two rows, with labels where there is a loss."""
     ids = torch.randint(4, 300, (2, 6), generator=torch.Generator().manual_seed(1))
+    if kind is LineartimeModel:
+        return {"input_ids": ids}
     return {"input_ids": ids, "labels": torch.tensor([0, 1]) if kind is TASKS["SEQ_CLS"] else ids}
+
+
+def result(output: ModelOutput) -> Tensor:
+    """Scores, or else features."""
+    return output["logits"] if "logits" in output else output.last_hidden_state
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
@@ -48,7 +71,7 @@ def test_peft_trains_what_is_new(task: str | None, targets: Any, tmp_path: Path)
     torch.manual_seed(0)
     model = small(kind)
     adapted = get_peft_model(copy.deepcopy(model), LoraConfig(task_type=task, r=2, target_modules=targets))
-    adapted.train()(**batch(kind)).loss.backward()
+    adapted.train()(**batch(kind))[0].sum().backward()
     learns = {name for name, x in adapted.named_parameters() if x.requires_grad and x.grad is not None}
     assert learns == {name for name, x in adapted.named_parameters() if x.requires_grad}
     head = {name for name in learns if "lora_" not in name}
@@ -58,10 +81,10 @@ def test_peft_trains_what_is_new(task: str | None, targets: Any, tmp_path: Path)
         for name, x in adapted.named_parameters():
             if name in learns:
                 x.add_(0.1)
-        expected = adapted.eval()(**batch(kind)).logits
+        expected = result(adapted.eval()(**batch(kind)))
         adapted.save_pretrained(tmp_path)
         again = PeftModel.from_pretrained(model, tmp_path).eval()
-        assert torch.equal(again(**batch(kind)).logits, expected)
+        assert torch.equal(result(again(**batch(kind))), expected)
 
 
 def test_the_head_can_be_named() -> None:
@@ -97,7 +120,7 @@ def test_a_head_with_its_name_in_fairseq_is_loaded(tmp_path: Path) -> None:
 def test_libraries_find_what_they_look_for(kind: type[nn.Module]) -> None:
     """Labels, embeddings, the input, the class of outputs, and numbers of parameters."""
     model = small(kind)
-    assert find_labels(kind) == ["labels"]
+    assert find_labels(kind) == [name for name in batch(kind) if name == "labels"]
     assert model.main_input_name == "input_ids"
     assert model.base_model is model
     embeddings = model.get_input_embeddings()
@@ -109,7 +132,7 @@ def test_libraries_find_what_they_look_for(kind: type[nn.Module]) -> None:
     returned = [x for x in get_args(get_type_hints(kind.forward)["return"]) if issubclass(x, ModelOutput)]
     output = model(**batch(kind))
     assert returned == [type(output)]
-    assert output.keys() & {"loss", "logits"} == {"loss", "logits"}
+    assert output.keys() >= ({"loss", "logits"} if "labels" in batch(kind) else {"last_hidden_state"})
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
     json.dumps(model.config.to_dict())
@@ -127,4 +150,115 @@ def test_layers_are_not_split_between_devices(share: float, kind: type[nn.Module
     assert set(parts.hf_device_map.values()) == {"cpu", "disk"}
     assert not any(re.search(r"layers\.\d+\.", place) for place in parts.hf_device_map)
     with torch.no_grad():
-        assert torch.equal(parts(**batch(kind)).logits, model(**batch(kind)).logits)
+        assert torch.equal(result(parts(**batch(kind))), result(model(**batch(kind))))
+
+
+@pytest.mark.parametrize(("stored", "kind", "fields"), PAIRS)
+@torch.no_grad()
+def test_a_head_is_left_out_or_begins_anew(
+    stored: type[nn.Module], kind: type[nn.Module], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """In a folder of another class; all other weights are loaded, and give the same features."""
+    torch.manual_seed(0)
+    model = small(stored, **fields).eval()
+    model.save_pretrained(tmp_path)
+    auto = next(auto for auto, own in AUTO_CLASSES.items() if own is kind)
+    options = {} if stored is LineartimeForSequenceClassification else {"num_labels": 3}
+    loaded, info = auto.from_pretrained(tmp_path, output_loading_info=True, **options)
+    assert type(loaded) is kind
+    before, after = model.state_dict(), loaded.state_dict()
+    body = before.keys() & after.keys()
+    left_out = TIED if fields.get("tie_word_embeddings") else set()
+    assert set(info["missing_keys"]) == after.keys() - body - left_out
+    assert set(info["unexpected_keys"]) == before.keys() - body - left_out
+    assert_drawn_alike(loaded, kind(loaded.config))
+    assert all(torch.equal(after[name], x) for name, x in weights(before).items() if name in body)
+    inputs = {**batch(LineartimeModel), "output_hidden_states": True}
+    assert torch.equal(loaded(**inputs).hidden_states[-1], model(**inputs).hidden_states[-1])
+    loaded.save_pretrained(tmp_path / "again")
+    assert torch.equal(result(auto.from_pretrained(tmp_path / "again")(**inputs)), result(loaded(**inputs)))
+
+
+@pytest.mark.parametrize("kind", (LineartimeForCausalLM, LineartimeForMaskedLM, LineartimeForSequenceClassification))
+def test_nothing_but_a_whole_head_may_be_missing(kind: type[nn.Module], tmp_path: Path) -> None:
+    """Nor may it be missing in a folder of the same class."""
+    model = small(kind, **({"embedding_dim": 48, "output_dim": 32} if kind is LineartimeForCausalLM else {}))
+    model.save_pretrained(tmp_path)
+    headless = AutoModel.from_pretrained(tmp_path)
+    state, body = model.state_dict(), headless.state_dict()
+    last = max(name for name in weights(state).keys() - body.keys())
+    layer = next(name for name in body if name.endswith("fc2.weight"))
+    for folder, (saved, names, error) in {
+        "head": (model, body, "missing"),
+        "part": (headless, state.keys() - {last}, f"1 missing .{last}"),
+        "layer": (headless, body.keys() - {layer}, rf"1 missing .{layer}\)"),
+    }.items():
+        saved.save_pretrained(tmp_path / folder, state_dict={name: state[name] for name in names})
+        with pytest.raises(ValueError, match=error):
+            kind.from_pretrained(tmp_path / folder)
+    headless.save_pretrained(tmp_path / "more", state_dict={**body, "more": torch.zeros(1)})
+    with pytest.raises(ValueError, match="1 not of this model .more.; allowed"):
+        kind.from_pretrained(tmp_path / "more")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", (LineartimeForCausalLM, LineartimeForMaskedLM, LineartimeForSequenceClassification))
+@torch.no_grad()
+def test_features_are_those_that_heads_read(kind: type[nn.Module], side: str, tmp_path: Path) -> None:
+    """Of padded rows, in parts with a cache, in pipelines, and of each text alone."""
+    torch.manual_seed(0)
+    model, tokenizer = small(kind).eval(), byte_tokenizer()
+    tokenizer.padding_side = side
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("is_decoder") is (kind is LineartimeForCausalLM)
+    (tmp_path / "config.json").write_text(json.dumps(config))  # as in folders of earlier versions
+    features, texts = AutoModel.from_pretrained(tmp_path), ["the first", "another and a longer one"]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    found = features(**inputs, output_hidden_states=True)
+    expected = model(**inputs, output_hidden_states=True).hidden_states
+    assert torch.equal(found.last_hidden_state, expected[-1])
+    assert all(map(torch.equal, found.hidden_states, expected))
+    assert torch.equal(features(**inputs, return_dict=False)[0], expected[-1])
+    for text, x, mask in zip(texts, expected[-1], inputs.attention_mask):
+        alone = pipeline("feature-extraction", model=str(tmp_path), device="cpu")(text)
+        assert_close(text, x[mask == 1][None], torch.tensor(alone))
+    if kind is not LineartimeForCausalLM:
+        for refused in ({"position_ids": torch.zeros(2, 24)}, {"use_cache": True}):
+            with pytest.raises(ValueError, match="is given; allowed"):
+                features(**inputs, **refused)
+        return
+    caches = LineartimeCache(), LineartimeCache()
+    for part in (slice(0, 10), slice(10, None)):
+        given = {"input_ids": inputs.input_ids[:, part], "attention_mask": inputs.attention_mask[:, : part.stop]}
+        x, other = (m(**given, cache=c, output_hidden_states=True) for m, c in zip((features, model), caches))
+        assert torch.equal(x.last_hidden_state, other.hidden_states[-1])
+    assert caches[0].columns == inputs.input_ids.shape[1]
+
+
+@pytest.mark.parametrize("auto", [AutoModel, AutoModelForSequenceClassification])
+def test_an_encoder_decoder_is_not_one_stack(auto: Any, tmp_path: Path) -> None:
+    model = small(LineartimeForSeq2SeqLM).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is_encoder_decoder is True; allowed"):
+        auto.from_pretrained(tmp_path)
+    ids = batch(LineartimeModel)["input_ids"]
+    features = model.get_encoder()(ids).last_hidden_state  # which the message names
+    assert torch.equal(features, model(ids, decoder_input_ids=ids).encoder_last_hidden_state)
+
+
+@torch.no_grad()
+def test_a_language_model_is_classified_by_its_last_token(tmp_path: Path) -> None:
+    """With padding on either side; its first token has seen no other."""
+    torch.manual_seed(0)
+    small(LineartimeForCausalLM).save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    row = batch(LineartimeModel)["input_ids"][:1]
+    features = LineartimeModel.from_pretrained(tmp_path)(row).last_hidden_state
+    assert torch.equal(model(row).logits, model.classifier(features[:, -1]))
+    for padding in ((2, 0), (0, 2)):
+        assert_close("logits", model(nn.functional.pad(row, padding, value=1)).logits, model(row).logits)
+    for pooling, folder in (("first", {"is_decoder": True}), ("last", {})):
+        with pytest.raises(ValueError, match=f"pooling is '{pooling}'; allowed"):
+            small(LineartimeForSequenceClassification, pooling=pooling, **folder)

@@ -15,7 +15,7 @@ def fields_of(kind: type[nn.Module], layers: list[dict[str, Any]], **fields: Any
     """The fields of a configuration for ``kind`` with ``layers`` for each side that can have them."""
     causal = [layer for layer in layers if _supports(layer, "causal")]
     bidirectional = [layer for layer in layers if _supports(layer, "bidirectional")]
-    decodes = kind in (LineartimeForCausalLM, LineartimeForSeq2SeqLM)
+    decodes = fields.get("is_decoder") or kind in (LineartimeForCausalLM, LineartimeForSeq2SeqLM)
     fields = {**SIDE, "attention": causal if decodes else bidirectional, **fields}
     if kind is LineartimeForSeq2SeqLM:
         sums = [layer for layer in layers if _supports(layer, "source") and "rotary" not in layer] or [

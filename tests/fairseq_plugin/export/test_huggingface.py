@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
-import common.huggingface  # noqa: F401  registers the models
+from common.huggingface import AUTO_CLASSES
 from fairseq_plugin import export_hf, import_hf
 from fairseq_plugin.models._configuration import read_stored
 from tests.fairseq_plugin.helpers.checkpoint_files import save, save_model
@@ -161,7 +161,9 @@ def test_a_folder_says_what_it_holds(exported) -> None:
     for path, content in files.items():
         assert str(made.folder.parent).encode() not in content and str(Path.cwd()).encode() not in content, path
     config = json.loads(files["config.json"])
-    assert config["model_type"] == "lineartime" and config["auto_map"]["AutoModelForCausalLM"]
+    assert config["model_type"] == "lineartime" and config["is_decoder"] is True
+    classes = {auto.__name__: f"modeling_lineartime.{own.__name__}" for auto, own in AUTO_CLASSES.items()}
+    assert config["auto_map"] == {"AutoConfig": "modeling_lineartime.LineartimeConfig", **classes}
     assert config["bos_token_id"] == config["eos_token_id"] == 2 and config["pad_token_id"] == 1
     card = files["README.md"].decode()
     assert "flowformer_lm" in card and "flow*2" in card and "| updates | 7 |" in card

@@ -345,7 +345,7 @@ def test_a_configuration_refuses_what_no_model_has() -> None:
         ({"attention": [{"kind": "flow", "option": 1}]}, "option.*options"),
         ({"family": "gau"}, "allowed in family gau"),
         ({"lineartime_version": "99.0"}, "lineartime_version is 99.0"),
-        ({"pooling": "last"}, "pooling"),
+        ({"pooling": "middle"}, "pooling"),
     ):
         with pytest.raises(ValueError, match=message):
             LineartimeConfig(**{**fields, **change})
