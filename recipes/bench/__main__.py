@@ -1,176 +1,176 @@
-"""Speed and memory compared with the usual alternatives: ``python -m recipes.bench --help``, or ``make bench``."""
+"""Speed and memory of our operations and models beside the usual alternatives: ``python -m recipes.bench --list``.
+
+Each candidate is compared with a reference before it is timed. ``--import my_module`` registers your own mechanism,
+which ``--only attention_NAME`` then measures.
+"""
 
 import argparse
+import gc
+import importlib
+import json
+import os
+import platform
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
+from matplotlib import pyplot as plt
 from tqdm import tqdm
 
-from common.command_parser import CommandParser
+from ..runs import begin, report
+from . import attentions, gated_attention_unit, images, language_models, operations, translation
+from .measure import BACKWARD, TRAINING, Case, Place, measure
 
-from ..shared.commands import shown_path
-from ..shared.scripts import command_line, positive_int, script
-from ..shared.tables import as_markdown, as_text
-from ..shared.working_folder import working_folder, write_text
-from . import summary, targets
-from .cases import CASES
-from .harness import machine, page, picture, report
-from .harness.measure import measure
-from .harness.records import FAILED, NOT_RUN, Machine, Record, Results, load, save
-from .harness.work import Case, Settings
-
-COMMAND = "recipes.bench"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DEVICES = ("cpu", "cuda")
-#: Fields of the machine that may differ between the two parts of an interrupted run.
-_OF_A_RUN = ("command", "date", "load", "minutes")
-#: The case name of the record that says why the remaining cases were not measured.
-_INTERRUPTED = "all"
-_HEAD = f"""# Results of the benchmark
+#: Panels of the picture of README's first screen: title, case, run, and two candidates with their labels.
+SUMMARY = (
+    (
+        "Attention, forward and backward\n8 heads of 64 channels, causal",
+        "causal_flow",
+        BACKWARD,
+        {"flow_attention": "Flow-Attention", operations.SOFTMAX: "fused softmax attention"},
+    ),
+    (
+        "Training step of a language model\nwidth 512, FLASH and Transformer++",
+        "flash_lm_512",
+        TRAINING,
+        {"flash_lm": "FLASH (flash_lm)", "transformer_pp_lm": "fused softmax (transformer_pp_lm)"},
+    ),
+)
 
-Written by the command at the end; see [how it is measured](../README.md).
 
-{page.LEGEND}"""
+def cases() -> dict[str, Case]:
+    """All cases by name; a registered attention needs no edit."""
+    parts = (operations, language_models, translation, images, gated_attention_unit)
+    return {name: case for part in parts for name, case in part.CASES.items()} | attentions.cases()
 
 
-def parser() -> CommandParser:
-    """The benchmark's options."""
-    parser = CommandParser(prog="python -m recipes.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone; --list names them")
-    parser.add_argument("--list", action="store_true", help="name the cases, with their sizes, and stop")
-    parser.add_argument("--quick", action="store_true", help="few and small sizes, which reach no target")
-    parser.add_argument("--threads", type=positive_int, help="of torch, the same for all (default: torch's own)")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
+def table(case: Case, rows: pd.DataFrame) -> pd.DataFrame:
+    """What was timed in cases of one title, a row for each run, size and candidate."""
+    noisy = rows.noisy.map({True: " ~", False: ""})
+    shown = pd.DataFrame({case.axis: rows["size"].map("{:,}".format), "run": rows.run, "candidate": rows.candidate})
+    shown["ms"] = rows.ms.map("{:.4g}".format) + noisy
+    shown["quartiles"] = rows.low.map("{:.4g} to ".format) + rows.high.map("{:.4g}".format)
+    if case.base:
+        shown[f"times as long as {case.base}"] = rows.times.map("{:.3g}".format)
+    shown[f"{case.unit}/s"] = rows["per second"].map("{:,.4g}".format)
+    shown["MiB"] = rows.MiB.map("{:,.1f}".format)
+    return shown
+
+
+def draw(title: str, rows: pd.DataFrame, axis: str, path: Path) -> None:
+    """Time of each run and memory of the last one by size."""
+    runs = rows.run.unique()
+    figure, panels = plt.subplots(1, len(runs) + 1, figsize=(4.5 * (len(runs) + 1), 4), layout="constrained")
+    for axes, run, value in zip(panels, (*runs, runs[-1]), (*["ms"] * len(runs), "MiB")):
+        lines = rows[rows.run == run].pivot(index="size", columns="candidate", values=value)
+        lines.plot(loglog=True, marker="o", ax=axes, xlabel=axis, title=f"{run}, {value}", legend=value == "MiB")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=75)
+    plt.close(figure)
+
+
+def draw_summary(records: pd.DataFrame, path: Path) -> None:
+    """Microseconds per token by length of our two fastest forms beside softmax attention, if both were measured."""
+    picture, panels = plt.subplots(1, len(SUMMARY), figsize=(10, 3.6), layout="constrained")
+    for axes, (title, case, run, labels) in zip(panels, SUMMARY):
+        rows = records[(records.case == case) & (records.run == run) & records.candidate.isin(labels)]
+        if rows["size"].nunique() < 2:
+            return
+        lines = (1e6 / rows.set_index(["size", "candidate"])["per second"]).unstack().rename(columns=labels)
+        lines.plot(loglog=True, marker="o", ax=axes, xlabel="tokens", ylabel="µs per token", title=title)
+    picture.savefig(path, dpi=75)
+
+
+def show(out: Path, known: dict[str, Case], records: pd.DataFrame, notes: list[str]) -> None:
+    """Print and write a table for each title, and draw a picture of each case with several sizes."""
+    records["title"] = records.case.map(lambda name: known[name].title)
+    tables = {}
+    for title, rows in records[records.run.notna()].groupby("title", sort=False):
+        case = known[rows.case.iloc[0]]
+        alone = rows.case.nunique() == 1
+        tables[title] = table(case, rows if alone else rows[rows.candidate != case.base])
+        if alone and rows["size"].nunique() > 1:
+            draw(title, rows, case.axis, out / f"{rows.case.iloc[0]}.png")
+    if (absent := records[records.reason.notna()]).size:
+        tables["Not timed"] = absent[["case", "size", "candidate", "reason"]]
+    draw_summary(records, out / "time_per_token.png")
+    report(out, tables, notes, records)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; 1 if a candidate differed from its reference or failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone")
+    parser.add_argument("--list", action="store_true", help="name the cases and their sizes, and stop")
+    parser.add_argument("--quick", action="store_true", help="one small size of each, and few rounds")
+    parser.add_argument("--import", dest="modules", nargs="+", default=[], metavar="MODULE", help="your own mechanisms")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch (%(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on cpu, bfloat16 on cuda")
-    parser.add_argument("--out", type=Path, default=Path("work/bench"), help="for the results (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out that was interrupted")
-    return parser
-
-
-def chosen(only: list[str] | None) -> list[Case]:
-    """The cases named in ``only``, or all, in the order of the registry.
-
-    Raises:
-        ValueError: no case has such a name.
-    """
-    for name in only or ():
-        if name not in CASES:
-            raise ValueError(f"--only is {name}; allowed: {', '.join(CASES)}")
-    return [case for name, case in CASES.items() if only is None or name in only]
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """The device, the dtype and the sizes, which all cases share.
-
-    Raises:
-        ValueError: this machine has no such device.
-    """
+    parser.add_argument(
+        "--out", type=Path, help="goes on if it holds a part of this run (default: a new one in work/bench)"
+    )
+    options = parser.parse_args(arguments)
+    sys.path.insert(0, "")
+    for module in options.modules:
+        importlib.import_module(module)
+    known = cases()
+    if wrong := set(options.only or ()) - set(known):
+        parser.error(f"--only is {', '.join(wrong)}; allowed: {', '.join(known)}")
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device is cuda, but torch finds no such device; allowed here: cpu")
-    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
-    return Settings(options.device, DTYPES[dtype], options.quick)
-
-
-def run(cases: list[Case], settings: Settings, earlier: Results, keep: Callable[[Results], None]) -> Results:
-    """Measure ``cases`` size by size and call ``keep`` with the results so far after each; Ctrl-C ends it early.
-
-    The results begin with those of ``earlier``; cases and sizes that are complete there are not measured again.
-    """
-    started, records, complete = time.monotonic(), list(earlier.records), list(earlier.complete)
-    work = []
-    for case in cases:
-        if settings.device in case.devices:
-            work += [(case, size) for size in case.sizes_of(settings) if (case.name, size) not in complete]
-        elif case.name not in {record.case for record in records}:
-            records.append(Record(case.name, 0, "", "all", NOT_RUN, _wrong_device(case)))
-
-    def so_far() -> Results:
-        minutes = earlier.machine.minutes + (time.monotonic() - started) / 60
-        return Results(earlier.machine._replace(minutes=round(minutes, 1)), records, tuple(complete))
-
-    with tqdm(work, unit=" sizes", disable=None) as bar:
-        try:
-            for case, size in bar:
-                bar.set_description(f"{case.name}, {size:,} {case.axis}")
-                records += measure(case, size, settings)
-                complete.append((case.name, size))
-                keep(so_far())
-        except KeyboardInterrupt:
-            reason = "interrupted; the rest was not measured: the same command with --resume goes on"
-            return so_far()._replace(records=[*records, Record(_INTERRUPTED, 0, "", "all", FAILED, reason)])
-    return so_far()
-
-
-def interrupted_run(path: Path, here: Machine) -> Results:
-    """Load the results of an interrupted run from ``path``; ``here`` has to have the same versions and settings.
-
-    Raises:
-        ValueError: there are no results, or the machine, a version, the commit or a setting differs.
-    """
-    if not path.is_file():
-        raise ValueError(
-            f"--resume is given; allowed with a --out that holds results, unlike {shown_path(path.parent)}"
-        )
-    results = load(path)
-    for name, value in here._asdict().items():
-        before = getattr(results.machine, name)
-        if name not in _OF_A_RUN and before != value:
-            raise ValueError(f"--resume is given, and {name} is {value}; allowed with {shown_path(path)}: {before}")
-    return results._replace(records=[record for record in results.records if record.case != _INTERRUPTED])
-
-
-def _wrong_device(case: Case) -> str:
-    needed = " or ".join(case.devices)
-    available = "cuda" not in case.devices or torch.cuda.is_available()
-    return f"needs --device {needed}" if available else "no CUDA device"
-
-
-def write(out: Path, results: Results) -> str:
-    """Write results.txt, .md and .json and the pictures into ``out``; returns the text."""
-    verdicts, foot = targets.verdicts(results), report.run_of(results)
-    plain = as_text(report.tables(results, CASES, verdicts), foot)
-    write_text(out / "results.txt", plain + "\n")
-    save(results, out / "results.json")
-    pictures = [f"![{CASES[path.stem].title}]({path.name})" for path in picture.draw(results, CASES, out)]
-    if summary.draw(results, out / summary.NAME):
-        pictures.insert(0, f"![Time per token by length]({summary.NAME})")
-    parts = [_HEAD, page.text(results, CASES, verdicts), as_markdown([], foot), "\n".join(pictures)]
-    write_text(out / "results.md", "\n\n".join(filter(None, parts)) + "\n")
-    return plain
-
-
-@script("bench")
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if a candidate differed from its reference or failed, else 0."""
-    options = parser().parse_args(arguments)
-    command = command_line(COMMAND, arguments)
-    cases, settings = chosen(options.only), settings_of(options)
+        parser.error("--device is cuda, but torch finds no such device; allowed here: cpu")
+    if options.threads < 1:
+        parser.error(f"--threads is {options.threads}; allowed: at least 1")
     if options.list:
-        for case in cases:
-            sizes = ", ".join(f"{size:,}" for size in case.sizes)
-            print(f"{case.name:<22} {case.title} ({'/'.join(case.devices)}; {case.axis}: {sizes})")
+        for name, case in known.items():
+            print(f"{name:<24}{case.title} ({case.axis}: {', '.join(f'{size:,}' for size in case.sizes)})")
         return 0
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    out = options.out.absolute()
-    with working_folder(out, COMMAND):
-        return _measure(cases, settings, out, command, options.resume)
+    torch.set_num_threads(options.threads)
+    place = Place(options.device, DTYPES[options.dtype or ("bfloat16" if options.device == "cuda" else "float32")])
+    out = options.out or Path("work/bench", time.strftime("%Y-%m-%d-%H%M%S"))
+    begin(out, ["recipes.bench", *(f"{name}={value}" for name, value in vars(options).items() if name != "out")])
 
-
-def _measure(cases: list[Case], settings: Settings, out: Path, command: str, resume: bool) -> int:
-    path, current = out / "results.json", machine.describe(command, settings)
-    earlier = interrupted_run(path, current) if resume else Results(current, [])
-    # Saved after every size, so that an interruption loses nothing.
-    results = run(cases, settings, earlier, lambda so_far: save(so_far, path))
-    print("\n" + write(out, results))
-    pictures = ", and pictures" if any(case.plotted for case in cases) else ""
-    print(f"\nThe same as Markdown and JSON{pictures}: {shown_path(out)}")
-    for fault in results.faults():
-        print(f"bench: {fault.case}, {fault.form}: {fault.reason}", file=sys.stderr)
-    return 1 if results.faults() else 0
+    path = out / "records.json"
+    records = json.loads(path.read_text()) if path.exists() else []
+    done, started = {(record["case"], record["at"]) for record in records}, time.monotonic()
+    chosen = {name: case for name, case in known.items() if options.only is None or name in options.only}
+    todo = [
+        (name, size)
+        for name, case in chosen.items()
+        for size in ([case.quick or case.sizes[0]] if options.quick else case.sizes)
+        if options.device in case.devices and (name, size) not in done
+    ]
+    for name, size in (bar := tqdm(todo, unit=" sizes", disable=None)):
+        bar.set_description(f"{name}, {size:,}")
+        torch.manual_seed(0)
+        try:
+            rows = measure(chosen[name], size, place, options.quick)
+        except Exception as error:  # an error of one case must not lose the others
+            rows = [{"candidate": "all", "size": size, "reason": f"failed: {type(error).__name__}: {error}"}]
+        gc.collect()  # modules are reference cycles, and the next case may need all the memory
+        records += [{"case": name, "at": size, **row} for row in rows]
+        path.write_text(json.dumps(records), encoding="utf-8")
+    if not records:
+        parser.error(f"--only is {' '.join(chosen)}; allowed with --device {options.device}: --list names others")
+    columns = dict.fromkeys(("run", "reason", "times", *(name for record in records for name in record)))
+    frame = pd.DataFrame(records, columns=list(columns))
+    processor = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.machine()]
+    machine = f"{processor[0]}, {os.cpu_count()} cores, {options.threads} threads"
+    notes = [
+        f"{machine}; {place.device}, {str(place.dtype).removeprefix('torch.')}; {time.strftime('%Y-%m-%d')}, "
+        f"{(time.monotonic() - started) / 60:.1f} minutes",
+        "~: the quartiles are further apart than a tenth of the median; MiB: the peak beyond inputs and results",
+    ]
+    show(out, known, frame, notes)
+    wrong = frame[frame.reason.fillna("").str.contains("^failed|differs")]
+    for _, row in wrong.iterrows():
+        print(f"bench: {row.case}, {row.candidate}: {row.reason}", file=sys.stderr)
+    return int(len(wrong) > 0)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.bench.harness.memory import peak_beyond
-from recipes.bench.harness.work import Settings
-from recipes.bench.models import fairseq_models
+from recipes.bench import models
+from recipes.runs import peak_bytes
 from tests.common.properties import LargestTensor
 from tests.fairseq_plugin.helpers.language_models import build_model
 from tests.fairseq_plugin.helpers.text import tokens
@@ -89,8 +88,8 @@ def test_daft_full_holds_its_bias_and_nothing_larger(arguments) -> None:
 
 def _peak(arch: str, width: int, length: int) -> int:
     """Peak bytes of a training step on one sequence, without the model; equal linear layers, no dropout."""
-    model = fairseq_models.build(arch, width, 2, length, Settings()).train()
-    sequence = fairseq_models.random_tokens(Settings(), length)
+    model = models.language_model(arch, width, 2, length).train()
+    sequence = models.tokens(length)
 
     def step() -> list[torch.Tensor]:
         model(sequence)[0].float().logsumexp(-1).mean().backward()
@@ -98,7 +97,7 @@ def _peak(arch: str, width: int, length: int) -> int:
         return []
 
     step()  # positions are computed once
-    return peak_beyond(step, "cpu")
+    return peak_bytes(step)
 
 
 @pytest.mark.parametrize(("width", "length"), [(512, 512), (256, 2048)])

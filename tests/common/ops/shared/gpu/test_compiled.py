@@ -16,16 +16,8 @@ import torch
 from common.ops.flow.options import flow_options
 from common.ops.mixed_chunk.sequence import MixedChunkOptions, Tokens
 from common.ops.shared.gpu.launch import interpreted, warps_of
-from recipes.bench.kernels.compiled import CAPABILITIES, compile_for, fits, resources
-from recipes.bench.kernels.launches import (
-    HEAD_SIZES,
-    MECHANISMS,
-    Sizes,
-    kernel_modules,
-    kernels_of,
-    launches_of,
-    recorded,
-)
+from tests.common.ops.shared.gpu.compiled import compile_for, resources
+from tests.common.ops.shared.gpu.launches import kernel_modules, kernels_of, recorded
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error"),
@@ -100,20 +92,15 @@ def test_kernels_of_mixed_chunk_attention(dtype, causal, kernel, bias):
 
 def test_a_kernel_that_needs_all_registers():
     """``features_backward`` previously spilled 24 bytes with the table's version of Triton."""
-    launches = launches_of(MECHANISMS["flow"](Sizes(torch.float16, 64)))
+    from common.ops.flow.causal import CausalInputs
+    from common.ops.flow.gpu.causal import causal_attention
+
+    inputs = [torch.zeros(2, 4, 1024, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    mask = torch.zeros(2, 1024, dtype=torch.bool)
+    with recorded() as launches:
+        causal_attention(CausalInputs(*inputs, mask, flow_options(), 64, None))[0].sum().backward()
     (launch,) = (launch for launch in launches if launch.function.__name__ == "features_backward")
     usage = resources(compile_for(launch, 80, 8))
-    assert usage.shared <= CAPABILITIES[80].shared * 1024, usage
+    assert usage.shared <= 163 * 1024, usage  # what a program may have on an A100
     if of_the_table():
-        assert usage.registers > 200 and fits(usage, 80), usage
-
-
-def test_the_table_has_every_kernel_and_none_that_spills():
-    mechanisms = {module.__name__: name for name, module in kernel_modules().items()}
-    rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| ")][2:]
-    kernels = {
-        (mechanisms[name.rpartition(".")[0]], name.rpartition(".")[2], warps) for name, warps in warps_of.items()
-    }
-    assert {(row[0], row[1], int(row[2])) for row in rows} == kernels
-    assert all(len(row) == 4 + len(HEAD_SIZES) * len(CAPABILITIES) for row in rows)
-    assert all(cell.endswith(" / 0") for row in rows for cell in row[4:])
+        assert usage.registers > 200 and not usage.spilled, usage

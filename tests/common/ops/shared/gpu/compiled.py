@@ -11,31 +11,12 @@ from common.ops.shared.gpu.launch import configuration
 from .launches import Launch
 
 
-class Capability(NamedTuple):
-    """A generation of GPUs."""
-
-    name: str
-    shared: int  # KiB of shared memory that a program may have
-
-
-#: NVIDIA's CUDA C++ Programming Guide, technical specifications per compute capability.
-CAPABILITIES = {80: Capability("A100", 163), 90: Capability("H100", 227)}
-
-
 class Resources(NamedTuple):
     """Shared memory and registers that a compiled kernel needs."""
 
     shared: int  # bytes of shared memory
     registers: int  # of a thread, at most 255
     spilled: int  # bytes of a thread that did not fit registers: its stack, which kernels use for nothing else
-
-    def __str__(self) -> str:
-        return f"{self.shared / 1024:.0f} / {self.registers} / {self.spilled}"
-
-
-def fits(resources: Resources, capability: int) -> bool:
-    """Whether a kernel runs on a GPU of this capability without spilling registers."""
-    return resources.shared <= CAPABILITIES[capability].shared * 1024 and not resources.spilled
 
 
 def compile_for(launch: Launch, capability: int, warps: int) -> Any:

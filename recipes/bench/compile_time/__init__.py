@@ -1,1 +1,0 @@
-"""How long torch.compile takes for language models."""
