@@ -3,23 +3,19 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-from fairseq import tasks
-from fairseq.data import Dictionary
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import InnerAttention
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.ops import mixed_chunk
 
-from ..shared.fairseq_models import model_options
+from .. import models
 from .measure import Place, error
 from .peers import attention_maps
 
@@ -34,12 +30,8 @@ State = dict[str, dict[str, Tensor | None]]
 
 def built(command: Iterable[object]) -> nn.Module:
     """The model that ``fairseq-train`` builds, from a fixed seed."""
-    symbols = Dictionary()
-    for i in range(WORDS):
-        symbols.add_symbol(f"w{i}")
     torch.manual_seed(1)
-    task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols)
-    return tasks.FairseqTask.build_model(task, model_options(("data", "--dropout", "0", *command)))
+    return models.build(["--dropout", "0", *command], models.dictionary_of(WORDS + 4))
 
 
 def language_model(architecture: str, width: int, layers: int, positions: int) -> nn.Module:

@@ -1,72 +1,110 @@
 """``python -m recipes.demo``: train, evaluate and write text with fairseq, train on images with timm, show both."""
 
 import argparse
+import io
+import os
 import sys
 import time
 from pathlib import Path
 
-from common.command_parser import CommandParser
+import pandas as pd
 
-from ..shared.commands import ROOT, python_command, run, shown_path
-from ..shared.scripts import command_line, script
-from ..shared.tables import describe_run
-from ..shared.working_folder import working_folder
-from . import picture, results
-from .images import MODEL, REQUIRED_TOP1, check_scripts, run_images
-from .text import ARCHITECTURES, COMMAND, FULL, QUICK, Budget, run_text
+from .. import runs
+from . import images, text
 
-#: The folders that each run replaces.
-WHOLE = dict.fromkeys(("bin", *ARCHITECTURES, "images/digits", f"images/{MODEL}"), COMMAND)
-#: The default folder of recipes/imagenet/scripts.sh. The demo downloads nothing.
-FETCHED_SCRIPTS = ROOT / "work" / "timm-scripts"
+#: Accuracy on held-out digits, in percent, that a trained model must reach.
+REQUIRED = 95.0
+#: Where recipes/imagenet/scripts.sh puts timm's train.py. The demo downloads nothing.
+SCRIPTS = runs.ROOT / "work" / "timm-scripts"
 
 
-def parser() -> CommandParser:
-    """The demo's options."""
-    parser = CommandParser(prog="python -m recipes.demo", description=__doc__)
-    parser.add_argument(
-        "--out", type=Path, default=Path("work/demo"), help="folder for everything (default: %(default)s)"
-    )
+def break_even(speeds: pd.DataFrame, peer: str) -> str:
+    """From which of the measured lengths on Flow-Attention is as fast as a peer."""
+    faster = speeds.loc["flowformer_lm"] >= speeds.loc[peer]
+    slower = faster.index[~faster]
+    if not len(slower):
+        return f"flowformer_lm is at least as fast as {peer} at every length"
+    return f"flowformer_lm is slower than {peer} at {', '.join(f'{length:,}' for length in slower)} tokens"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 1 if the digits were not learned."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("work/demo"), help="folder for everything (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
     parser.add_argument(
         "--timm-scripts",
         type=Path,
         metavar="DIR",
-        help="train the digits with the train.py of timm that lies in DIR (default: work/timm-scripts, where"
-        " recipes/imagenet/scripts.sh puts it, if it is there; else a loop of timm's parts)",
+        default=SCRIPTS if (SCRIPTS / "train.py").is_file() else None,
+        help="train the digits with the train.py of timm in DIR (%(default)s; None: with a loop of timm's parts)",
     )
-    return parser
+    options = parser.parse_args(arguments)
+    updates, wanted, lengths, seconds, epochs = 128, text.SPLITS, (512, 2048, 8192), 4, 30
+    if options.quick:
+        updates, wanted, lengths, seconds, epochs = 5, {"test": 10_000, "valid": 10_000, "train": 200_000}, (512,), 0, 1
+    trainer, loop = ["-m", "recipes.demo.train_digits"], "a loop of timm's parts"
+    if options.timm_scripts is not None:
+        trainer, loop = ["-m", "timm_plugin", options.timm_scripts / "train.py"], "timm's train.py"
+        if not trainer[-1].is_file():
+            parser.error(f"--timm-scripts is {options.timm_scripts}; allowed: a folder that holds timm's train.py")
+    out, started = options.out.absolute(), time.monotonic()
+    runs.begin(out, ["recipes.demo", f"--quick={options.quick}", f"--timm-scripts={options.timm_scripts}"])
 
+    print("Text: the interpreter's own standard library", flush=True)
+    sizes, counts = text.prepare(out, wanted)
+    for split, count in counts.items():
+        print(f"  {split:<5}  {count.documents:4d} files  {sizes[split]:9,d} bytes  {count.tokens:8,d} tokens")
+    planned = [text.training(architecture, out, updates) for architecture in text.ARCHITECTURES]
+    trained = runs.train_all(planned, out, 1, lambda folder: text.read(folder, sizes["test"], counts["test"].tokens))
+    for sample in text.samples(out, "flowformer_lm"):
+        print("  ----\n  | " + sample.replace("\n", "\n  | "))
+    log = out / "lengths.jsonl"
+    if not log.exists() or log.read_text().count("\n") < len(lengths) * len(text.ARCHITECTURES):
+        runs.run(
+            ["-m", "recipes.demo.lengths", out / "data-bin", "--seconds", seconds, "--lengths", *lengths],
+            log,
+            os.cpu_count(),
+        )
+    measured = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    speeds = pd.read_json(io.StringIO("\n".join(measured)), lines=True)
+    speeds = speeds.drop_duplicates(["model", "length"], keep="last").set_index(["model", "length"])["tokens/s"]
+    speeds = speeds.unstack().loc[list(text.ARCHITECTURES)]
+    summary, digits_peak = images.train(out, epochs, trainer)
+    # The last checkpoint, not the best one: the held-out digits must not select the checkpoint that they test.
+    parameters, top1, maps = images.examine(out / "runs" / images.MODEL / "last.pth.tar", out / "digits")
 
-@script("demo")
-def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; returns the exit status."""
-    options = parser().parse_args(arguments)
-    budget = QUICK if options.quick else FULL
-    out = options.out.absolute()
-    scripts = options.timm_scripts
-    if scripts is None and (FETCHED_SCRIPTS / "train.py").is_file():
-        scripts = FETCHED_SCRIPTS
-    command = command_line(COMMAND, arguments)
-    check_scripts(scripts)  # fail before minutes are spent
-    with working_folder(out, COMMAND, whole=WHOLE):
-        return _run(options, budget, out, scripts and scripts.absolute(), command)
-
-
-def _run(options: argparse.Namespace, budget: Budget, out: Path, scripts: Path | None, command: str) -> int:
-    started = time.monotonic()
-    text = run_text(out, budget)
-    print(f"Speed of a training step at {', '.join(f'{n:,}' for n in budget.lengths)} tokens", flush=True)
-    log = out / "logs" / "lengths.log"
-    run(python_command("-m", "recipes.demo.lengths", out / "bin", "--lengths", *budget.lengths), log)
-    images = run_images(out, budget, scripts)
-    speeds = results.read_speeds(log.read_text(encoding="utf-8").splitlines())
-    run_description = describe_run(command, time.monotonic() - started)
-    print("\n" + results.write(out, text, speeds, images, run_description))
-    picture.draw(text, images, out / "demo.png")
-    print(f"\nPicture: {shown_path(out / 'demo.png')}   everything else: {shown_path(out)}")
-    if not options.quick and images.top1 < REQUIRED_TOP1:
-        print(f"The digits were learned to {images.top1:.1f} %; {REQUIRED_TOP1:.0f} % are required.", file=sys.stderr)
+    shown = pd.DataFrame({"architecture": trained.model, "attention": trained.model.map(text.ARCHITECTURES)})
+    shown["parameters"] = trained.parameters.map("{:,}".format)
+    shown["perplexity"] = trained.perplexity.map("{:.1f}".format)
+    shown["bits/byte"] = trained["bits per byte"].map("{:.3f}".format)
+    shown["train tokens/s"] = trained["tokens/s"].map("{:,.0f}".format)
+    shown["peak memory"] = trained.MiB.map("{:,.0f} MiB".format)
+    digits = {"model": images.MODEL, "parameters": f"{parameters:,}", "held-out accuracy": f"{top1:.1f} %"}
+    digits |= {"epochs": len(summary), "peak memory": f"{digits_peak:,.0f} MiB"}
+    tables = {
+        "Language models of Python's standard library, same data and updates": shown,
+        "Training tokens/s by sequence length": speeds.map("{:,.0f}".format).rename_axis(columns=None).reset_index(),
+        "Handwritten digits, 32 x 32": pd.DataFrame([digits]),
+    }
+    notes = [
+        f"test split: {counts['test'].documents} files, {sizes['test']:,} bytes, all {counts['test'].tokens:,} tokens"
+        " scored, an end of file per file included; perplexity is per token",
+        "tokens/s: median of fairseq's log; memory: the whole process",
+        *(break_even(speeds, peer) for peer in text.ARCHITECTURES if peer != "flowformer_lm"),
+        f"1,437 digits to learn from, 360 held out; trained by {loop}; required: {REQUIRED:.0f} %",
+        f"{(time.monotonic() - started) / 60:.1f} minutes",
+    ]
+    figure = runs.plt.figure(figsize=(13.5, 10.5), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.55))
+    left, middle, right = above.subplots(1, 3)
+    text.draw(left, middle, trained)
+    images.draw_losses(right, summary)
+    images.draw_maps(below, maps)
+    figure.savefig(out / "demo.png", dpi=130)
+    runs.report(out, tables, notes, trained)
+    if not options.quick and top1 < REQUIRED:
+        print(f"The digits were learned to {top1:.1f} %; {REQUIRED:.0f} % are required.", file=sys.stderr)
         return 1
     return 0
 

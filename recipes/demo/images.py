@@ -1,32 +1,21 @@
 """The image half of the demo: a hierarchical Flowformer learns handwritten digits with timm."""
 
-import csv
-import re
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
+import pandas as pd
+import torch
+from timm.data import create_dataset, create_transform, resolve_data_config
+from timm.models import create_model
 
-from common.files.output_files import new_folder
+import timm_plugin  # noqa: F401  (registers the model)
+from common.attention import record_attention
 
-from ..shared.commands import Finished, python_command, run
-from ..shared.digits import VALIDATION_DIGITS, write_digits
-from .text import COMMAND, Budget
+from .. import images, runs
 
 MODEL = "flowformer_hier_digits"
-#: Accuracy on held-out digits, in percent, that a trained model must reach.
-REQUIRED_TOP1 = 95.0
-_EPOCH_STARTS = re.compile(r"^Train: (\d+)\b")
-
-
-class Epoch(NamedTuple):
-    """One line of timm's summary.csv; losses in nats per image, top1 in percent."""
-
-    epoch: int
-    train_loss: float
-    valid_loss: float
-    top1: float
 
 
 class Maps(NamedTuple):
@@ -40,57 +29,9 @@ class Maps(NamedTuple):
     layer: str
 
 
-class ImageResult(NamedTuple):
-    """All results of the image half."""
-
-    parameters: int
-    digits: dict[str, int]  # split -> number of images
-    epochs: list[Epoch]
-    training: Finished
-    trainer: str  # description of the training script: timm's train.py, or this package's loop
-    top1: float  # after the last epoch, since the held-out digits must not select the checkpoint
-    maps: Maps
-
-
-def check_scripts(timm_scripts: Path | None) -> None:
-    """Raise ValueError unless ``timm_scripts`` is None or a folder with train.py."""
-    if timm_scripts is not None and not (timm_scripts / "train.py").is_file():
-        raise ValueError(f"--timm-scripts is {timm_scripts}; allowed: a folder that holds timm's train.py")
-
-
-def run_images(out: Path, budget: Budget, timm_scripts: Path | None = None) -> ImageResult:
-    """Run the image half in the folder ``out``, with the train.py in ``timm_scripts`` unless that is None."""
-    print("Images: scikit-learn's handwritten digits", flush=True)
-    folder = out / "images" / "digits"
-    with new_folder(folder, COMMAND) as unfinished:
-        digits = write_digits(unfinished)
-    print(f"  {digits['train']} digits to learn from, {digits['validation']} held out")
-    trainer = ["-m", "recipes.demo.train_digits"]
-    if timm_scripts is not None:
-        trainer = ["-m", "timm_plugin", timm_scripts / "train.py"]
-    with (
-        tqdm(total=budget.epochs, desc=f"  {MODEL}", unit=" epochs", leave=False, disable=None) as bar,
-        new_folder(out / "images" / MODEL, COMMAND) as unfinished,
-    ):
-
-        def on_line(line: str) -> None:
-            epoch = _EPOCH_STARTS.match(line)
-            if epoch is not None:
-                bar.update(min(int(epoch[1]) + 1, budget.epochs) - bar.n)
-
-        command = train_command(trainer, folder, budget.epochs, unfinished)
-        training = run(command, out / "logs" / f"{MODEL}.train.log", on_line)
-    # The last checkpoint, not the best one: the held-out digits must not select the checkpoint that they test.
-    epochs = read_summary(out / "images" / MODEL / "summary.csv")
-    parameters, top1, maps = examine(out / "images" / MODEL / "last.pth.tar", folder)
-    print(f"  {top1:.1f} % of {VALIDATION_DIGITS} held-out digits right, {training.seconds:.0f} s")
-    name = "timm's train.py" if timm_scripts is not None else "a loop of timm's parts"
-    return ImageResult(parameters, digits, epochs, training, name, top1, maps)
-
-
-def train_command(trainer: list[object], data: Path, epochs: int, folder: Path, seed: int = 1) -> list[str]:
-    """The command that trains on the digits in ``data`` and writes to ``folder``."""
-    return python_command(
+def train_command(trainer: list[object], data: Path, epochs: int, folder: Path, seed: int = 1) -> list[object]:
+    """What Python runs to train on the digits in ``data``; it writes to ``folder``."""
+    return [
         *(*trainer, "--data-dir", data, "--device-modules", "timm_plugin", "--device", "cpu"),
         *("--model", MODEL, "--num-classes", 10, "--epochs", epochs),
         *("--warmup-epochs", min(2, epochs - 1), "--batch-size", 64),
@@ -98,58 +39,84 @@ def train_command(trainer: list[object], data: Path, epochs: int, folder: Path, 
         *"--scale 0.7 1.0 --hflip 0 --color-jitter 0 --workers 0".split(),
         *("--seed", seed, "--checkpoint-hist", 1, "--log-interval", 1000),
         *("--output", folder.parent, "--experiment", folder.name),
-    )
+    ]
 
 
-def read_summary(path: Path) -> list[Epoch]:
-    """Read the epochs in timm's summary.csv."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [
-            Epoch(int(row["epoch"]), float(row["train_loss"]), float(row["eval_loss"]), float(row["eval_top1"]))
-            for row in csv.DictReader(file)
-        ]
+def train(out: Path, epochs: int, trainer: list[object]) -> tuple[pd.DataFrame, float]:
+    """Train unless that is done; timm's summary, and the peak of memory in MiB."""
+    print("Images: scikit-learn's handwritten digits", flush=True)
+    images.write_digits(out / "digits")
+    command = train_command(trainer, out / "digits", epochs, out / "runs" / MODEL)
+    peak = out / f"{MODEL}.MiB"  # written last
+    if not peak.exists():
+        peak_MiB = runs.run(command, out / f"{MODEL}.log", os.cpu_count())
+        peak.write_text(str(peak_MiB))
+    return pd.read_csv(out / "runs" / MODEL / "summary.csv"), float(peak.read_text())
 
 
-def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple:
-    """Load a checkpoint; returns its number of parameters, accuracy on the held-out digits in percent, and maps."""
-    # Imported here, since the demo's process does not need torch otherwise.
-    import torch
-    from timm.data import create_dataset, create_transform, resolve_data_config
-    from timm.models import create_model
-
-    import timm_plugin  # noqa: F401  (registers the model)
-    from common.attention import record_attention
-
+@torch.no_grad()
+def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple[int, float, Maps]:
+    """The parameters of a checkpoint, its accuracy on the held-out digits in percent, and maps of its attention."""
     model = create_model(MODEL, num_classes=10, checkpoint_path=str(checkpoint)).eval()
     data = resolve_data_config({}, model=model)
     dataset = create_dataset("", root=str(folder), split="validation")
     dataset.transform = create_transform(**data, is_training=False)
-    images, labels = zip(*(dataset[i] for i in range(len(dataset))))
-    images, labels = torch.stack(images), torch.tensor(labels)
+    pixels, labels = zip(*(dataset[i] for i in range(len(dataset))))
+    pixels, labels = torch.stack(pixels), torch.tensor(labels)
     # One image for each of ``digits_shown`` digits, spread over the ten.
-    shown_indices = [
-        int((labels == digit).nonzero()[0]) for digit in np.linspace(0, 9, digits_shown).round().astype(int)
-    ]
-    with torch.no_grad():
-        predictions = model(images).argmax(-1)
-        with record_attention(model) as records:
-            model(images[shown_indices])
+    digits = np.linspace(0, 9, digits_shown).round().astype(int)
+    shown = [int((labels == digit).nonzero()[0]) for digit in digits]
+    predictions = model(pixels).argmax(-1)
+    with record_attention(model) as records:
+        model(pixels[shown])
     # A layer of the first stage, which has the finest map.
-    finest_record = max(records, key=lambda record: record.allocation.shape[-1])
+    finest = max(records, key=lambda record: record.allocation.shape[-1])
     mean, std = (torch.tensor(data[name])[:, None, None] for name in ("mean", "std"))
     maps = Maps(
-        labels[shown_indices].tolist(),
-        predictions[shown_indices].tolist(),
-        (images[shown_indices] * std + mean).mean(1).clamp(0, 1).numpy(),
-        _as_map(finest_record.competition),
-        _as_map(finest_record.allocation),
-        finest_record.name,
+        labels[shown].tolist(),
+        predictions[shown].tolist(),
+        (pixels[shown] * std + mean).mean(1).clamp(0, 1).numpy(),
+        _as_map(finest.competition),
+        _as_map(finest.allocation),
+        finest.name,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return parameters, (predictions == labels).float().mean().item() * 100, maps
+    return parameters, 100 * (predictions == labels).double().mean().item(), maps
 
 
-def _as_map(weights) -> np.ndarray:
+def _as_map(weights: torch.Tensor) -> np.ndarray:
     """Weights (B, H, n) of a square map -> mean over heads (B, side, side)."""
     side = round(weights.shape[-1] ** 0.5)
     return weights.mean(1).unflatten(-1, (side, side)).numpy()
+
+
+def draw_losses(axes: runs.plt.Axes, summary: pd.DataFrame) -> None:
+    """Losses and accuracy by epoch."""
+    axes.plot(summary.epoch + 1, summary.train_loss, label="train loss")
+    axes.plot(summary.epoch + 1, summary.eval_loss, "o-", label="held-out loss")
+    axes.plot([], [], "C3", label="held-out accuracy")
+    axes.set(title=f"{MODEL}: handwritten digits", xlabel="epochs", ylabel="loss, nats per image", ylim=(0, None))
+    axes.legend(frameon=False, loc="center right")
+    accuracy = axes.twinx()
+    accuracy.plot(summary.epoch + 1, summary.eval_top1, "C3")
+    accuracy.set(ylabel="held-out accuracy, %", ylim=(0, 101))
+
+
+def draw_maps(figure: runs.plt.Figure, maps: Maps) -> None:
+    """A few digits, and how much their tokens may send and let in."""
+    side = maps.competition.shape[-1]
+    figure.suptitle(f"Flow-Attention's weights in {maps.layer}: {side} x {side} tokens, mean over heads")
+    rows = (
+        ("held-out digit", maps.images, "gray"),
+        ("competition: how much\na source may send\n(1 = its even share)", maps.competition, "viridis"),
+        ("allocation: how much\na sink lets in (0..1)", maps.allocation, "magma"),
+    )
+    grid = figure.subplots(len(rows), len(maps.labels), squeeze=False)
+    for axes_row, (title, values, colours) in zip(grid, rows):
+        for axes, value in zip(axes_row, values):  # a pixel of a map is a token: no smoothing
+            shown = axes.imshow(value, cmap=colours, vmin=values.min(), vmax=values.max(), interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+        axes_row[0].set_ylabel(title, rotation=0, ha="right", va="center", labelpad=8)
+        figure.colorbar(shown, ax=axes_row, shrink=0.9, pad=0.015)
+    for axes, label, prediction in zip(grid[0], maps.labels, maps.predictions):
+        axes.set_title(f"{label}, read as {prediction}", color="black" if label == prediction else "#D00000")

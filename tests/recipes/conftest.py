@@ -34,7 +34,7 @@ class _Popen:
     poll = wait
 
 
-def _run(command: Sequence[object], log: Path) -> float:
+def _run(command: Sequence[object], log: Path, threads: int = 1) -> float:
     """Replaces ``runs.run``: Python's ``-m MODULE ...`` in a fork of one process; ``test_runs.py`` runs real ones."""
     flag, module, *arguments = map(str, command)
     assert flag == "-m"

@@ -1,1 +1,0 @@
-"""Multiply-adds, parameters and memory of any model of either host."""
