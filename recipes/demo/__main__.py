@@ -1,7 +1,7 @@
 """``python -m recipes.demo``: train, evaluate and write text with fairseq, train on images with timm, show both."""
 
 import argparse
-import io
+import json
 import os
 import sys
 import time
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     updates, wanted, lengths, seconds, epochs = 128, text.SPLITS, (512, 2048, 8192), 4, 30
     if options.quick:
-        updates, wanted, lengths, seconds, epochs = 5, {"test": 10_000, "valid": 10_000, "train": 200_000}, (512,), 0, 1
+        updates, wanted, lengths, seconds, epochs = 3, {"test": 1_000, "valid": 1_000, "train": 200_000}, (512,), 0, 1
     trainer, loop = ["-m", "recipes.demo.train_digits"], "a loop of timm's parts"
     if options.timm_scripts is not None:
         trainer, loop = ["-m", "timm_plugin", options.timm_scripts / "train.py"], "timm's train.py"
@@ -59,15 +59,16 @@ def main(arguments: list[str] | None = None) -> int:
     trained = runs.train_all(planned, out, 1, lambda folder: text.read(folder, sizes["test"], counts["test"].tokens))
     for sample in text.samples(out, "flowformer_lm"):
         print("  ----\n  | " + sample.replace("\n", "\n  | "))
-    log = out / "lengths.jsonl"
-    if not log.exists() or log.read_text().count("\n") < len(lengths) * len(text.ARCHITECTURES):
-        runs.run(
-            ["-m", "recipes.demo.lengths", out / "data-bin", "--seconds", seconds, "--lengths", *lengths],
-            log,
-            os.cpu_count(),
-        )
-    measured = [line for line in log.read_text().splitlines() if line.startswith("{")]
-    speeds = pd.read_json(io.StringIO("\n".join(measured)), lines=True)
+    log = out / "lengths.log"
+
+    def measured() -> list[dict]:
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    if len(measured()) < len(lengths) * len(text.ARCHITECTURES):
+        command = ["-m", "recipes.demo.lengths", out / "data-bin", "--seconds", seconds, "--lengths", *lengths]
+        runs.run(command, log, os.cpu_count())
+    speeds = pd.DataFrame(measured())
     speeds = speeds.drop_duplicates(["model", "length"], keep="last").set_index(["model", "length"])["tokens/s"]
     speeds = speeds.unstack().loc[list(text.ARCHITECTURES)]
     summary, digits_peak = images.train(out, epochs, trainer)

@@ -70,7 +70,7 @@ def training(architecture: str, out: Path, updates: int) -> runs.Run:
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--weight-decay", 0.01, "--clip-norm", 1.0),
         *("--lr", 0.004, "--lr-scheduler", "polynomial_decay", "--warmup-updates", updates // 5),
         *("--total-num-update", updates, "--max-update", updates, "--no-epoch-checkpoints"),
-        *("--validate-interval-updates", max(1, updates // 4), "--log-interval", max(1, updates // 30), "--seed", 1),
+        *("--validate-interval-updates", max(3, updates // 4), "--log-interval", max(1, updates // 30), "--seed", 1),
     )
     checkpoint = ("--path", "{folder}/checkpoints/checkpoint_last.pt", "--gen-subset", "test")
     evaluate = ("-m", "fairseq_cli.eval_lm", data, "--user-dir", "fairseq_plugin", *checkpoint, *part)

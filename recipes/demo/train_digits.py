@@ -8,6 +8,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+import torch
 from timm.data import create_dataset, create_loader, resolve_data_config
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.models import create_model
@@ -60,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
     model = create_model(options.model, num_classes=options.num_classes, **options.model_kwargs).to(options.device)
     data = resolve_data_config({"img_size": options.img_size}, model=model)
     settings = {name: data[name] for name in ("input_size", "interpolation", "mean", "std", "crop_pct")}
-    settings |= {"batch_size": options.batch_size, "num_workers": options.workers, "device": options.device}
+    settings |= {"batch_size": options.batch_size, "num_workers": options.workers}
+    settings["device"] = torch.device(options.device)
     settings["persistent_workers"] = options.workers > 0
     augmentation = {"scale": tuple(options.scale), "hflip": options.hflip, "color_jitter": options.color_jitter}
     training, held_out = (create_dataset("", options.data_dir, split) for split in ("train", "validation"))
