@@ -86,6 +86,7 @@ def read(folder: Path, size: int, tokens: int) -> dict[str, object]:
     if scored != tokens:
         raise RuntimeError(f"{folder / 'then.log'}: {scored} tokens were scored, not all {tokens}")
     points = runs.points(folder / "train.log")
+    points["wall"] = points.wall.ffill()  # evaluations have none
     # Without the first speed, since the machine warms up, and those of an interval with a validation.
     inner = points[(points.split == "train_inner") & (points.split.shift() == "train_inner")]
     return {
