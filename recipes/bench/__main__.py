@@ -50,7 +50,7 @@ def cases() -> dict[str, Case]:
 
 
 def table(case: Case, rows: pd.DataFrame) -> pd.DataFrame:
-    """What was timed in cases of one title, a row for each run, size and candidate."""
+    """The measurements of cases with one title, a row for each run, size and candidate."""
     noisy = rows.noisy.map({True: " ~", False: ""})
     shown = pd.DataFrame({case.axis: rows["size"].map("{:,}".format), "run": rows.run, "candidate": rows.candidate})
     shown["ms"] = rows.ms.map("{:.4g}".format) + noisy

@@ -30,7 +30,7 @@ class Maps(NamedTuple):
 
 
 def train_command(trainer: list[object], data: Path, epochs: int, folder: Path, seed: int = 1) -> list[object]:
-    """What Python runs to train on the digits in ``data``; it writes to ``folder``."""
+    """The words with which Python trains on the digits in ``data``; it writes to ``folder``."""
     return [
         *(*trainer, "--data-dir", data, "--device-modules", "timm_plugin", "--device", "cpu"),
         *("--model", MODEL, "--num-classes", 10, "--epochs", epochs),

@@ -79,7 +79,7 @@ def training(architecture: str, out: Path, updates: int) -> runs.Run:
 
 
 def read(folder: Path, size: int, tokens: int) -> dict[str, object]:
-    """What a training and its evaluation logged; ``size`` and ``tokens`` are the bytes and tokens of the test split."""
+    """The results that a training logged, and its evaluation on a test split of ``size`` bytes and ``tokens``."""
     evaluated = (folder / "then.log").read_text(encoding="utf-8")
     scored = int(re.search(r"Evaluated ([\d,]+) tokens in", evaluated)[1].replace(",", ""))
     bits, perplexity = map(float, re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", evaluated).groups())

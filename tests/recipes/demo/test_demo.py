@@ -10,22 +10,23 @@ from PIL import Image
 
 from recipes import images as folders
 from recipes.demo import __main__ as demo
-from recipes.demo import images, train_digits
-from recipes.demo.text import ARCHITECTURES
+from recipes.demo import images, text, train_digits
 
 
-def test_the_quick_demo_shows_every_model_and_goes_on_where_it_was(tmp_path, capsys):
+def test_the_quick_demo_shows_every_model_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    """Two of its language models; each is trained for seconds."""
+    monkeypatch.setattr(
+        text, "ARCHITECTURES", {name: text.ARCHITECTURES[name] for name in ("flowformer_lm", "softmax_lm")}
+    )
     out = tmp_path / "out"
     assert demo.main(["--quick", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    text = (out / "results.md").read_text()
-    assert text.strip() in printed and (out / "demo.png").stat().st_size > 20_000
-    for name in ARCHITECTURES:
-        assert len(re.findall(rf"^\| {name} +\|", text, re.MULTILINE)) == 2
+    shown = (out / "results.md").read_text()
+    assert shown.strip() in capsys.readouterr().out and (out / "demo.png").stat().st_size > 20_000
     rows = json.loads((out / "results.json").read_text())
-    assert [row["model"] for row in rows] == list(ARCHITECTURES)
-    bits = [np.log2(row["perplexity"]) * row["bits per byte"] for row in rows]
-    assert all(x > 0 for x in bits) and all(row["parameters"] > 4e6 and row["MiB"] > 100 for row in rows)
+    assert [row["model"] for row in rows] == list(text.ARCHITECTURES)
+    for row in rows:
+        assert len(re.findall(rf"^\| {row['model']} +\|", shown, re.MULTILINE)) == 2
+        assert row["parameters"] > 4e6 and 0 < row["bits per byte"] < np.log2(row["perplexity"])
     before = {path: path.stat().st_mtime_ns for path in out.rglob("checkpoint*")}
     assert demo.main(["--quick", "--out", str(out)]) == 0
     assert before and {path: path.stat().st_mtime_ns for path in out.rglob("checkpoint*")} == before
