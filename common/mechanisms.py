@@ -10,7 +10,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -21,8 +21,8 @@ from .command_parser import CommandParser
 ROOT = Path(__file__).parents[1]
 _FOLDERS = ("common", "fairseq_plugin", "timm_plugin")
 _PART = re.compile(r"(<!-- mechanisms: (.+?) -->).*?(<!-- end of mechanisms -->)", re.DOTALL)
-#: Channels of a head and numbers of tokens for the sizes of states in a table.
-_CHANNELS, _LENGTHS = 64, (64, 4096)
+#: Channels of a head, and the number of tokens, for the sizes of states in a table.
+_CHANNELS, _TOKENS = 64, 4096
 
 
 def readmes() -> list[Path]:
@@ -64,36 +64,25 @@ def _has(name: str, fact: str) -> bool:
     return not kind.permutation_equivariant and "max_tokens" not in kind.needs
 
 
-def _overview(folder: Path) -> str:
-    groups = {
-        "Linear time, and decoding from a state of bounded size": [],
-        "Linear time, whole sequences": [],
-        "More than linear time": [],
-    }
-    bounded, sequences, superlinear = groups.values()
-    for kind in ATTENTIONS.values():
-        group = superlinear if not kind.linear_cost else bounded if "causal" in kind.supports else sequences
-        group.append(_title(kind, folder))
-    return "\n".join(f"* {cost}: {', '.join(titles)}." for cost, titles in groups.items())
+def _list(folder: Path) -> str:
+    rows = []
+    for name, kind in ATTENTIONS.items():
+        forms = [form for form in ("causal", "bidirectional", "cross") if form in kind.supports]
+        paper = f"[{kind.about.paper}]({kind.about.url})" if kind.about.url else kind.about.paper
+        linear = "yes" if kind.linear_cost else "no"
+        rows.append([f"`{name}`", _summary(kind), ", ".join(forms), linear, paper, _code(kind, folder)])
+    return _table("name", "what it computes", "forms", "linear time", "paper", "code", rows=rows)
 
 
 def _costs(folder: Path) -> str:
     rows = []
     for name, kind in ATTENTIONS.items():
-        causal, both = "causal" in kind.supports, "bidirectional" in kind.supports
-        hosts = ["fairseq"] * ("spatial_shape" not in kind.needs) + ["timm"] * both
         defaults = kind.Options.defaults()
         sizes = [f"{letter} `{x}` {defaults[x] or ''}".strip() for letter, x in kind.about.sizes.items()]
-        causal_cell = ("yes" if both else "only") if causal else "no"
-        kibibytes = "; ".join(dict.fromkeys(f"{_kibibytes(name, n):,}" for n in _LENGTHS)) if causal else "-"
-        cost = [kind.about.cost, ", ".join(sizes), kind.about.state or "-", kibibytes]
-        rows.append([f"`{name}`", _title(kind, folder), kind.about.paper, causal_cell, ", ".join(hosts), *cost])
-    return _table("name", "mechanism", "paper", "causal", "hosts", "cost", "sizes", "state", "KiB", rows=rows)
-
-
-def _functions(folder: Path) -> str:
-    rows = [[f"`{name}`", _call(kind.op), _summary(kind)] for name, kind in ATTENTIONS.items()]
-    return _table("name", "function", "what it computes", rows=rows)
+        causal = "causal" in kind.supports
+        state = [kind.about.state, f"{_kibibytes(name, _TOKENS):,}"] if causal else ["-", "-"]
+        rows.append([f"`{name}`", kind.about.cost, ", ".join(sizes) or "-", *state])
+    return _table("name", "cost", "sizes", "state", "KiB", rows=rows)
 
 
 def _maps(folder: Path) -> str:
@@ -103,7 +92,7 @@ def _maps(folder: Path) -> str:
     return _table("mechanism", "its map", rows=[[_names(mechanisms), text] for text, mechanisms in names.items()])
 
 
-_TABLES = {"overview": _overview, "costs": _costs, "functions": _functions, "maps": _maps}
+_TABLES = {"list": _list, "costs": _costs, "maps": _maps}
 
 
 def _table(*header: str, rows: list[list[str]]) -> str:
@@ -115,21 +104,17 @@ def _names(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _title(kind: type[InnerAttention], folder: Path) -> str:
-    """The title, with a link to the derivation if there is one."""
-    page = ROOT.joinpath(*kind.op.__module__.split(".")[:-1], "README.md")
-    return f"[{kind.about.title}]({os.path.relpath(page, folder)})" if page.exists() else kind.about.title
+def _code(kind: type[InnerAttention], folder: Path) -> str:
+    """The function with a link to its folder, and one to the derivation if there is one."""
+    operation = ROOT.joinpath(*kind.op.__module__.split(".")[:-1])
+    place = os.path.relpath(operation, folder)
+    derivation = f", [derivation]({place}/README.md)" if (operation / "README.md").exists() else ""
+    return f"[`{kind.op.__name__}`]({place}/){derivation}"
 
 
 def _summary(kind: type[InnerAttention]) -> str:
     """The first line of the docstring."""
     return inspect.getdoc(kind).splitlines()[0].removesuffix(".").replace("``", "`")
-
-
-def _call(op: Callable) -> str:
-    """The function with the arguments that it needs."""
-    needed = [name for name, x in inspect.signature(op).parameters.items() if x.default is x.empty]
-    return f"`{op.__name__}({', '.join(needed)})`"
 
 
 @torch.no_grad()

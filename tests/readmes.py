@@ -35,7 +35,7 @@ fairseq-train() {
 }
 fairseq-eval-lm() { run_fairseq fairseq-eval-lm "$@"; }
 fairseq-generate() { run_fairseq fairseq-generate "$@" --max-len-b 4; }
-fairseq-interactive() { run_fairseq fairseq-interactive "$@" --max-len-b 4; }
+fairseq-interactive() { run_fairseq fairseq-interactive "$@" --max-len-b 20; }  # "ROMEO:" in characters fits
 python() {
   case "$*" in
     "-m timm_plugin work/timm-scripts/train.py "*)

@@ -24,3 +24,5 @@ class About(NamedTuple):
     sizes: Mapping[str, str] = MappingProxyType({})
     #: The map that ``record_attention(model, maps=True)`` records, if it is not simply the weights of the values.
     map: str = ""
+    #: Where the paper is read; empty for mechanisms of our own.
+    url: str = ""

@@ -43,6 +43,7 @@ class BigbirdAttention(OpAttention):
         "Zaheer et al., NeurIPS 2020",
         "n (5 + r) C d",
         sizes={"C": "chunk_size", "r": "random_chunks"},
+        url="https://arxiv.org/abs/2007.14062",
     )
     Options = BigbirdOptions
     supports = frozenset({"bidirectional"})

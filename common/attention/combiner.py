@@ -52,6 +52,7 @@ class CombinerAttention(OpAttention):
         "2d (n + n mod R)",
         sizes={"R": "row_length"},
         map="the weights; keys of summaries, which depend on v, are those of the call",
+        url="https://arxiv.org/abs/2107.05768",
     )
     Options = CombinerOptions
     supports = frozenset({"causal", "bidirectional", "rotary"})

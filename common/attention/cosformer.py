@@ -32,7 +32,7 @@ class CosformerAttention(OpAttention):
     ``InnerAttention``; options as in ``common.ops.cosformer_attention``. Raises ValueError for a longer input.
     """
 
-    about = About("cosFormer", "Qin et al., ICLR 2022", "n d²", "2d² + 2d")
+    about = About("cosFormer", "Qin et al., ICLR 2022", "n d²", "2d² + 2d", url="https://arxiv.org/abs/2202.08791")
     Options = CosformerOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"max_tokens"})

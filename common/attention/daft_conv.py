@@ -88,6 +88,7 @@ class DaftConvAttention(DaftAttention):
         "(d + 1) min(n, w) + d",
         sizes={"w": "window"},
         map="exp(w + k) over its sum, before the gate of the query",
+        url="https://openreview.net/forum?id=JVR4JswsEM",
     )
     Options = DaftConvOptions
     supports = frozenset({"causal", "bidirectional", "torchscript"})

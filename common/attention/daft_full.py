@@ -48,6 +48,7 @@ class DaftFullAttention(DaftAttention):
         "n² d",
         "2n d",
         map="the mean over the channels of a head of exp(w + k) over its sum, before the gate of the query",
+        url="https://openreview.net/forum?id=JVR4JswsEM",
     )
     Options = DaftFullOptions
     supports = frozenset({"causal", "bidirectional", "torchscript"})

@@ -50,7 +50,14 @@ class FavorAttention(OpAttention):
     ``common.ops.favor_attention``.
     """
 
-    about = About("FAVOR+", "Choromanski et al., Performer, ICLR 2021", "n r d", "r d + r", sizes={"r": "features"})
+    about = About(
+        "FAVOR+",
+        "Choromanski et al., Performer, ICLR 2021",
+        "n r d",
+        "r d + r",
+        sizes={"r": "features"},
+        url="https://arxiv.org/abs/2009.14794",
+    )
     Options = FavorOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     needs = frozenset({"head_dim"})

@@ -72,6 +72,7 @@ class FlowAttention(OpAttention):
         "n d²",
         "d² + 4d",
         map="the weights, with competition and allocation in them",
+        url="https://arxiv.org/abs/2202.06258",
     )
     Options = FlowAttentionOptions
     supports = frozenset({"causal", "bidirectional", "cross", "torchscript", "forget"})

@@ -62,6 +62,7 @@ class GatedDeltaAttention(OutputGateAttention):
         "n (C + d) d",
         "d²",
         sizes={"C": "chunk_size"},
+        url="https://arxiv.org/abs/2412.06464",
     )
     Options = GatedDeltaOptions
     supports = frozenset({"causal"})

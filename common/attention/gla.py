@@ -45,7 +45,12 @@ class GlaAttention(OutputGateAttention):
     """
 
     about = About(
-        "gated linear attention", "Yang et al., ICML 2024", "n (C + d) d", "d² / 2", sizes={"C": "chunk_size"}
+        "gated linear attention",
+        "Yang et al., ICML 2024",
+        "n (C + d) d",
+        "d² / 2",
+        sizes={"C": "chunk_size"},
+        url="https://arxiv.org/abs/2312.06635",
     )
     Options = GlaOptions
     supports = frozenset({"causal"})

@@ -37,7 +37,14 @@ class HedgehogAttention(OpAttention):
     identity. Shapes and masks as in ``InnerAttention``; options as in ``common.ops.hedgehog_attention``.
     """
 
-    about = About("Hedgehog", "Zhang et al., ICLR 2024", "2n r d", "2r d + 2r", sizes={"r": "rows"})
+    about = About(
+        "Hedgehog",
+        "Zhang et al., ICLR 2024",
+        "2n r d",
+        "2r d + 2r",
+        sizes={"r": "rows"},
+        url="https://arxiv.org/abs/2402.04347",
+    )
     Options = HedgehogOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})

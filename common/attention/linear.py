@@ -35,7 +35,9 @@ class LinearAttention(OpAttention):
     Shapes and masks as in ``InnerAttention``; options as in ``common.ops.linear_attention``.
     """
 
-    about = About("linear attention", "Katharopoulos et al., ICML 2020", "n d²", "d² + d")
+    about = About(
+        "linear attention", "Katharopoulos et al., ICML 2020", "n d²", "d² + d", url="https://arxiv.org/abs/2006.16236"
+    )
     Options = LinearAttentionOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})
     sums_add_up = True

@@ -37,7 +37,13 @@ class LinformerAttention(OpAttention):
     they are shared. Shapes and masks as in ``InnerAttention``. Raises ValueError for a longer input.
     """
 
-    about = About("Linformer", "Wang et al., 2020", "n p d", sizes={"p": "projected_length"})
+    about = About(
+        "Linformer",
+        "Wang et al., 2020",
+        "n p d",
+        sizes={"p": "projected_length"},
+        url="https://arxiv.org/abs/2006.04768",
+    )
     Options = LinformerOptions
     supports = frozenset({"bidirectional", "cross"})
     needs = frozenset({"max_tokens"})

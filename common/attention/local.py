@@ -34,6 +34,7 @@ class LocalAttention(OpAttention):
         "n w d",
         "2d min(n, w)",
         sizes={"w": "window"},
+        url="https://arxiv.org/abs/2004.05150",
     )
     Options = LocalOptions
     supports = frozenset({"causal", "bidirectional"})

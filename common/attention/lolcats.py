@@ -61,6 +61,7 @@ class LolcatsAttention(OpAttention):
         "n (w + 2r) d",
         "2r d + 2r + 2d min(n, w)",
         sizes={"r": "rows", "w": "window"},
+        url="https://arxiv.org/abs/2410.10254",
     )
     Options = LolcatsOptions
     needs = frozenset({"num_heads", "head_dim"})

@@ -33,6 +33,7 @@ class LongformerAttention(OpAttention):
         "n (w + g) d",
         "2d min(n, w) + 2d g",
         sizes={"w": "window", "g": "global_tokens"},
+        url="https://arxiv.org/abs/2004.05150",
     )
     Options = LongformerOptions
     supports = frozenset({"causal", "bidirectional"})

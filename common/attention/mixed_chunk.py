@@ -48,6 +48,7 @@ class MixedChunkAttention(OpAttention):
         "n (C + d) d",
         "3d min(n, C) + d²",
         sizes={"C": "chunk_size"},
+        url="https://arxiv.org/abs/2202.10447",
     )
     Options = MixedChunkOptions
     supports = frozenset({"causal", "bidirectional", "rotary", "forget"})

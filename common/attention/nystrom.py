@@ -50,6 +50,7 @@ class NystromAttention(OpAttention):
         "n m d + m³",
         sizes={"m": "landmarks"},
         map="the weights, with the convolution of the values that is added; entries may be negative",
+        url="https://arxiv.org/abs/2102.03902",
     )
     Options = NystromOptions
     supports = frozenset({"bidirectional"})

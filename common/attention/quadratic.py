@@ -33,7 +33,13 @@ class QuadraticAttention(OpAttention):
     ``divisor`` and ``kernel``, and the ValueErrors they raise, as in ``gau_attention``.
     """
 
-    about = About("quadratic relu² attention", "Hua et al., FLASH, ICML 2022, section 2", "n² d", "2n d")
+    about = About(
+        "quadratic relu² attention",
+        "Hua et al., FLASH, ICML 2022, section 2",
+        "n² d",
+        "2n d",
+        url="https://arxiv.org/abs/2202.10447",
+    )
     Options = QuadraticOptions
     supports = frozenset({"causal", "bidirectional"})
     linear_cost = False

@@ -41,6 +41,7 @@ class ReformerAttention(OpAttention):
         "n log(n) + n r C d",
         "min(n, 32r C) (2d + 2r) + 64r",
         sizes={"r": "rounds", "C": "chunk_size"},
+        url="https://arxiv.org/abs/2001.04451",
     )
     Options = ReformerOptions
     supports = frozenset({"causal", "bidirectional"})

@@ -51,7 +51,12 @@ class RetentionAttention(OutputGateAttention):
     """
 
     about = About(
-        "retention", "Sun et al., Retentive Network, 2023", "n (C + d) d", "d² + d", sizes={"C": "chunk_size"}
+        "retention",
+        "Sun et al., Retentive Network, 2023",
+        "n (C + d) d",
+        "d² + d",
+        sizes={"C": "chunk_size"},
+        url="https://arxiv.org/abs/2307.08621",
     )
     Options = RetentionOptions
     supports = frozenset({"causal", "rotary"})

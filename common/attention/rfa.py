@@ -38,7 +38,12 @@ class RfaAttention(OpAttention):
     """
 
     about = About(
-        "RFA", "Peng et al., Random Feature Attention, ICLR 2021", "n r d", "2r d + 2r", sizes={"r": "features"}
+        "RFA",
+        "Peng et al., Random Feature Attention, ICLR 2021",
+        "n r d",
+        "2r d + 2r",
+        sizes={"r": "features"},
+        url="https://arxiv.org/abs/2103.02143",
     )
     Options = RfaOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source", "forget"})

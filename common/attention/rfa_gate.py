@@ -41,6 +41,7 @@ class RfaGateAttention(RfaAttention):
         "n r d",
         "2r d + 2r",
         sizes={"r": "features"},
+        url="https://arxiv.org/abs/2103.02143",
     )
     Options = RfaGateOptions
     supports = frozenset({"causal"})

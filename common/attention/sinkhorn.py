@@ -37,7 +37,13 @@ class SinkhornAttention(OpAttention):
     input.
     """
 
-    about = About("sparse Sinkhorn attention", "Tay et al., ICML 2020", "n C d + n² d / C", sizes={"C": "chunk_size"})
+    about = About(
+        "sparse Sinkhorn attention",
+        "Tay et al., ICML 2020",
+        "n C d + n² d / C",
+        sizes={"C": "chunk_size"},
+        url="https://arxiv.org/abs/2002.11296",
+    )
     Options = SinkhornOptions
     supports = frozenset({"bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})

@@ -56,6 +56,7 @@ class SoftAttention(OpAttention):
         "n² d / r² + n³ / r⁶",
         sizes={"r": "ratio"},
         map="the weights, with the convolution of the values that is added; entries may be negative",
+        url="https://arxiv.org/abs/2110.11945",
     )
     Options = SoftOptions
     supports = frozenset({"bidirectional"})

@@ -20,7 +20,9 @@ class SoftmaxAttention(OpAttention):
     ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Raises ValueError for shapes or masks that do not fit.
     """
 
-    about = About("softmax attention", "Vaswani et al., NeurIPS 2017", "n² d", "2n d")
+    about = About(
+        "softmax attention", "Vaswani et al., NeurIPS 2017", "n² d", "2n d", url="https://arxiv.org/abs/1706.03762"
+    )
     supports = frozenset({"causal", "bidirectional", "cross"})
     linear_cost = False
     permutation_equivariant = True

@@ -40,6 +40,7 @@ class SparseAttention(OpAttention):
         "n (l + c n / l) d",
         "2n d",
         sizes={"l": "stride", "c": "columns"},
+        url="https://arxiv.org/abs/1904.10509",
     )
     Options = SparseOptions
     supports = frozenset({"causal", "bidirectional"})

@@ -45,7 +45,9 @@ class SynthesizerAttention(OpAttention):
         ValueError: an option that is not allowed; an input of more than ``max_tokens`` tokens; an unused q or k.
     """
 
-    about = About("Synthesizer", "Tay et al., ICML 2021, section 3", "n² d", "n d")
+    about = About(
+        "Synthesizer", "Tay et al., ICML 2021, section 3", "n² d", "n d", url="https://arxiv.org/abs/2005.00743"
+    )
     Options = SynthesizerOptions
     supports = frozenset({"causal", "bidirectional"})
     needs = frozenset({"num_heads", "head_dim", "max_tokens"})

@@ -33,7 +33,14 @@ class T2rAttention(OpAttention):
     masks as in ``InnerAttention``; options as in ``common.ops.t2r_attention``.
     """
 
-    about = About("T2R", "Kasai et al., Transformer to RNN, EMNLP 2021", "n f d", "f d + f", sizes={"f": "features"})
+    about = About(
+        "T2R",
+        "Kasai et al., Transformer to RNN, EMNLP 2021",
+        "n f d",
+        "f d + f",
+        sizes={"f": "features"},
+        url="https://arxiv.org/abs/2103.13076",
+    )
     Options = T2rOptions
     supports = frozenset({"causal", "bidirectional", "cross", "source"})
     needs = frozenset({"num_heads", "head_dim"})

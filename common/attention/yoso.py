@@ -40,7 +40,12 @@ class YosoAttention(OpAttention):
     """
 
     about = About(
-        "YOSO-E", "Zeng et al., ICML 2021", "n² d", "2n d", map="the weights before outputs are made unit vectors"
+        "YOSO-E",
+        "Zeng et al., ICML 2021",
+        "n² d",
+        "2n d",
+        map="the weights before outputs are made unit vectors",
+        url="https://arxiv.org/abs/2111.09714",
     )
     Options = YosoOptions
     supports = frozenset({"causal", "bidirectional", "cross"})

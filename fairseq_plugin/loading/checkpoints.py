@@ -35,7 +35,7 @@ _LEARNING = {"lineartime_trained_parameters": "all"}
 #: Options with which layers are not wrapped to save memory in training, as a model needs that does not learn.
 UNWRAPPED = {"checkpoint_activations": False, "offload_activations": False}
 #: A hint where to read how weights of softmax attention are transferred to another attention.
-HOW_TO_TRANSFER = "fairseq_plugin/README.md has how to train it to do what softmax attention did, in four commands"
+HOW_TO_TRANSFER = "fairseq_plugin/CONVERTING.md has how to train it to do what softmax attention did, in four commands"
 #: The suffix of fairseq's buffers that hold the version of a state dict.
 _VERSION = ".version"
 

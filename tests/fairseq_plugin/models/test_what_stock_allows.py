@@ -1,4 +1,4 @@
-"""The table of fairseq_plugin/README.md: features of torch and fairseq with every kind of model.
+"""The table of fairseq_plugin/REFERENCE.md: features of torch and fairseq with every kind of model.
 
 Each entry works, or raises a ValueError of one line that names an alternative. If fairseq's own code prevents it and
 torch reports that, the README says so, and it is not tested here.

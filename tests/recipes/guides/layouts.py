@@ -8,7 +8,7 @@ import soundfile
 from PIL import Image
 
 #: Pages whose commands start from these files.
-PAGES = ("recipes/guides/own_data.md", "recipes/guides/own_numbers.md")
+PAGES = tuple(f"recipes/guides/{page}.md" for page in ("language_model", "own_data", "own_numbers", "translation", "audio"))
 
 
 def write(folder: Path) -> None:
