@@ -8,7 +8,8 @@ import soundfile
 from PIL import Image
 
 #: Pages whose commands start from these files.
-PAGES = tuple(f"recipes/guides/{page}.md" for page in ("language_model", "own_data", "own_numbers", "translation", "audio"))
+_NAMES = ("language_model", "own_data", "own_numbers", "translation", "audio")
+PAGES = tuple(f"recipes/guides/{name}.md" for name in _NAMES)
 
 
 def write(folder: Path) -> None:
