@@ -1,306 +1,227 @@
-"""Make linear-time language models of a trained softmax one, in every form, and print what of its lead they win back.
+"""Make linear-time language models of a trained softmax one, in every form: ``python -m recipes.from_softmax.compare``.
 
-``python -m recipes.from_softmax.compare --file FILE --seeds 3`` from the checkout's root: a teacher is trained for each
-seed, its attention is exchanged, and the exchanged models are trained in two stages and from scratch, all through
-fairseq-train. Another run continues where the last one stopped.
+A teacher is trained for each seed, its attention is exchanged, and the exchanged models are trained in two stages and
+from scratch, all through fairseq-train. Run it again, and it goes on.
 """
 
-import dataclasses
+import argparse
+import json
 import math
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+
+import pandas as pd
+from matplotlib import pyplot as plt
 
 from common.files import tensor_files
 from fairseq_plugin.convert import convert
 
-from ..shared.comparison import PlannedTraining, Results, read_complete, train_and_read
-from ..shared.experiment import Data, Record, option
-from ..shared.json_files import measured
-from ..shared.language_models import LIMIT_HELP, WHOLE, LanguageModels, prepare
-from ..shared.scripts import fraction, positive_int
-from ..shared.trainings import Training, TrainingResult, read_parameters
-from ..shared.working_folder import atomic_write
-from .measuring import changed_parameters, load, losses, losses_of_parts
-from .needles import check_copies, distances, write_mixed
-from .reach import Contexts, Reach, measure, overrides, read_contexts
-from .reach_report import draw_found, draw_lengths, reach_tables
-from .results import TEST, Measure, Panel, experiment, with_shares
-from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages, folder_name
+from .. import models, positions, runs
+from ..runs import Run
+from . import needles, stages
+from .forms import DEFAULT, PARTS, SOFTMAX, forms
+from .forms import add_options as add_form_options
+from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, between, cell
 
-COMMAND = "recipes.from_softmax.compare"
-#: The folder of the text with needles.
-MIXED = "needles-bin"
 #: The checkpoint that a training leaves.
 LAST = Path("checkpoints") / "checkpoint_last.pt"
-#: Files in the folder of a training: the losses of its checkpoint, at the start of stage 1, of parts after stage 2.
-_LOSSES, _EXCHANGED, _PARTS = "losses.json", "exchanged.json", "parts.json"
-#: How far back the checkpoint reads, and the one at the start of stage 1.
-_REACH, _EXCHANGED_REACH = "reach.json", "exchanged_reach.json"
-_BY_POSITION = "perplexity by position; thin: untrained"
+#: Stage -> its part of the name of a training.
+_SUFFIXES = {TEACHER: "", EXCHANGED: ".exchanged", TRANSFERRED: ".transfer", DISTILLED: ".distillation"}
+_SUFFIXES[SCRATCH] = ".scratch"
+Case = tuple[str, int]  # a form, or the teacher, and a seed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversion(Stages, LanguageModels):
-    """The options of a teacher, which is trained for ``updates``, and of its conversion."""
+def path(options: argparse.Namespace, stage: str, name: str, seed: int) -> Path:
+    """The checkpoint of a form in a stage."""
+    folder = options.out / "runs" / f"{stages.file_name(name)}{_SUFFIXES[stage]}.{seed}"
+    return folder.with_name(f"{folder.name}.pt") if stage == EXCHANGED else folder / LAST
 
-    #: Checkpoints during a training. An interruption costs at most the updates between two of them.
-    most_evaluations: ClassVar[int] = 4
 
-    # With --quick too the test text is longer than the windows.
-    limit: int | None = option(None, LIMIT_HELP, quick=1_000, setting=False, type=positive_int, metavar="LINES")
-    layers: int = option(4)
-    updates: int = option(2_000, "of the teacher (%(default)s)", quick=20)
-    needles: int = option(
-        0,
-        "copies of a needle in each sequence of all trainings, at least 2, so that models can learn to find needles; "
-        "default: none",
+def plan(options: argparse.Namespace, stage: str, name: str, seed: int) -> Run:
+    """The training of the teacher, or of a form in a stage or from scratch, and its measurement."""
+    last = {"updates": stages.lasts(options, options.updates)[stage], "lr": stages.rate(options, stage)}
+    arguments = models.model_arguments(options, SOFTMAX)  # the last value of an option counts
+    if stage == TEACHER:
+        arguments += ["--arch", "transformer_lm", "--decoder-normalize-before"]
+    else:
+        arguments += ["--arch", "hybrid_lm", *options.forms[name].arguments()]
+    start, measured = path(options, EXCHANGED, name, seed), []
+    if stage == TRANSFERRED:
+        measured = [start]
+        arguments += ["--criterion", "attention_transfer"]
+        arguments += ["--lineartime-trained-parameters", options.forms[name].learning]
+        if options.forms[name].windowed:
+            arguments += ["--transfer-window-dropout", options.window_dropout]
+    if stage == DISTILLED:
+        start = path(options, TRANSFERRED, name, seed)
+        arguments += ["--criterion", "distillation", "--distillation-temperature", options.temperature]
+        arguments += ["--distillation-weight", options.weight]
+    if stage in (TRANSFERRED, DISTILLED):
+        arguments += ["--finetune-from-model", start, "--teacher", path(options, TEACHER, TEACHER, seed)]
+    budget = argparse.Namespace(**{**vars(options), **last})
+    command = models.command(budget, options.learned_from, [*arguments, "--disable-validation"], seed, evaluations=4)
+    sizes = ["--length", options.tokens_per_sample, "--longest", options.longest, "--windows", options.windows]
+    then = ["-m", "recipes.from_softmax.measure", *measured, "{folder}/" + str(LAST), "--data", options.data, *sizes]
+    return Run(
+        stages.file_name(name) + _SUFFIXES[stage],
+        seed,
+        command,
+        [*then, *(["--losses-only"] if stage == SCRATCH else [])],
     )
-    times: int = option(8, "windows for perplexity by position, in training lengths (%(default)s)", quick=2)
-    windows: int = option(48, "of the test text, at most (%(default)s)")
-    window_dropout: float = option(
-        0.5,
-        "how often in stage 1 the linear part of a form with a window learns by itself (%(default)s)",
-        type=fraction,
+
+
+def read(folder: Path) -> dict:
+    """What was measured after a training, and how many parameters learned."""
+    printed = (folder / "then.log").read_text(encoding="utf-8").splitlines()
+    measured = [line for line in printed if line.startswith("[{")][-1]  # an interrupted one may stand before
+    learned = re.search(r"num\. trained: ([\d,]+)", (folder / "train.log").read_text(encoding="utf-8"))[1]
+    return {"measured": json.loads(measured), "learned": int(learned.replace(",", ""))}
+
+
+def train(options: argparse.Namespace, stage: str, cases: Iterable[Case]) -> pd.DataFrame:
+    """Train a stage; a row for each checkpoint that was measured, with its stage."""
+    planned = {(name, seed): plan(options, stage, name, seed) for name, seed in cases}
+    names = {one.model: name for (name, _), one in planned.items()}
+    of = (EXCHANGED, TRANSFERRED) if stage == TRANSFERRED else (stage,)
+    found = runs.train_all(list(planned.values()), options.out, options.jobs, read)
+    return pd.DataFrame(
+        {"model": names[row.model], "seed": row.seed, "stage": measured, "learned": row.learned, **results}
+        for row in found.itertuples()
+        for measured, results in zip(of, row.measured)
     )
 
-    def completed(self) -> "Conversion":
-        """The options; ValueError if a number or a form is invalid."""
-        self.check_batch()
-        self.check(self.updates, "--updates")
-        if self.needles:
-            check_copies(self.needles, self.tokens_per_sample)
-        return self
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the windows in which perplexity is measured by position."""
-        return self.times * self.tokens_per_sample
-
-    def planned(self, stage: str, name: str, seed: int, data: Path, runs: Path) -> PlannedTraining:
-        """The training of the teacher, or of a form in a stage or from scratch; ``runs`` has the folders of all."""
-        before = {
-            TRANSFERRED: start_path(runs, name, seed),
-            DISTILLED: runs / folder_name(name, TRANSFERRED, seed) / LAST,
-        }
-        budget = dataclasses.replace(self, updates=self.lasts(self.updates)[stage], lr=self.rate(stage))
-        arguments = [*budget.train_arguments(data, name, seed), "--disable-validation"]
-        if stage in before:
-            teacher = runs / folder_name(TEACHER, TEACHER, seed) / LAST
-            arguments += ["--finetune-from-model", before[stage], "--teacher", teacher]
-            arguments += self._stage_arguments(stage, name)
-        return PlannedTraining(name, seed, Training(folder_name(name, stage, seed), arguments))
-
-    def _stage_arguments(self, stage: str, name: str) -> list[object]:
-        if stage == TRANSFERRED:
-            # An attention without maps of its own can learn only its projections.
-            learning = "new" if self.form(name).learns_maps else "attention"
-            arguments = ["--criterion", "attention_transfer", "--lineartime-trained-parameters", learning]
-            if self.form(name).windowed:
-                arguments += ["--transfer-window-dropout", self.window_dropout]
-            return arguments
-        temperature = ("--distillation-temperature", self.temperature)
-        return ["--criterion", "distillation", *temperature, "--distillation-weight", self.weight]
-
-    def attention_arguments(self, name: str) -> list[object]:
-        """The architecture of the teacher, or of a form with its options."""
-        if name == TEACHER:
-            return ["--arch", "transformer_lm", "--decoder-normalize-before"]
-        return ["--arch", "hybrid_lm", *self.form(name).arguments()]
+def train_stages(options: argparse.Namespace) -> pd.DataFrame:
+    """All trainings; a stage of a form only where the one before is complete."""
+    teachers = train(options, TEACHER, [(TEACHER, seed) for seed in range(1, options.seeds + 1)])
+    cases = [(name, seed) for seed in teachers.seed for name in options.forms]
+    for name, seed in cases:
+        target = path(options, EXCHANGED, name, seed)
+        if not target.exists():
+            overrides = options.forms[name].overrides()
+            tensor_files.save(convert(path(options, TEACHER, TEACHER, seed), "hybrid_lm", overrides)[0], target)
+    first = train(options, TRANSFERRED, cases)
+    second = train(options, DISTILLED, dict.fromkeys(zip(first.model, first.seed)))
+    scratch = [] if options.no_scratch else [train(options, SCRATCH, cases)]
+    return pd.concat([teachers, first, second, *scratch], ignore_index=True)
 
 
-def start_path(runs: Path, name: str, seed: int) -> Path:
-    """The teacher of a seed with the attention of a form, without training."""
-    return runs / f"{folder_name(name, EXCHANGED, seed)}.pt"
+def losses(trained: pd.DataFrame) -> pd.DataFrame:
+    """A row for each form and seed; see ``stages``."""
+    rows = trained[trained.model != TEACHER].set_index(["model", "seed"])
+    by_stage = {stage: rows[rows.stage == stage] for stage in stages.STAGES if (rows.stage == stage).any()}
+    found = by_stage[TRANSFERRED][["learned"]].join([of.test.rename(stage) for stage, of in by_stage.items()])
+    found = found.join(by_stage[DISTILLED].filter(PARTS)).reset_index()
+    found[TEACHER] = found.seed.map(trained[trained.model == TEACHER].set_index("seed").test)
+    return found
 
 
-class Trainings:
-    """The trainings of an experiment in its folder, with their conversions and measurements, one seed after another."""
-
-    def __init__(self, options: Conversion, data: Data) -> None:
-        self.options, self.data, self.runs = options, data.folder, options.out / "runs"
-        self.learned_from = options.out / MIXED if options.needles else data.folder
-        self.contexts = _contexts(options, data.folder)
-        self._complete: dict[tuple[str, int], dict[str, Record]] = {}  # by model and seed, then by stage
-        self._failed: dict[str, str] = {}
-        self._missing, self._interrupted = 0, False
-
-    def run(self) -> Results:
-        """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
-        seeds = range(1, self.options.seeds + 1)
-        for seed in seeds:
-            if self._train(TEACHER, [TEACHER], seed):
-                transferred = self._train(TRANSFERRED, self.options.models, seed)
-                self._train(DISTILLED, transferred, seed)
-                if not self.options.no_scratch:
-                    self._train(SCRATCH, self.options.models, seed)
-        teachers = {seed: self._teacher(seed) for seed in seeds if (TEACHER, seed) in self._complete}
-        forms = [(name, seed) for name in self.options.models for seed in teachers if (name, seed) in self._complete]
-        records = [self._record(name, seed, teachers[seed]["losses"]) for name, seed in forms]
-        return Results([*teachers.values(), *records], self._failed, self._missing, self._interrupted)
-
-    def _train(self, stage: str, names: Sequence[str], seed: int) -> list[str]:
-        """Train, or only read the results after an interruption; returns the names that are complete."""
-        if stage == TRANSFERRED and not self._interrupted:
-            for name in names:
-                self._exchange(name, seed)
-        planned = [self.options.planned(stage, name, seed, self.learned_from, self.runs) for name in names]
-        if self._interrupted:
-            complete = read_complete(planned, self.runs, self._read)
-            compared = Results(complete, {}, len(planned) - len(complete), True)
-        else:
-            compared = train_and_read(planned, self.runs, self.options.jobs, self._read)
-        for record in compared.outcomes:
-            self._complete.setdefault((record["model"], seed), {})[stage] = record
-        self._failed |= compared.failed
-        self._missing += compared.missing
-        self._interrupted = compared.interrupted
-        return [record["model"] for record in compared.outcomes]
-
-    def _read(self, name: str, seed: int, folder: Path, trained: TrainingResult) -> Record:
-        return {
-            "model": name,
-            "seed": seed,
-            "losses": measured(folder / _LOSSES, lambda: losses(folder / LAST, self.data), dict[str, float]),
-            "parameters": read_parameters(folder),
-            "seconds": trained.seconds,
-            "command": trained.command,
-        }
-
-    def _exchange(self, name: str, seed: int) -> None:
-        """Write the teacher with the attention of a form, unless the file exists."""
-        path = start_path(self.runs, name, seed)
-        if not path.exists():
-            teacher = self._folder(TEACHER, TEACHER, seed) / LAST
-            converted, _ = convert(teacher, "hybrid_lm", self.options.form(name).overrides())
-            with atomic_write(path) as part:
-                tensor_files.save(converted, part)
-
-    def _teacher(self, seed: int) -> Record:
-        """The record of the teacher of a seed."""
-        folder = self._folder(TEACHER, TEACHER, seed)
-        return self._complete[TEACHER, seed][TEACHER] | {
-            "reach": {TEACHER: self._reach(folder / LAST, folder / _REACH, None)}
-        }
-
-    def _reach(self, checkpoint: Path, stored: Path, name: str | None) -> Record:
-        """How far back a checkpoint of the form ``name``, None for the teacher, reads; measured once and stored."""
-        form = None if name is None else self.options.form(name)
-
-        def measured_now() -> Record:
-            model, _ = load(checkpoint, self.data, **overrides(form, self.contexts))
-            return measure(model, form, self.contexts, stored.parent.name)._asdict()
-
-        return measured(stored, measured_now, Reach).as_record()
-
-    def _record(self, name: str, seed: int, teacher: dict[str, float]) -> Record:
-        """The record of a form for a seed, if at least one of its stages is trained."""
-        stages = self._complete[name, seed]
-        losses_of_stages = {stage: training["losses"] for stage, training in stages.items()}
-        learned, parts, reach = 0, {}, {}
-        if TRANSFERRED in stages:
-            start, first = start_path(self.runs, name, seed), self._folder(name, TRANSFERRED, seed)
-            exchanged = measured(first / _EXCHANGED, lambda: losses(start, self.data), dict[str, float])
-            losses_of_stages[EXCHANGED] = exchanged
-            reach[EXCHANGED] = self._reach(start, first / _EXCHANGED_REACH, name)
-            learned = changed_parameters(start, first / LAST)
-        second = self._folder(name, DISTILLED, seed)
-        if DISTILLED in stages:
-            reach[DISTILLED] = self._reach(second / LAST, second / _REACH, name)
-        if DISTILLED in stages and self.options.form(name).windowed:
-            kind = dict[str, dict[str, float]]
-            parts = measured(second / _PARTS, lambda: losses_of_parts(second / LAST, self.data), kind)
-        record = {
-            "model": name,
-            "seed": seed,
-            "parameters": next(iter(stages.values()))["parameters"],
-            "learned": learned,
-            "teacher": teacher,
-            "losses": losses_of_stages,
-            "parts": parts,
-            "reach": reach,
-            "seconds": {stage: training["seconds"] for stage, training in stages.items()},
-            "commands": {stage: training["command"] for stage, training in stages.items()},
-        }
-        return with_shares(record)
-
-    def _folder(self, name: str, stage: str, seed: int) -> Path:
-        return self.runs / folder_name(name, stage, seed)
+def reach(trained: pd.DataFrame, of: str) -> pd.DataFrame:
+    """``needles`` or ``positions`` of the teachers and of the forms, untrained and after stage 2; a column for each."""
+    words = {TEACHER: "", EXCHANGED: ", untrained", DISTILLED: ", trained"}
+    groups = trained[trained.stage.isin(words)].groupby("model", sort=False)
+    rows = pd.concat([group for _, group in groups], ignore_index=True)
+    names = pd.DataFrame({"model": rows.model + rows.stage.map(words), "seed": rows.seed})
+    return names.join(pd.DataFrame(list(rows[of])))
 
 
-def _contexts(options: Conversion, data: Path) -> Contexts:
-    return read_contexts(data, options.tokens_per_sample, options.longest, options.windows)
+def reach_tables(trained: pd.DataFrame, length: int) -> dict[str, pd.DataFrame]:
+    """Needles by distance, and perplexity by position from half of the training length on."""
+    asked, found = reach(trained, "needles"), reach(trained, "positions")
+    ends = {name: end_of(name) for name in list(found)[2:]}
+    shown = {name: (name, cell(2)) for name, end in ends.items() if end >= length // 2}
+    by_position = runs.table(found, shown)
+    means = found.groupby("model", sort=False)[list(ends)].mean()
+    trained_on = next(name for name, end in ends.items() if end == length)
+    change = 100 * (means.iloc[:, -1] / means[trained_on] - 1)
+    by_position["change"] = ["-" if math.isnan(x) else f"{x:+,.0f} %" for x in change]
+    by_distance = runs.table(asked, {x: (x, cell(0)) for x in list(asked)[2:]})
+    return {"Needles by distance, %": by_distance, "Perplexity by position": by_position}
 
 
-def prepare_text(options: Conversion) -> Data:
-    """The text in tokens, as ``language_models.prepare`` makes it, and with ``--needles`` a copy that has some.
+def end_of(column: str) -> int:
+    """The distance of a column, or the end of its positions."""
+    return int(column.split()[-1].replace(",", ""))
 
-    The facts also have the ``distances`` of needles, the number of ``windows``, and from how many symbols, ``choices``,
-    a needle is drawn.
 
-    Raises:
-        ValueError: see ``prepare``, or the test text is too short for the windows.
-    """
-    data, length = prepare(options), options.tokens_per_sample
+def draw(options: argparse.Namespace, found: pd.DataFrame, trained: pd.DataFrame) -> None:
+    """Perplexity by stage, needles by distance, and perplexity by position; thin: untrained."""
+    columns, length = stages.sides(options.forms), options.tokens_per_sample
+    size = (6.5 * len(columns), 13)
+    figure, grid = plt.subplots(3, len(columns), figsize=size, sharey="row", squeeze=False, layout="constrained")
+    for place, (title, names) in enumerate(columns.items()):
+        stages.draw_stages(grid[0, place], found, names, math.exp)
+        grid[0, place].set_title(title)
+        for axes, of in zip(grid[1:, place], ("needles", "positions")):
+            means = reach(trained, of).drop(columns="seed").groupby("model", sort=False).mean()
+            means.columns = [end_of(name) for name in means]
+            axes.plot(means.columns, means.loc[TEACHER], "--", color="0.5", label=TEACHER)
+            for i, name in enumerate(names):
+                for word, width in (("trained", 1.8), ("untrained", 0.7)):
+                    if (row := f"{name}, {word}") in means.index:
+                        axes.plot(means.columns, means.loc[row], f"C{i}.-", linewidth=width)
+        grid[1, place].set(xlabel="tokens from one marker to the other", ylim=(-3, 103))
+        grid[2, place].set(xlabel="tokens before, up to; dotted: the length of training", xscale="log", yscale="log")
+        grid[2, place].axvline(length, color="0.4", linestyle=":")
+    for axes, label in zip(grid[:, 0], ("perplexity, test text", "needles found, %", "perplexity by position")):
+        axes.set_ylabel(label)
+    figure.savefig(options.out / "results.png", dpi=130)
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, checked, with the forms and the longest windows."""
+    sizes = {"layers": 4, "updates": 2_000, "width": 64}
+    parser = models.parser(__doc__.splitlines()[0], "work/from_softmax/compare", DEFAULT, **sizes)
+    stages.add_options(parser)
+    add_form_options(parser, DEFAULT)
+    parser.add_argument("--window-dropout", type=between(0, 1, ends=True), default=0.5, help="see the README")
+    parser.add_argument("--needles", type=int, default=0, help="copies of a needle in each sequence of all trainings")
+    parser.add_argument("--times", type=int, default=8, help="windows for perplexity by position, in training lengths")
+    parser.add_argument("--windows", type=int, default=48, help="of the test text, at most")
+    options = parser.parse_args(arguments)
+    if options.quick:  # the test text is longer than the windows
+        options.updates, options.times, options.limit = min(20, options.updates), 2, options.limit or 1_000
+        options.tokens_per_sample = min(32, options.tokens_per_sample)
+    length, most = options.tokens_per_sample, (options.tokens_per_sample - 1) // needles.SIZE
+    if options.needles and not 2 <= options.needles <= most:
+        parser.error(f"--needles is {options.needles}; allowed: 2 to {most}, which fit into a sequence with text")
+    options.longest = options.times * length
+    stages.lasts(options, options.updates)
+    options.forms = forms(parser, options, options.layers)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print and draw."""
+    options = parsed(arguments)
+    added = ("forms", "models", "out", "seeds", "jobs", "no_scratch")  # may be others in the same folder
+    runs.begin(options.out, [f"{name}={value}" for name, value in vars(options).items() if name not in added])
+    options.data, tokens, unit = models.text(options)
+    length, options.learned_from = options.tokens_per_sample, options.data
+    windows = positions.windows(positions.read_stream(options.data), length, options.longest, options.windows)
     if options.needles:
-        write_mixed(data.folder, options.out / MIXED, length, options.needles, COMMAND)
-    contexts = _contexts(options, data.folder)
-    found = {"distances": distances(length), "windows": len(contexts.windows), "choices": contexts.choices}
-    return Data(data.folder, {**data.facts, **found})
-
-
-def teacher_notes(options: Conversion, facts: Record) -> list[str]:
-    """Notes below the table of the teacher."""
-    splits = ", ".join(f"{count:,} {split}" for split, count in facts["tokens"].items())
-    return [
-        f"transformer_lm, pre-norm, {options.layers} layers of width {options.width}, {options.heads} heads, sinusoids "
-        f"as positions; updates of {options.batch_tokens:,} {facts['unit']} in sequences of "
-        f"{options.tokens_per_sample:,}, highest learning rate {options.lr:g}; tokens: {splits}",
-        "perplexity of the last checkpoint in sequences of that length, mean ± standard deviation over seeds",
+        options.learned_from = options.out / "needles-bin"
+        needles.write_mixed(options.data, options.learned_from, length, options.needles)
+    trained = train_stages(options)
+    found = losses(trained)
+    choices = len(needles.symbols_of(options.data).others)
+    below = [
+        f"perplexity of the test text ({unit}; {', '.join(f'{count:,} {split}' for split, count in tokens.items())}); "
+        f"transformer_lm, pre-norm, {options.layers} layers of width {options.width}, {options.heads} heads, "
+        f"sinusoids; updates of {options.batch_tokens:,} tokens in sequences of {length:,}",
+        *stages.notes(options, options.updates, "updates"),
+        f"lolcats: --transfer-window-dropout {options.window_dropout:g} in stage 1",
+        f"needles: by the tokens from one marker to the other, in {length:,} tokens; guessing finds "
+        f"{100 / choices:.1f} %; copies in a sequence of the trainings: {options.needles}; untrained: exchanged; "
+        "trained: after stage 2",
+        f"by position: {len(windows):,} windows of {options.longest:,} tokens, one every {length:,}; change: from the "
+        "end of the training length to the last column; an attention built for the longest length is not measured",
     ]
+    shown = {**stages.tables(found, math.exp), **reach_tables(trained, length)}
+    runs.report(options.out, shown, below, found)
+    draw(options, found, trained)
 
-
-def notes(options: Conversion, facts: Record) -> list[str]:
-    """Notes below the table of the forms."""
-    lasts = options.lasts(options.updates)
-    return [
-        f"perplexity of the test text ({facts['unit']}), mean ± standard deviation over seeds, each with a teacher of "
-        "its own",
-        "exchanged: the teacher's weights under another attention, before any update; stage 1: attention transfer, "
-        f"{lasts[TRANSFERRED]:,} updates, learning rate {options.transfer_lr:g}; stage 2: distillation, "
-        f"{lasts[DISTILLED]:,} updates, learning rate {options.distillation_lr:g}, temperature "
-        f"{options.temperature:g}, weight {options.weight:g}; from scratch: {lasts[SCRATCH]:,} updates, learning rate "
-        f"{options.lr:g}",
-        "won back: (exchanged - converted) / (exchanged - teacher) in log perplexity; from scratch, %: the same of the "
-        "model that is trained from scratch",
-        "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        f"{options.window_note()}; lolcats with --transfer-window-dropout {options.window_dropout:g} in stage 1",
-        "seconds of fairseq-train, both stages, the teacher's forward passes included: on one thread of this machine, "
-        "with whatever else it did",
-    ]
-
-
-EXPERIMENT = experiment(
-    Measure(
-        columns={"valid": "perplexity, valid text", TEST: "perplexity, test text"},
-        label="perplexity, test text",
-        of=math.exp,
-        whole=lambda options: f"{options.updates:,} updates",
-        teacher_notes=teacher_notes,
-        notes=notes,
-        tables=reach_tables,
-        panels=(Panel("needles found, %; thin: untrained", draw_found), Panel(_BY_POSITION, draw_lengths)),
-    ),
-    command=COMMAND,
-    about=__doc__.splitlines()[0],
-    options=Conversion,
-    prepare=prepare_text,
-    train=lambda options, data: Trainings(options, data).run(),
-    whole={**WHOLE, MIXED: COMMAND},
-)
-main = EXPERIMENT.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,109 +1,114 @@
-"""The attentions that replace softmax in a trained model, by the names that users type."""
+"""The attentions that replace softmax in a trained model, by the names that users type, and parts of some of them."""
 
+import argparse
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from common.attention import layer_kinds
+import torch
+from torch import nn
+
+from common.attention import ATTENTIONS, LolcatsAttention, layer_kinds, only_part
 from common.attention.lolcats import LolcatsOptions
-from common.ops.shared.checks import ArgumentError
 
-#: The attentions of this comparison by name: the mechanism and its options.
-_NAMES: dict[str, tuple[str, dict[str, str]]] = {
-    **{name: (name, {}) for name in ("flow", "linear", "cosformer", "favor", "t2r", "hedgehog", "lolcats", "softmax")},
-    "lolcats_relu": ("lolcats", {"feature_map": "relu"}),
-    **{name: (name, {}) for name in ("local", "longformer")},
-}
-_SOFTMAX, _WINDOWED = "softmax", "lolcats"
-#: Initial weight of lolcats' window.
-WINDOW_WEIGHT = LolcatsOptions.window_weight
+SOFTMAX = "softmax"
+#: Form -> its mechanism, where it has another name, and an option of it.
+_OTHERS = {"lolcats_relu": ("lolcats", {"feature_map": "relu"})}
 #: Every form in all layers, and with softmax in one layer of four.
-PLAIN = [name for name in _NAMES if name != _SOFTMAX]
-DEFAULT = [*PLAIN, *(f"{name}*3,{_SOFTMAX}" for name in PLAIN)]
-
-
-class Windows(NamedTuple):
-    """The sizes of the forms that have a softmax window."""
-
-    window: int  # tokens
-    weight: float = WINDOW_WEIGHT  # of lolcats' window, at first
-    sinks: int = 4  # first tokens that longformer sees beside its window
-
-    def options(self, kind: str) -> dict[str, object]:
-        """The options of the mechanism ``kind`` that are sizes; empty for one without a window."""
-        if kind == _WINDOWED:
-            return {"window": self.window, "window_weight": self.weight}
-        sinks = {"global_tokens": self.sinks} if kind == "longformer" else {}
-        return {"window": self.window, **sinks} if kind in ("local", "longformer") else {}
+PLAIN = "flow linear cosformer favor t2r hedgehog lolcats lolcats_relu local longformer".split()
+DEFAULT = [*PLAIN, *(f"{name}*3,{SOFTMAX}" for name in PLAIN)]
+#: Mechanisms with maps of their own, which stage 1 teaches to imitate softmax.
+_WITH_MAPS = ("t2r", "hedgehog", "lolcats")
+#: Mechanism -> its options that are options of the commands.
+_SIZES = {
+    "lolcats": ("window", "window_weight"),
+    "local": ("window",),
+    "longformer": ("window", "global_tokens"),
+}
+#: The parts of an attention with a softmax window.
+WHOLE, WINDOW, LINEAR, NOTHING = PARTS = ("whole", "window alone", "linear part alone", "no attention")
 
 
 class Form(NamedTuple):
     """One way to exchange the attention of a model."""
 
-    name: str  # as typed
     pattern: str  # as --lineartime-layers accepts it
     kinds: list[str]  # the mechanism of each layer
     options: dict[str, dict[str, object]]  # of each mechanism that has some
 
-    def own_options(self) -> dict[str, object]:
-        """The options of all mechanisms together, for timm's models, where each mechanism picks its own."""
+    def for_timm(self) -> dict[str, object]:
+        """The options of all mechanisms together; each mechanism picks its own."""
         return {option: value for values in self.options.values() for option, value in values.items()}
 
     def overrides(self) -> dict[str, object]:
-        """The options of a stack of fairseq with this form, as ``--model-overrides`` accepts them."""
+        """The options of a stack of fairseq, as ``--model-overrides`` accepts them."""
         options = {f"{kind}_{key}": x for kind, values in self.options.items() for key, x in values.items()}
         return {"lineartime_layers": self.pattern, **options}
 
     def arguments(self) -> list[object]:
         """``overrides`` as arguments of fairseq-train."""
-        pairs = ((f"--{name.replace('_', '-')}", value) for name, value in self.overrides().items())
-        return [word for pair in pairs for word in pair]
-
-    @property
-    def softmax_layers(self) -> list[int]:
-        """The layers that keep softmax attention."""
-        return [i for i, kind in enumerate(self.kinds) if kind == _SOFTMAX]
+        return [word for name, x in self.overrides().items() for word in (f"--{name.replace('_', '-')}", x)]
 
     @property
     def windowed(self) -> bool:
         """Whether a layer has a softmax window in addition to its linear part."""
-        return _WINDOWED in self.kinds
+        return "lolcats" in self.kinds
 
     @property
-    def learns_maps(self) -> bool:
-        """Whether each linear layer has maps of its own, which stage 1 teaches to imitate softmax."""
-        return all(kind in ("t2r", "hedgehog", _WINDOWED) for kind in self.kinds if kind != _SOFTMAX)
+    def learning(self) -> str:
+        """Stage 1's parameters: an attention without maps of its own can learn only its projections."""
+        return "new" if all(kind in _WITH_MAPS for kind in self.kinds if kind != SOFTMAX) else "attention"
 
 
-def form(name: str, layers: int, windows: Windows) -> Form:
-    """The form called ``name``, NAME or a pattern such as "flow*3,softmax", in a model with this number of ``layers``.
+def add_options(parser: argparse.ArgumentParser, models: list[str], sinks: int = 4) -> None:
+    """Sizes of the forms that have a window; ``models``: the forms by default, if the parser has no ``--models``."""
+    weight = LolcatsOptions.window_weight
+    parser.add_argument("--window", type=int, default=16, help="tokens, of lolcats, local and longformer")
+    parser.add_argument("--window-weight", type=float, default=weight, help="of lolcats' window, at first")
+    parser.add_argument("--sinks", type=int, default=sinks, help="first tokens that longformer sees beside its window")
+    if parser.get_default("models") is None:
+        about = "NAME, or a pattern as in flow*3,softmax; see the README"
+        parser.add_argument("--models", nargs="+", metavar="NAME", default=models, help=about)
 
-    Raises:
-        ValueError: a name that is not known, a pattern that does not fit, softmax attention alone, two forms of the
-            same mechanism, or an invalid window.
-    """
+
+def form(name: str, layers: int, options: argparse.Namespace) -> Form:
+    """The form called ``name``, or a pattern such as "flow*3,softmax", in a model of ``layers``; ValueError if none."""
+    names = layer_kinds(name, [*PLAIN, SOFTMAX], range(layers))
+    if set(names) == {SOFTMAX}:
+        raise ValueError(f"{name} is the teacher; allowed: at least one layer that is not {SOFTMAX}")
+    given = {"window": options.window, "window_weight": options.window_weight, "global_tokens": options.sinks}
+    values: dict[str, dict[str, object]] = {}
+    for part in dict.fromkeys(names):
+        kind, own = _OTHERS.get(part, (part, {}))
+        own = own | {option: given[option] for option in _SIZES.get(kind, ())}
+        ATTENTIONS[kind].Options(**own)  # checks them
+        if values.setdefault(kind, own) != own:
+            raise ValueError(f"{name} has two forms of {kind}; allowed: one in a model")
+    mechanism = {part: _OTHERS.get(part, (part,))[0] for part in names}
+    pattern = re.sub(r"[a-z]\w*", lambda found: mechanism[found[0]], name)
+    return Form(pattern, [mechanism[part] for part in names], {kind: own for kind, own in values.items() if own})
+
+
+def forms(parser: argparse.ArgumentParser, options: argparse.Namespace, layers: int) -> dict[str, Form]:
+    """The forms of ``--models`` by name; the parser's error if one is none."""
     try:
-        names = layer_kinds(name, list(_NAMES), range(layers))
-    except ArgumentError as error:
-        raise ValueError(error.with_names({"layers": "--models"})) from error
-    kinds = [_NAMES[form_name][0] for form_name in names]
-    if set(kinds) == {_SOFTMAX}:
-        raise ValueError(f"--models has {name!r}; allowed: at least one layer that is not {_SOFTMAX}")
-    options: dict[str, dict[str, object]] = {}
-    for form_name in dict.fromkeys(names):
-        kind, values = _NAMES[form_name]
-        values = values | windows.options(kind)
-        if kind == _WINDOWED:
-            _check(values)
-        if options.setdefault(kind, values) != values:
-            raise ValueError(f"--models has {name!r}, with two forms of {kind}; allowed: one in a model")
-    pattern = re.sub(r"[a-z]\w*", lambda found: _NAMES[found[0]][0], name)
-    return Form(name, pattern, kinds, {kind: values for kind, values in options.items() if values})
+        return {name: form(name, layers, options) for name in options.models}
+    except ValueError as error:
+        parser.error(f"--models {' '.join(options.models)}: {error}")
 
 
-def _check(given: dict[str, object]) -> None:
-    """Raise ValueError if the window or its weight is invalid."""
+@contextlib.contextmanager
+def attending(model: nn.Module, part: str) -> Iterator[None]:
+    """Inside, attentions of ``model`` with a window compute ``part``, one of ``PARTS``; other layers do not change."""
+    if part != NOTHING:
+        with only_part(model, {WHOLE: "both", WINDOW: "window", LINEAR: "linear"}[part]):
+            yield
+        return
+    attentions = [module for module in model.modules() if isinstance(module, LolcatsAttention)]
+    hooks = [module.register_forward_hook(lambda *called: torch.zeros_like(called[-1])) for module in attentions]
     try:
-        LolcatsOptions(**given)
-    except ArgumentError as error:
-        names = {"window": "--window", "window_weight": "--window-weight"}
-        raise ValueError(error.with_names(names)) from error
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,267 +1,182 @@
-"""Make linear-time image models of a trained vision transformer, and print what of its lead each form wins back.
+"""Make linear-time image models of a trained vision transformer: ``python -m recipes.from_softmax.images``.
 
-``python -m recipes.from_softmax.images`` from the checkout's root, on scikit-learn's handwritten digits, or with
-``--cifar10 FILE`` on CIFAR-10. Models, loaders and tasks are timm's. Another run continues with the next form.
+On scikit-learn's handwritten digits, or with ``--cifar10 FOLDER`` on CIFAR-10. Models, loaders and tasks are timm's.
+Run it again, and it goes on with the next form.
 """
 
-import functools
-import sys
-from dataclasses import dataclass
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from PIL import Image
+import pandas as pd
+import timm
+import torch
+from matplotlib import pyplot as plt
 from timm.loss import LabelSmoothingCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
 from timm.task import ClassificationTask, LogitDistillationTask, TrainingTask
 from timm.utils import random_seed
 from torch import nn
+from torchvision.datasets import CIFAR10
 from tqdm import tqdm
 
+import timm_plugin
 from common.checkpoints import read_checkpoint
-from common.files import tensor_files
-from common.files.output_files import new_folder
+from timm_plugin.transfer import AttentionTransferTask
 
-from ..shared.cifar10 import check_cifar10, read_labelled
-from ..shared.comparison import Results, make_records
-from ..shared.digits import write_digits
-from ..shared.experiment import Data, Record, option
-from ..shared.json_files import read_record
-from ..shared.tables import counted
-from ..shared.working_folder import atomic_write
-from .image_models import ENTROPY, MODEL, PATCH, SIDE, build, exchange, losses, train, transfer_task
-from .parts import PARTS, attending
-from .results import TEST, Measure, experiment, with_shares
-from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, Stages, folder_name
+from ..images import loaders, validate, write_digits
+from ..runs import begin, report
+from . import stages
+from .forms import DEFAULT, PARTS, Form, attending, forms
+from .forms import add_options as add_form_options
+from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED
 
-COMMAND = "recipes.from_softmax.images"
-#: The folder of the images.
-IMAGES = "images"
-#: The folder of trainings.
-RUNS = "runs"
-_DECAY, _SMOOTHING = 0.05, 0.1
+MODEL = "vit_small_patch16_224"
+SIDE, PATCH, CLASSES = 32, 4, 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageConversion(Stages):
-    """The options of a teacher, which is trained for ``epochs``, and of its conversion."""
+def write_cifar10(folder: Path, root: Path) -> None:
+    """Write CIFAR-10, which torchvision downloads to ``root``, as images in the folders of timm, unless it is there."""
+    complete = folder / "complete.txt"  # written last
+    if not complete.exists():
+        for split, part in (("train", True), ("validation", False)):
+            for i, (image, label) in enumerate(tqdm(CIFAR10(root, train=part, download=True), split, disable=None)):
+                path = folder / split / str(label) / f"{i:05d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                image.save(path)
+        complete.touch()
 
-    cifar10: Path | None = option(
-        None, "cifar-10-binary.tar.gz, in place of the digits", setting=False, type=Path, metavar="FILE"
+
+def build(options: argparse.Namespace, seed: int) -> nn.Module:
+    """A vision transformer of timm for images of 32 x 32, with random weights."""
+    random_seed(seed)
+    shape = {"embed_dim": options.width, "depth": options.layers, "num_heads": options.heads}
+    return timm.create_model(MODEL, num_classes=CLASSES, img_size=SIDE, patch_size=PATCH, **shape)
+
+
+def classification(model: nn.Module) -> TrainingTask:
+    """Training on the labels."""
+    return ClassificationTask(model, LabelSmoothingCrossEntropy(0.1), verbose=False)
+
+
+def train(options: argparse.Namespace, stage: str, task: TrainingTask, seed: int, name: str) -> None:
+    """Run the training of ``task`` for the epochs of a stage."""
+    random_seed(seed)
+    epochs = stages.lasts(options, options.epochs)[stage]
+    learn, _ = loaders(options.images, task.get_eval_model())
+    decay, lr = 0.0 if stage == TRANSFERRED else 0.05, stages.rate(options, stage)
+    optimizer = create_optimizer_v2(task.get_trainable_module(), opt="adamw", lr=lr, weight_decay=decay)
+    warmup = min(1, epochs - 1)
+    scheduler, epochs = create_scheduler_v2(optimizer, sched="cosine", num_epochs=epochs, warmup_epochs=warmup)
+    title = f"  {name}, {stage}, seed {seed}"
+    for epoch in tqdm(range(epochs), desc=title, unit=" epochs", leave=False, disable=None):
+        task.train()
+        for images, labels in learn:
+            loss = task(images, labels)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        scheduler.step(epoch + 1)
+
+
+def error(options: argparse.Namespace, model: nn.Module) -> float:
+    """The error on the held-out images in per cent."""
+    _, held_out = loaders(options.images, model)
+    return 100.0 - validate(model, held_out)["top1"]
+
+
+def train_teacher(options: argparse.Namespace, seed: int, weights: Path) -> dict[str, Any]:
+    """The error of the teacher of a seed, whose weights are written."""
+    model = build(options, seed)
+    train(options, TEACHER, classification(model), seed, TEACHER)
+    torch.save(model.state_dict(), weights)
+    return {TEACHER: error(options, model)}
+
+
+def convert(options: argparse.Namespace, name: str, form: Form, seed: int, weights: Path) -> dict[str, Any]:
+    """Convert the teacher of a seed, and train the form from scratch; see ``stages`` for the results."""
+    teacher = build(options, seed)
+    teacher.load_state_dict(read_checkpoint(weights))
+    teacher.eval()
+    random_seed(seed)
+    learn = {"learn_projections": form.learning == "attention", "verbose": False}
+    transfer = AttentionTransferTask(teacher, form.pattern, **learn, **form.for_timm())
+    learned = sum(x.numel() for x in transfer.get_trainable_module().parameters() if x.requires_grad)
+    made = {"learned": learned, EXCHANGED: error(options, transfer.get_eval_model())}
+    train(options, TRANSFERRED, transfer, seed, name)
+    student = transfer.converted()
+    made[TRANSFERRED] = error(options, student)
+    weight = {"distill_loss_weight": options.weight, "task_loss_weight": 1.0 - options.weight}
+    loss = LabelSmoothingCrossEntropy(0.1)
+    distillation = LogitDistillationTask(
+        student, teacher, loss, **weight, temperature=options.temperature, verbose=False
     )
-    epochs: int = option(40, "of the teacher (%(default)s)", quick=10)
-    lr: float = option(2e-3, "highest, of the teacher and from scratch (%(default)s)")
-    width: int = option(64)
-    layers: int = option(4)
-    heads: int = option(4)
-    jobs: int = 1
-    # The class token alone sees all, and is seen by all.
-    sinks: int = option(1, "first tokens that longformer sees beside its window (%(default)s)")
-
-    @property
-    def images(self) -> str:
-        """The name of the images."""
-        return "digits" if self.cifar10 is None else "CIFAR-10"
-
-    def completed(self) -> "ImageConversion":
-        """The options; ValueError if a number or a form is invalid."""
-        self.check(self.epochs, "--epochs")
-        return self
-
-    def settings(self) -> Record:
-        """See ``Options``."""
-        return {"data": self.images, **super().settings()}
+    train(options, DISTILLED, distillation, seed, name)
+    made[DISTILLED] = error(options, student)
+    for part in PARTS if form.windowed else ():
+        with attending(student, part):
+            made[part] = error(options, student)
+    if not options.no_scratch:
+        scratch = timm_plugin.replace_attention(build(options, seed), form.pattern, **form.for_timm())
+        train(options, SCRATCH, classification(scratch), seed, name)
+        made[SCRATCH] = error(options, scratch)
+    return made
 
 
-class Learned(NamedTuple):
-    """Stored results of the training of a teacher; see ``results``."""
-
-    losses: dict[str, float]
-    parameters: int
-    seconds: float
-
-
-class Made(NamedTuple):
-    """Stored results of a form of a teacher; see ``results``."""
-
-    parameters: int
-    learned: int
-    losses: dict[str, dict[str, float]]
-    parts: dict[str, dict[str, float]]
-    seconds: dict[str, float]
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, checked, with the forms."""
+    parser = stages.parser(__doc__.splitlines()[0], "work/from_softmax/images", seeds=3)
+    parser.add_argument("--cifar10", type=Path, metavar="FOLDER", help="where torchvision keeps it, or downloads it")
+    for name, default in {"epochs": 40, "width": 64, "layers": 4, "heads": 4}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="of the teacher")
+    parser.add_argument("--lr", type=float, default=2e-3, help="highest, of the teacher and from scratch")
+    stages.add_options(parser)
+    add_form_options(parser, DEFAULT, sinks=1)  # the class token alone sees all, and is seen by all
+    options = parser.parse_args(arguments)
+    options.epochs = min(10, options.epochs) if options.quick else options.epochs
+    stages.lasts(options, options.epochs)
+    options.forms = forms(parser, options, options.layers)
+    return options
 
 
-class Conversions:
-    """Trains a teacher for each seed, converts it to each form, and keeps the results in the experiment's folder."""
-
-    def __init__(self, options: ImageConversion, data: Data) -> None:
-        self.options, self.runs, self.images = options, options.out / RUNS, data.folder
-
-    def run(self) -> Results:
-        """Train and measure what is missing; returns the records of the teachers, and of each form and seed."""
-        names = [TEACHER, *self.options.models]
-        paths = {
-            (name, seed): self.runs / f"{folder_name(name, name, seed)}.json"
-            for seed in range(1, self.options.seeds + 1)
-            for name in names  # the teacher of a seed is trained before its forms
-        }
-        compared = make_records((path, functools.partial(self._make, *key)) for key, path in paths.items())
-        records, teachers = [], {}
-        for (name, seed), path in paths.items():
-            if not path.exists():
-                continue
-            known = {"model": name, "seed": seed}
-            if name == TEACHER:
-                teachers[seed] = read_record(path, Learned)
-                records.append(known | teachers[seed]._asdict())
-            else:
-                made = read_record(path, Made)._asdict()
-                records.append(with_shares({**known, **made, "teacher": teachers[seed].losses, "commands": {}}))
-        return compared._replace(outcomes=sorted(records, key=lambda record: names.index(record["model"])))
-
-    def _make(self, name: str, seed: int) -> dict[str, Any]:
-        """The results of a teacher or of a form for a seed."""
-        return self._train_teacher(seed) if name == TEACHER else self._convert(name, seed)
-
-    def _train_teacher(self, seed: int) -> dict[str, Any]:
-        model = self._new(seed)
-        seconds = self._train(TEACHER, _classification(model), seed, TEACHER)
-        with atomic_write(self._weights(seed)) as part:
-            tensor_files.save(model.state_dict(), part)
-        return Learned(losses(model, self.images), _count(model), seconds)._asdict()
-
-    def _teacher(self, seed: int) -> nn.Module:
-        """The trained teacher of a seed."""
-        model = self._new(seed)
-        model.load_state_dict(read_checkpoint(self._weights(seed)))
-        return model.eval()
-
-    def _convert(self, name: str, seed: int) -> dict[str, Any]:
-        """Convert the teacher of a seed to the form ``name``, and train the form from scratch; see ``Made``."""
-        form, teacher = self.options.form(name), self._teacher(seed)
-        random_seed(seed)
-        transfer = transfer_task(teacher, form)
-        stage_losses, seconds = {EXCHANGED: losses(transfer.get_eval_model(), self.images)}, {}
-        learned = sum(x.numel() for x in transfer.get_trainable_module().parameters() if x.requires_grad)
-        seconds[TRANSFERRED] = self._train(TRANSFERRED, transfer, seed, name)
-        student = transfer.converted()
-        stage_losses[TRANSFERRED] = losses(student, self.images)
-        seconds[DISTILLED] = self._train(DISTILLED, self._distillation(student, teacher), seed, name)
-        stage_losses[DISTILLED], parts = losses(student, self.images), {}
-        for part in PARTS if form.windowed else ():
-            with attending(student, part):
-                parts[part] = losses(student, self.images)
-        if not self.options.no_scratch:
-            scratch = exchange(self._new(seed), form)
-            seconds[SCRATCH] = self._train(SCRATCH, _classification(scratch), seed, name)
-            stage_losses[SCRATCH] = losses(scratch, self.images)
-        return Made(_count(student), learned, stage_losses, parts, seconds)._asdict()
-
-    def _distillation(self, student: nn.Module, teacher: nn.Module) -> LogitDistillationTask:
-        """Stage 2, as timm's own task."""
-        return LogitDistillationTask(
-            student,
-            teacher,
-            LabelSmoothingCrossEntropy(_SMOOTHING),
-            distill_loss_weight=self.options.weight,
-            task_loss_weight=1.0 - self.options.weight,
-            temperature=self.options.temperature,
-            verbose=False,
-        )
-
-    def _new(self, seed: int) -> nn.Module:
-        return build(self.options.width, self.options.layers, self.options.heads, seed)
-
-    def _weights(self, seed: int) -> Path:
-        return self.runs / f"{folder_name(TEACHER, TEACHER, seed)}.pth"
-
-    def _train(self, stage: str, task: TrainingTask, seed: int, name: str) -> float:
-        """Train for the epochs of a stage; returns the seconds."""
-        epochs, lr = self.options.lasts(self.options.epochs)[stage], self.options.rate(stage)
-        decay = 0.0 if stage == TRANSFERRED else _DECAY
-        return train(task, self.images, epochs, lr, decay, seed, f"{name}, {stage}, seed {seed}")
-
-
-def _classification(model: nn.Module) -> ClassificationTask:
-    return ClassificationTask(model, LabelSmoothingCrossEntropy(_SMOOTHING), verbose=False)
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def prepare(options: ImageConversion) -> Data:
-    """Write the images, a folder of files for each split and class, unless they exist.
-
-    Raises:
-        ValueError: ``--cifar10`` is not CIFAR-10's archive.
-    """
-    folder = options.out / IMAGES
-    if folder.exists():
-        return Data(folder, {})
-    if options.cifar10 is not None:
-        check_cifar10(options.cifar10)
-    with new_folder(folder, COMMAND) as new:
-        if options.cifar10 is None:
-            write_digits(new)
-        else:
-            write_labelled(read_labelled(options.cifar10), new)
-    return Data(folder, {})
-
-
-def write_labelled(parts: dict[str, tuple[np.ndarray, np.ndarray]], folder: Path) -> None:
-    """Write train and test images (N, H, W, C), uint8, as files below ``folder``/{train,validation}/LABEL."""
-    for split, part in (("train", "train"), ("validation", "test")):
-        images, labels = parts[part]
-        for i, (image, label) in enumerate(zip(tqdm(images, desc=split, leave=False, disable=None), labels)):
-            path = folder / split / str(label) / f"{i:05d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(path)
-
-
-def teacher_notes(options: ImageConversion, facts: Record) -> list[str]:
-    """Notes below the table of the teacher."""
-    return [
-        f"{MODEL} of timm for {SIDE} x {SIDE} pixels in patches of {PATCH} x {PATCH}, {options.layers} layers of width "
-        f"{options.width}, {options.heads} heads; {options.images}, highest learning rate {options.lr:g}",
-        "error of the held-out images after the last epoch, mean ± standard deviation over seeds",
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print and draw."""
+    options = parsed(arguments)
+    added = ("forms", "models", "out", "seeds")  # may be others in the same folder
+    begin(options.out, [f"{name}={value}" for name, value in vars(options).items() if name not in added])
+    options.images, runs = options.out / "images", options.out / "runs"
+    runs.mkdir(exist_ok=True)
+    if options.cifar10:
+        write_cifar10(options.images, options.cifar10)
+    else:
+        write_digits(options.images)
+    rows = []
+    for seed in range(1, options.seeds + 1):
+        weights = runs / f"{TEACHER}.{seed}.pth"
+        teacher = stages.stored(runs / f"{TEACHER}.{seed}.json", train_teacher, options, seed, weights)
+        for name, form in options.forms.items():
+            path = runs / f"{stages.file_name(name)}.{seed}.json"
+            made = stages.stored(path, convert, options, name, form, seed, weights)
+            rows.append({"model": name, "seed": seed, **teacher, **made})
+    found = pd.DataFrame(rows)
+    below = [
+        f"error of the held-out images in per cent; {MODEL} of timm for {SIDE} x {SIDE} pixels in patches of {PATCH} x "
+        f"{PATCH}, {options.layers} layers of width {options.width}, {options.heads} heads; "
+        f"{'CIFAR-10' if options.cifar10 else 'digits'}",
+        *stages.notes(options, options.epochs, "epochs"),
     ]
+    report(options.out, stages.tables(found, float), below, found)
+    columns = stages.sides(options.forms)
+    size = {"figsize": (6.5 * len(columns), 4.8), "layout": "constrained"}
+    figure, grid = plt.subplots(1, len(columns), sharey="row", squeeze=False, **size)
+    for axes, (title, names) in zip(grid[0], columns.items()):
+        stages.draw_stages(axes, found, names, float)
+        axes.set_title(title)
+    grid[0, 0].set_ylabel("error, held-out images, %")
+    figure.savefig(options.out / "results.png", dpi=130)
 
-
-def notes(options: ImageConversion, facts: Record) -> list[str]:
-    """Notes below the table of the forms."""
-    lasts = options.lasts(options.epochs)
-    return [
-        "error of the held-out images in per cent, mean ± standard deviation over seeds, each with its own teacher",
-        "exchanged: the teacher's weights under another attention, before any update; stage 1: attention transfer, "
-        f"{lasts[TRANSFERRED]} epochs, learning rate {options.transfer_lr:g}; stage 2: timm's LogitDistillationTask, "
-        f"{lasts[DISTILLED]} epochs, learning rate {options.distillation_lr:g}, temperature {options.temperature:g}, "
-        f"weight {options.weight:g}; from scratch: {lasts[SCRATCH]} epochs, learning rate {options.lr:g}",
-        "won back: (exchanged - converted) / (exchanged - teacher), of errors; from scratch, %: the same of the model "
-        "that is trained from scratch",
-        "stage 1 teaches maps where each linear layer has some, else the projections of its attention",
-        options.window_note(),
-    ]
-
-
-EXPERIMENT = experiment(
-    Measure(
-        columns={TEST: "error, %", ENTROPY: "cross-entropy"},
-        label="error, held-out images, %",
-        of=float,
-        whole=lambda options: counted(options.epochs, "epoch"),
-        teacher_notes=teacher_notes,
-        notes=notes,
-    ),
-    command=COMMAND,
-    about=__doc__.splitlines()[0],
-    options=ImageConversion,
-    prepare=prepare,
-    train=lambda options, data: Conversions(options, data).run(),
-    whole={IMAGES: COMMAND},
-    runs=RUNS,
-)
-main = EXPERIMENT.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,10 +1,8 @@
 """Needles in a text: a marker and a symbol after it, which the same marker asks for again later.
 
-A needle is in the text's own symbols: the marker is the rarest of them, and the symbol after it is drawn from the next
-rarest. A text that is learned from can have needles, and a needle is what ``reach`` looks for.
+The marker is the rarest symbol of the text, and the symbol after it is drawn from the next rarest.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,17 +12,11 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from common.files.output_files import new_folder
-
 from ..positions import read_stream
-from ..shared.indexed_files import write_split
+from ..texts import write_split
 
-#: Symbols of a needle after its marker.
-ANSWER = 1
-#: Tokens of a needle.
-SIZE = ANSWER + 1
-#: How many symbols these are drawn from, if the text has that many.
-CHOICE = 8
+#: Symbols of a needle after its marker, tokens of a needle, and how many symbols are drawn from, if there are so many.
+ANSWER, SIZE, CHOICE = 1, 2, 8
 
 
 class Symbols(NamedTuple):
@@ -38,16 +30,13 @@ class Symbols(NamedTuple):
         return np.concatenate([[self.marker], generator.choice(self.others, ANSWER)])
 
 
-def symbols_of(dictionary: Dictionary) -> Symbols:
-    """The rarest symbols of a text.
-
-    Raises:
-        ValueError: the text has fewer than three different symbols.
-    """
+def symbols_of(data: Path) -> Symbols:
+    """The rarest symbols of a data-bin folder."""
+    dictionary = Dictionary.load(str(data / "dict.txt"))
     counts = [(dictionary.count[i], -i) for i in range(dictionary.nspecial, len(dictionary)) if dictionary.count[i]]
     rarest = [-i for _, i in sorted(counts)]
     if len(rarest) < 3:
-        raise ValueError(f"the text has {len(rarest)} different symbols; allowed for needles: at least 3")
+        raise SystemExit(f"the text has {len(rarest)} different symbols; allowed for needles: at least 3")
     return Symbols(rarest[0], np.array(rarest[1 : 1 + CHOICE]))
 
 
@@ -64,31 +53,18 @@ def mixed(text: np.ndarray, length: int, copies: int, symbols: Symbols, seed: in
         yield np.insert(text[start : start + room], np.repeat(places, SIZE), needles)
 
 
-def check_copies(copies: int, length: int) -> None:
-    """Raise ValueError unless ``copies`` of a needle fit into sequences of ``length`` tokens, with text."""
-    if copies < 2 or copies * SIZE >= length:
-        raise ValueError(
-            f"--needles is {copies}; allowed: 2 to {(length - 1) // SIZE}, the needles of {SIZE} tokens that fit into "
-            f"sequences of {length} with text"
-        )
-
-
-def write_mixed(data: Path, folder: Path, length: int, copies: int, command: str) -> None:
-    """Write the train split of the folder ``data`` with needles to ``folder``, unless it exists; see ``mixed``."""
-    if folder.exists():
+def write_mixed(data: Path, folder: Path, length: int, copies: int) -> None:
+    """Write the train split of the folder ``data`` with needles to ``folder``, unless it is there; see ``mixed``."""
+    if (folder / "dict.txt").exists():  # written last
         return
-    dictionary = Dictionary.load(str(data / "dict.txt"))
-    text = read_stream(data, "train").numpy()[1:]
-    with new_folder(folder, command) as new:
-        shutil.copyfile(data / "dict.txt", new / "dict.txt")
-        write_split(new, "train", mixed(text, length, copies, symbols_of(dictionary), seed=1), len(dictionary))
+    text, dictionary = read_stream(data, "train").numpy()[1:], (data / "dict.txt").read_bytes()
+    symbols = len(Dictionary.load(str(data / "dict.txt")))
+    write_split(folder, "train", mixed(text, length, copies, symbols_of(data), seed=1), symbols)
+    (folder / "dict.txt").write_bytes(dictionary)
 
 
 def distances(length: int) -> list[int]:
-    """How many tokens before the question a needle is looked for, in sequences of ``length`` tokens.
-
-    Even steps through the sequence, two shorter distances, and the longest.
-    """
+    """How many tokens before the question a needle is looked for: even steps, two shorter ones, and the longest."""
     longest = length - ANSWER
     eighths = [i * length // 8 for i in range(1, 8)]
     return sorted({x for x in (length // 32, length // 16, *eighths, longest) if SIZE <= x <= longest})
@@ -101,10 +77,9 @@ def questions(text: Tensor, length: int, distance: int, count: int, symbols: Sym
     """
     generator = np.random.default_rng(0)
     room = length + 1 - 2 * SIZE
-    starts = generator.integers(len(text) - room + 1, size=count)
     place = length + 1 - SIZE - distance
     rows = []
-    for start in starts:
+    for start in generator.integers(len(text) - room + 1, size=count):
         needle = symbols.draw(generator)
         row = np.insert(text[start : start + room].numpy(), np.repeat(place, SIZE), needle)
         rows.append(np.concatenate([row, needle]))

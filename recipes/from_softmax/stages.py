@@ -1,108 +1,169 @@
-"""The stages that turn a softmax teacher into a form of attention, and their options."""
+"""The stages that turn a softmax teacher into a form: options, lengths and rates, the table and the picture.
+
+Results have a row for each form and seed: the test loss of its ``TEACHER``, those after each of ``STAGES`` and with
+each of ``forms.PARTS`` after stage 2, as far as they are known; lower is better.
+"""
 
 import argparse
+import json
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from ..shared.experiment import Options, option
-from ..shared.scripts import fraction
-from .forms import DEFAULT, WINDOW_WEIGHT, Form, Windows, form
+import pandas as pd
+from matplotlib import pyplot as plt
+
+from ..runs import table
+from .forms import NOTHING, PARTS, SOFTMAX, Form
 
 TEACHER = "teacher"
-#: The stages that are measured for every form, in this order; all but the first are trainings.
-EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = ("exchanged", "transfer", "distillation", "scratch")
+#: All but the first are trainings.
+EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = STAGES = ("exchanged", "after stage 1", "after stage 2", "from scratch")
 
 
-def name_of_form(text: str) -> str:
-    """The type of ``--models``: a pattern of known names; ``form`` checks that it fits the layers.
+def between(low: float, high: float, ends: bool = False) -> Callable[[str], float]:
+    """The type of an option whose value is between two numbers; ``ends`` says whether these are allowed."""
 
-    Raises:
-        argparse.ArgumentTypeError: it is not such a pattern.
-    """
-    try:
-        form(text, layers=1_000, windows=Windows(1))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--models ")) from error
+    def value(text: str) -> float:
+        number = float(text)
+        if not (low < number < high or ends and number in (low, high)):
+            said = "from {:g} to {:g}" if ends else "above {:g} and below {:g}"
+            raise argparse.ArgumentTypeError(f"{text}; allowed: {said.format(low, high)}")
+        return number
+
+    value.__name__ = "number"  # in argparse's error for what is none
+    return value
+
+
+def parser(about: str, out: str, seeds: int) -> argparse.ArgumentParser:
+    """A parser for trainings in this process, one after another."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made.add_argument("--out", type=Path, default=Path(out), help="folder of the models and the results")
+    made.add_argument("--seeds", type=int, default=seeds, help="trainings of each model")
+    made.add_argument("--quick", action="store_true", help="only see that everything runs: nothing is learned")
+    return made
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of both stages."""
+    positive, share, part = between(0, math.inf), between(0, 1), between(0, 1, ends=True)
+    parser.add_argument("--transfer-lr", type=positive, default=1e-2, help="highest, of stage 1")
+    parser.add_argument("--distillation-lr", type=positive, default=1e-3, help="highest, of stage 2")
+    parser.add_argument("--share", type=share, default=0.2, help="of the teacher's training, both stages")
+    parser.add_argument("--transfer-share", type=share, default=0.5, help="of that share, stage 1")
+    parser.add_argument("--temperature", type=positive, default=1.0, help="of stage 2")
+    parser.add_argument("--weight", type=part, default=0.5, help="of the teacher in stage 2's loss")
+    parser.add_argument("--no-scratch", action="store_true", help="train no form from scratch")
+
+
+def lasts(options: argparse.Namespace, whole: int) -> dict[str, int]:
+    """Updates or epochs of each training, if the teacher has ``whole``; from scratch as many as both stages."""
+    both = round(options.share * whole)
+    first = round(options.transfer_share * both)
+    if not 0 < first < both:
+        raise SystemExit(f"{whole} of the teacher leave {first} of {both} for stage 1; allowed: 1 in each stage")
+    return {TEACHER: whole, TRANSFERRED: first, DISTILLED: both - first, SCRATCH: both}
+
+
+def rate(options: argparse.Namespace, stage: str) -> float:
+    """The highest learning rate of a training."""
+    return {TRANSFERRED: options.transfer_lr, DISTILLED: options.distillation_lr}.get(stage, options.lr)
+
+
+def stored(path: Path, make: Callable[..., dict], *arguments: object) -> dict:
+    """The results of a training in a file, which ``make`` makes of ``arguments`` unless it is there."""
+    if not path.exists():
+        made = json.dumps(make(*arguments))
+        path.write_text(made, encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def file_name(name: str) -> str:
+    """The name of a form in paths."""
+    return re.sub(r"\W+", "-", name)
+
+
+def cell(digits: int) -> Callable[[pd.Series], str]:
+    """Mean and deviation of the known values over seeds as text, "-" without any."""
+
+    def text(values: pd.Series) -> str:
+        known = values.dropna()
+        deviation = f" ± {known.std():.{digits}f}" if len(known) > 1 else ""
+        return f"{known.mean():.{digits}f}{deviation}" if len(known) else "-"
+
     return text
 
 
-def models_option(default: Sequence[str]) -> list[str]:
-    """The field ``models`` of options, with its ``default``."""
-    help_text = (
-        "what takes the place of softmax attention, NAME or a pattern as in flow*3,softmax; default: %(default)s"
+def won_back(found: pd.DataFrame, stage: str) -> pd.Series:
+    """Per cent of the gap between the exchanged model and the teacher that training closed; only if there is one."""
+    gap = (found[EXCHANGED] - found[TEACHER]).where(lambda x: x > 0)
+    return 100 * (found[EXCHANGED] - found[stage]) / gap
+
+
+def tables(found: pd.DataFrame, shown: Callable[[float], float]) -> dict[str, pd.DataFrame]:
+    """The table of the stages, and that of the parts; ``shown`` turns a loss into the number in a table."""
+    stages = [stage for stage in STAGES if stage in found]
+    frame = found[["model", "seed", "learned"]].join(found[stages].map(shown, na_action="ignore"))
+    columns = {"learn in stage 1": ("learned", lambda values: f"{values.iloc[0]:,}")}
+    columns |= {stage: (stage, cell(2)) for stage in stages}
+    shares = {"won back by stage 1, %": TRANSFERRED, "won back, %": DISTILLED, "from scratch, %": SCRATCH}
+    for title, stage in shares.items():
+        if stage in stages:
+            frame[title] = won_back(found, stage)
+            columns[title] = (title, cell(1))
+    teachers = found.groupby("seed")[TEACHER].first().map(shown)
+    first = pd.DataFrame([{"model": TEACHER, DISTILLED: cell(2)(teachers), "seeds": len(teachers)}])
+    rows = pd.concat([first, table(frame, {**columns, "seeds": ("seed", "count")})])
+    made = {"From softmax to linear time": rows[["model", *columns, "seeds"]].fillna("-")}
+    if NOTHING in found:
+        windowed = found.dropna(subset=NOTHING)
+        values = windowed[["model", "seed"]].join(windowed[list(PARTS)].map(shown))
+        made["Parts of an attention with a window, after stage 2"] = table(values, {x: (x, cell(2)) for x in PARTS})
+    return made
+
+
+def notes(options: argparse.Namespace, whole: int, what: str) -> list[str]:
+    """Notes below the table; the teacher has ``whole`` updates or epochs, ``what``."""
+    last = lasts(options, whole)
+    return [
+        f"teacher: {whole:,} {what}, highest learning rate {options.lr:g}; exchanged: its weights under another "
+        f"attention; stage 1: attention transfer, {last[TRANSFERRED]:,}, rate {options.transfer_lr:g}, of maps where "
+        f"each linear layer has some, else of projections; stage 2: distillation, {last[DISTILLED]:,}, rate "
+        f"{options.distillation_lr:g}, temperature {options.temperature:g}, weight {options.weight:g}; from scratch: "
+        f"{last[SCRATCH]:,}; mean ± deviation over seeds, each with its own teacher",
+        "won back: (exchanged - converted) / (exchanged - teacher), of losses; from scratch, %: the same of that model",
+        window_note(options),
+        "parts: with the same weights; the linear part alone sees the tokens of the window too",
+    ]
+
+
+def window_note(options: argparse.Namespace) -> str:
+    """A note below a table: the sizes of the forms with a window."""
+    return (
+        f"lolcats: a softmax window of {options.window} tokens, which weighs {options.window_weight:g} at first; "
+        f"lolcats_relu has relu maps; local: such a window alone; longformer: with the first {options.sinks} tokens"
     )
-    return option(tuple(default), help_text, setting=False, nargs="+", type=name_of_form, metavar="NAME")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forms(Options):
-    """The options of an experiment that converts a teacher to forms in two stages."""
-
-    models: Sequence[str] = models_option(DEFAULT)
-    transfer_lr: float = option(1e-2, "highest, of stage 1 (%(default)s)")
-    distillation_lr: float = option(1e-3, "highest, of stage 2 (%(default)s)")
-    window: int = option(16, "tokens, of lolcats, local and longformer (%(default)s)")
-    window_weight: float = option(WINDOW_WEIGHT, "of lolcats' window, at first (%(default)s)", type=float)
-    sinks: int = option(Windows(1).sinks, "first tokens that longformer sees beside its window (%(default)s)")
-
-    @property
-    def windows_of_forms(self) -> Windows:
-        """The sizes of the forms with a window."""
-        return Windows(self.window, self.window_weight, self.sinks)
-
-    def window_note(self) -> str:
-        """A note below a table: the sizes of the forms with a window."""
-        return (
-            f"lolcats: a softmax window of {self.window} tokens, which weighs {self.window_weight:g} at first; "
-            f"lolcats_relu is lolcats with relu maps; local: a window of {self.window} tokens alone; longformer: such "
-            f"a window, and the first {self.sinks} tokens of the sequence, the sinks"
-        )
+def sides(forms: dict[str, Form]) -> dict[str, list[str]]:
+    """The columns of the picture: title -> forms."""
+    mixed = {name: SOFTMAX in form.kinds for name, form in forms.items()}
+    titles = {"linear time in every layer": False, "with layers of softmax attention": True}
+    found = {title: [name for name in mixed if mixed[name] == of] for title, of in titles.items()}
+    return {title: names for title, names in found.items() if names}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stages(Forms):
-    """The options of an experiment that trains the teacher too; a subclass has ``layers`` and ``lr``."""
-
-    share: float = option(0.2, "of the teacher's training, both stages (%(default)s)", type=float)
-    transfer_share: float = option(0.5, "of that share, stage 1 (%(default)s)", type=float)
-    temperature: float = option(1.0, "of stage 2 (%(default)s)")
-    weight: float = option(0.5, "of the teacher in stage 2's loss (%(default)s)", type=fraction)
-    no_scratch: bool = option(False, "train no form from scratch")
-
-    def lasts(self, whole: int) -> dict[str, int]:
-        """The number of updates or epochs of each training, if the teacher has ``whole``.
-
-        Both stages together have ``share`` of these, and so has training from scratch. Stage 1 has ``transfer_share``
-        of that.
-        """
-        both = round(self.share * whole)
-        first = round(self.transfer_share * both)
-        return {TEACHER: whole, TRANSFERRED: first, DISTILLED: both - first, SCRATCH: both}
-
-    def check(self, whole: int, option: str) -> None:
-        """Raise ValueError for an invalid form, or if ``whole``, the value of ``option``, leaves a stage empty."""
-        for name, value in (("--share", self.share), ("--transfer-share", self.transfer_share)):
-            if not 0.0 < value < 1.0:
-                raise ValueError(f"{name} is {value:g}; allowed: above 0 and below 1")
-        lasts = self.lasts(whole)
-        first, second = lasts[TRANSFERRED], lasts[DISTILLED]
-        if min(first, second) < 1:
-            raise ValueError(
-                f"{option} is {whole}, with {first} in stage 1 and {second} in stage 2; allowed: at least 1 in each"
-            )
-        for name in self.models:
-            self.form(name)
-
-    def form(self, name: str) -> Form:
-        """The form of this name."""
-        return form(name, self.layers, self.windows_of_forms)
-
-    def rate(self, stage: str) -> float:
-        """The highest learning rate of a training."""
-        return {TRANSFERRED: self.transfer_lr, DISTILLED: self.distillation_lr}.get(stage, self.lr)
-
-
-def folder_name(name: str, stage: str, seed: int) -> str:
-    """The name of the folder of a training."""
-    return ".".join([re.sub(r"\W+", "-", name), *([stage] if stage != name else []), str(seed)])
+def draw_stages(axes: plt.Axes, found: pd.DataFrame, names: Sequence[str], shown: Callable[[float], float]) -> None:
+    """A line from exchanged to after stage 2 for each form, a dot for training from scratch."""
+    axes.axhline(found.groupby("seed")[TEACHER].first().map(shown).mean(), color="0.5", linestyle="--", label=TEACHER)
+    stages = [stage for stage in STAGES if stage in found]
+    for name in names:
+        means = found[found.model == name][stages].map(shown, na_action="ignore").mean()
+        (line,) = axes.plot(range(3), means[:3], marker="o", label=name)
+        axes.plot(range(3, len(stages)), means[3:], "o", color=line.get_color())
+    axes.set_xticks(range(len(stages)), stages)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.legend(fontsize=7)

@@ -1,0 +1,99 @@
+"""The losses of language models, how far back they read, and the losses with parts of their attention alone.
+
+``python -m recipes.from_softmax.measure CHECKPOINT... --data DATA_BIN --length 256`` prints a list of them as JSON.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq_cli.eval_lm import eval_lm
+from torch import Tensor, nn
+
+import fairseq_plugin  # noqa: F401  registers the architectures
+from common.attention import InnerAttention, LolcatsAttention
+
+from .. import positions
+from . import needles
+from .forms import PARTS, attending
+
+#: Needles that are looked for at each distance.
+_TRIALS = 64
+
+
+def load(checkpoint: Path, data: Path, **overrides: Any) -> tuple[nn.Module, Any]:
+    """The model of a checkpoint, in evaluation mode, and its task; ``overrides`` are options of either."""
+    options = {"data": str(data), **overrides}
+    models, _, task = load_model_ensemble_and_task([str(checkpoint)], arg_overrides=options)
+    return models[0].eval(), task
+
+
+@torch.no_grad()
+def loss(model: nn.Module, task: Any, split: str) -> float:
+    """Cross-entropy in nats per token, as fairseq-eval-lm computes it, in blocks of the training's length."""
+    task.load_dataset(split)
+    longest = utils.resolve_max_positions(model.max_positions())
+    batches = task.eval_lm_dataloader(
+        task.dataset(split), 8_192, max_positions=longest, num_workers=0, data_buffer_size=0
+    )
+    result = eval_lm([model], task.source_dictionary, batches, target_dictionary=task.target_dictionary)
+    return float(result["loss"]) * math.log(2)
+
+
+@torch.no_grad()
+def share_found(model: nn.Module, tokens: Tensor) -> float:
+    """Per cent of the answers at the end of questions (trials, length + 1) that are the model's most probable ones."""
+    scores = model(tokens[:, :-1])[0][:, -needles.ANSWER :]
+    return 100.0 * float((scores.argmax(-1) == tokens[:, -needles.ANSWER :]).double().mean())
+
+
+def needles_found(model: nn.Module, data: Path, length: int) -> dict[int, float]:
+    """Per cent of the needles in the test text that a model finds, by distance."""
+    text, symbols = positions.read_stream(data), needles.symbols_of(data)
+    asked = {x: needles.questions(text, length, x, _TRIALS, symbols) for x in needles.distances(length)}
+    return {distance: share_found(model, tokens) for distance, tokens in asked.items()}
+
+
+def measured(checkpoint: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All results of a checkpoint."""
+    model, task = load(checkpoint, options.data)
+    found: dict[str, Any] = {split: loss(model, task, split) for split in ("valid", "test")}
+    if options.losses_only:
+        return found
+    found |= {"needles": needles_found(model, options.data, options.length), "positions": {}}
+    attentions = [module for module in model.modules() if isinstance(module, InnerAttention)]
+    if any(isinstance(module, LolcatsAttention) for module in attentions):
+        for part in PARTS:
+            with attending(model, part):
+                found[part] = loss(model, task, "test")
+    if not any("max_tokens" in module.needs for module in attentions):  # else its formula would change
+        windows = positions.windows(
+            positions.read_stream(options.data), options.length, options.longest, options.windows
+        )
+        model, _ = load(checkpoint, options.data, max_target_positions=options.longest)
+        bins = positions.binned(positions.losses(model, windows, checkpoint.name), options.length)
+        found["positions"] = {f"{part.begin:,} to {part.end:,}": part.perplexity for part in bins}
+    return found
+
+
+def main() -> None:
+    """Measure checkpoints, and print the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoints", type=Path, nargs="+")
+    parser.add_argument("--data", type=Path, required=True, help="data-bin of the text")
+    parser.add_argument("--length", type=int, required=True, help="of the sequences that they were trained on")
+    parser.add_argument("--longest", type=int, default=2048, help="window for perplexity by position (%(default)s)")
+    parser.add_argument("--windows", type=int, default=48, help="of the test text, at most (%(default)s)")
+    parser.add_argument("--losses-only", action="store_true", help="of the valid and the test split")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps([measured(checkpoint, options) for checkpoint in options.checkpoints]))
+
+
+if __name__ == "__main__":
+    main()
