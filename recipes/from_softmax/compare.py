@@ -164,6 +164,11 @@ def draw(options: argparse.Namespace, found: pd.DataFrame, trained: pd.DataFrame
         grid[1, place].set(xlabel="tokens from one marker to the other", ylim=(-3, 103))
         grid[2, place].set(xlabel="tokens before, up to; dotted: the length of training", xscale="log", yscale="log")
         grid[2, place].axvline(length, color="0.4", linestyle=":")
+        for axis in (grid[2, place].xaxis, grid[2, place].yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}")
+        grid[2, place].set_xticks([x for x in means if x >= length // 8])
+        grid[2, place].set_xticks([], minor=True)
     for axes, label in zip(grid[:, 0], ("perplexity, test text", "needles found, %", "perplexity by position")):
         axes.set_ylabel(label)
     figure.savefig(options.out / "results.png", dpi=130)
