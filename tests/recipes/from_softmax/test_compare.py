@@ -22,7 +22,7 @@ def whole(tmp_path_factory, imported_already) -> tuple[Path, list[str]]:
     """The folder of a complete comparison of a form with a window and one built for a length, and its arguments."""
     folder = tmp_path_factory.mktemp("text")
     text, out = folder / "text.txt", folder / "out"
-    text.write_text("".join(f"line {i} of a small text\n" for i in range(200)), encoding="utf-8")
+    text.write_text("#\n" + "".join(f"line {i} of a small text\n" for i in range(200)), encoding="utf-8")
     arguments = ["--quick", "--file", str(text), "--out", str(out), "--models", "lolcats,softmax", "cosformer"]
     compare.main(arguments + SIZES.split())
     return out, arguments + SIZES.split()
