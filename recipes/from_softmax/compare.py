@@ -72,7 +72,7 @@ def plan(options: argparse.Namespace, stage: str, name: str, seed: int) -> Run:
 
 
 def read(folder: Path) -> dict:
-    """What was measured after a training, and how many parameters learned."""
+    """The measurements after a training, and the number of parameters that learned."""
     printed = (folder / "then.log").read_text(encoding="utf-8").splitlines()
     measured = [line for line in printed if line.startswith("[{")][-1]  # an interrupted one may stand before
     learned = re.search(r"num\. trained: ([\d,]+)", (folder / "train.log").read_text(encoding="utf-8"))[1]
