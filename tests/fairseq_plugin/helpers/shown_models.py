@@ -39,7 +39,7 @@ def shown_models() -> list[Shown]:
     """Each model once, without fairseq's own."""
     found: dict[str, Shown] = {}
     demos = [
-        Training("recipes/demo", "fairseq", ("data", "--task", "language_modeling", *demo.model_arguments(arch, 64)))
+        Training("recipes/demo", "fairseq", ("data", "--task", "language_modeling", *map(str, demo.model_arguments(arch, 64))))
         for arch in demo.ARCHITECTURES
     ]
     for place, host, words in [*trainings(), *demos]:
