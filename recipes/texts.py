@@ -5,12 +5,10 @@ an interruption left half-written, and you remove it.
 """
 
 import gzip
-import hashlib
 import io
 import itertools
 import json
 import re
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,12 +27,9 @@ from . import runs
 SPLITS = {"train": 0.9, "valid": 0.05, "test": 0.05}
 #: Reads documents, each a list of lines.
 Documents = Callable[[], Iterable[list[str]]]
-#: Whitespace of a text that becomes one line -> its mark; sentencepiece and ``spell`` write the space as "▁".
-MARKS, SPACE = {"\n": "⏎", "\t": "⇥", "\f": "␌"}, "▁"
+SPACE = "▁"  # as sentencepiece and ``spell`` write a space
 #: Wiki-40B's markers for the beginning of titles, headings and paragraphs, and for a line's end inside a paragraph.
 _WIKI40B_MARKERS = re.compile("_START_ARTICLE_|_START_SECTION_|_START_PARAGRAPH_|_NEWLINE_")
-#: Folders of Python's library with tests, other packages, or tables of numbers.
-_SKIPPED = {*"site-packages dist-packages test tests idle_test encodings pydoc_data lib2to3 turtledemo".split()}
 
 
 def download(url: str, path: Path, sha256: str | None = None) -> Path:
@@ -128,37 +123,6 @@ def spell(line: str) -> str:
     """
     tokens = (f"U+{ord(x):04X}" if x == SPACE or x.isspace() and x != " " else x for x in line.removesuffix("\n"))
     return " ".join(SPACE if x == " " else x for x in tokens) + "\n"
-
-
-def to_line(text: str) -> str:
-    """``text`` as one line, with visible marks; ValueError if it has marks, or whitespace that has none."""
-    if bad := {x for x in text if x in (*MARKS.values(), SPACE) or (x.isspace() and x not in (" ", *MARKS))}:
-        raise ValueError(f"text has {sorted(bad)}; allowed: no marks, and no whitespace but space, \\n, \\t, \\f")
-    return text.translate(str.maketrans(MARKS))
-
-
-def from_line(line: str) -> str:
-    """The inverse of ``to_line``; also replaces sentencepiece's mark of the space."""
-    return line.translate(str.maketrans({mark: space for space, mark in MARKS.items()})).replace(SPACE, " ")
-
-
-def read_library() -> Iterator[str]:
-    """Real text that every machine has: the source files of Python's library, each once, in a fixed random order."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    names = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    seen = set()
-    for name in sorted(names, key=lambda name: hashlib.sha256(name.as_posix().encode()).hexdigest()):
-        size = (folder / name).stat().st_size
-        if _SKIPPED.intersection(name.parts) or not 0 < size <= 60_000:  # one of the others would fill a small split
-            continue
-        try:
-            text = (folder / name).read_text(encoding="utf-8").strip() + "\n"
-            to_line(text)
-        except ValueError:  # includes UnicodeDecodeError
-            continue
-        if text != "\n" and text not in seen:
-            seen.add(text)
-            yield text
 
 
 def preprocess(texts: dict[str, Path], data_bin: Path, *options: object, languages: Sequence[str] = ()) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import runs, texts
+from .. import library, runs, texts
 
 #: Architecture -> its attention. All have the same shape; gates and norms of an attention add parameters. The fair
 #: baseline for Flowformer is torch's fused kernel.
@@ -41,7 +41,7 @@ def prepare(out: Path, wanted: dict[str, int]) -> tuple[dict[str, int], dict[str
     ``wanted`` are the bytes of each split, in the order in which they are filled.
     """
     documents, left = {split: [] for split in wanted}, dict(wanted)
-    for document in texts.read_library():
+    for document in library.read_library():
         split = next((split for split in wanted if left[split] > 0), None)
         if split is None:
             break
@@ -49,14 +49,14 @@ def prepare(out: Path, wanted: dict[str, int]) -> tuple[dict[str, int], dict[str
         left[split] -= len(document.encode())
     sizes = {split: sum(len(document.encode()) for document in of) for split, of in documents.items()}
     # Learned from source lines: sentencepiece skips sentences longer than a few thousand bytes.
-    lines = (texts.to_line(line) for document in documents["train"] for line in document.splitlines(keepends=True))
+    lines = (library.to_line(line) for document in documents["train"] for line in document.splitlines(keepends=True))
     options = {"model_type": "bpe", "vocab_size": SUBWORDS, "normalization_rule_name": "identity"}
     options |= {"remove_extra_whitespaces": False, "add_dummy_prefix": False, "allow_whitespace_only_pieces": True}
-    options |= {"user_defined_symbols": list(texts.MARKS.values())}
+    options |= {"user_defined_symbols": list(library.MARKS.values())}
     model = texts.train_sentencepiece(lines, out / "sentencepiece.model", SUBWORDS, threads=2, **options)
     texts.write_dictionary(model, out / "dict.txt")
     paths = {split: out / f"{split}.txt" for split in ("train", "valid", "test")}
-    as_lines = {split: [[texts.to_line(document)] for document in of] for split, of in documents.items()}
+    as_lines = {split: [[library.to_line(document)] for document in of] for split, of in documents.items()}
     counts = {split: texts.encode(as_lines[split], model, path) for split, path in paths.items()}
     texts.preprocess(paths, out / "data-bin", "--srcdict", out / "dict.txt")
     return sizes, counts
@@ -110,7 +110,7 @@ def samples(out: Path, architecture: str) -> list[str]:
         command += "--beam 1 --sampling --sampling-topp 0.9 --temperature 0.7".split()
         runs.run([*command, "--max-len-b", SAMPLE, "--seed", 1], log, os.cpu_count())
     found = re.findall(r"^D-\d+\t[^\t]*\t(.*)$", log.read_text(encoding="utf-8"), re.MULTILINE)
-    return [texts.from_line(line) for line in found]
+    return [library.from_line(line) for line in found]
 
 
 def draw(left: runs.plt.Axes, right: runs.plt.Axes, frame: pd.DataFrame) -> None:

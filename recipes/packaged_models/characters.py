@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_plugin.loading.safetensors_folder import CHECKPOINT, DICTIONARY, write_checkpoint
 from fairseq_plugin.to_safetensors import write_folder
 
-from .. import runs, texts
+from .. import library, runs, texts
 
 
 def read_splits(file: Path) -> dict[str, list[str]]:
@@ -22,7 +22,7 @@ def read_splits(file: Path) -> dict[str, list[str]]:
     """
     try:
         text = file.read_text(encoding="utf-8").strip("\n")
-        paragraphs = [texts.spell(texts.to_line(paragraph) + "\n") for paragraph in re.split(r"\n{2,}", text)]
+        paragraphs = [texts.spell(library.to_line(paragraph) + "\n") for paragraph in re.split(r"\n{2,}", text)]
     except (OSError, ValueError) as error:  # includes UnicodeDecodeError
         raise SystemExit(f"--file is {file}: {error}; allowed: a text in UTF-8 without marks") from error
     return {

@@ -21,7 +21,7 @@ from torch import nn
 import timm_plugin  # noqa: F401  (registers the models)
 from common.files import tensor_files
 
-from .. import prepare_text, runs, texts
+from .. import library, prepare_text, runs
 from ..images import BATCH, loaders, train_epoch, validate, write_digits
 
 #: A model and its start is MODEL.START. The stock models, and ours from their weights and from random ones.
@@ -48,7 +48,7 @@ def library_text(path: Path) -> Path:
     """1.2 MB of the interpreter's own standard library as one text, written unless it is there."""
     if not path.exists():
         documents: list[str] = []
-        for document in texts.read_library():
+        for document in library.read_library():
             if sum(len(text.encode()) for text in documents) >= 1_200_000:
                 break
             documents.append(document)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from fairseq_plugin import LinearTimeLanguageModel
 from fairseq_plugin.data.character_text import CharacterText
 from recipes.images import write_digits
+from recipes.library import from_line
 from recipes.packaged_models import characters, digits
-from recipes.texts import from_line
 
 #: Speeches of two lines, each with a number.
 SPEECHES = [f"SPEAKER {i % 3}:\nThis is speech number {i}, and it has a second line.\n" for i in range(900)]
