@@ -38,8 +38,9 @@ class Shown(NamedTuple):
 def shown_models() -> list[Shown]:
     """Each model once, without fairseq's own."""
     found: dict[str, Shown] = {}
+    data = ("data", "--task", "language_modeling")
     demos = [
-        Training("recipes/demo", "fairseq", ("data", "--task", "language_modeling", *map(str, demo.model_arguments(arch, 64))))
+        Training("recipes/demo", "fairseq", (*data, *map(str, demo.model_arguments(arch, 64))))
         for arch in demo.ARCHITECTURES
     ]
     for place, host, words in [*trainings(), *demos]:
