@@ -5,7 +5,6 @@ from scratch, all through fairseq-train. Run it again, and it goes on.
 """
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -22,6 +21,7 @@ from ..runs import Run
 from . import needles, stages
 from .forms import DEFAULT, PARTS, SOFTMAX, forms
 from .forms import add_options as add_form_options
+from .measure import measured
 from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, between, cell
 
 #: The checkpoint that a training leaves.
@@ -29,6 +29,8 @@ LAST = Path("checkpoints") / "checkpoint_last.pt"
 #: Stage -> its part of the name of a training.
 _SUFFIXES = {TEACHER: "", EXCHANGED: ".exchanged", TRANSFERRED: ".transfer", DISTILLED: ".distillation"}
 _SUFFIXES[SCRATCH] = ".scratch"
+#: Stages of which is measured how far back a model reads -> what follows its name in the tables.
+_READ_FAR = {TEACHER: "", EXCHANGED: ", untrained", DISTILLED: ", trained"}
 Case = tuple[str, int]  # a form, or the teacher, and a seed
 
 
@@ -39,16 +41,15 @@ def path(options: argparse.Namespace, stage: str, name: str, seed: int) -> Path:
 
 
 def plan(options: argparse.Namespace, stage: str, name: str, seed: int) -> Run:
-    """The training of the teacher, or of a form in a stage or from scratch, and its measurement."""
+    """The training of the teacher, or of a form in a stage or from scratch."""
     last = {"updates": stages.lasts(options, options.updates)[stage], "lr": stages.rate(options, stage)}
     arguments = models.model_arguments(options, SOFTMAX)  # the last value of an option counts
     if stage == TEACHER:
         arguments += ["--arch", "transformer_lm", "--decoder-normalize-before"]
     else:
         arguments += ["--arch", "hybrid_lm", *options.forms[name].arguments()]
-    start, measured = path(options, EXCHANGED, name, seed), []
+    start = path(options, EXCHANGED, name, seed)
     if stage == TRANSFERRED:
-        measured = [start]
         arguments += ["--criterion", "attention_transfer"]
         arguments += ["--lineartime-trained-parameters", options.forms[name].learning]
         if options.forms[name].windowed:
@@ -61,35 +62,28 @@ def plan(options: argparse.Namespace, stage: str, name: str, seed: int) -> Run:
         arguments += ["--finetune-from-model", start, "--teacher", path(options, TEACHER, TEACHER, seed)]
     budget = argparse.Namespace(**{**vars(options), **last})
     command = models.command(budget, options.learned_from, [*arguments, "--disable-validation"], seed, evaluations=4)
-    sizes = ["--length", options.tokens_per_sample, "--longest", options.longest, "--windows", options.windows]
-    then = ["-m", "recipes.from_softmax.measure", *measured, "{folder}/" + str(LAST), "--data", options.data, *sizes]
-    return Run(
-        stages.file_name(name) + _SUFFIXES[stage],
-        seed,
-        command,
-        [*then, *(["--losses-only"] if stage == SCRATCH else [])],
-    )
+    return Run(stages.file_name(name) + _SUFFIXES[stage], seed, command)
 
 
-def read(folder: Path) -> dict:
-    """The measurements after a training, and the number of parameters that learned."""
-    printed = (folder / "then.log").read_text(encoding="utf-8").splitlines()
-    measured = [line for line in printed if line.startswith("[{")][-1]  # an interrupted one may stand before
-    learned = re.search(r"num\. trained: ([\d,]+)", (folder / "train.log").read_text(encoding="utf-8"))[1]
-    return {"measured": json.loads(measured), "learned": int(learned.replace(",", ""))}
+def learned(folder: Path) -> dict[str, int]:
+    """The number of parameters that a training changed."""
+    found = re.search(r"num\. trained: ([\d,]+)", (folder / "train.log").read_text(encoding="utf-8"))[1]
+    return {"learned": int(found.replace(",", ""))}
 
 
 def train(options: argparse.Namespace, stage: str, cases: Iterable[Case]) -> pd.DataFrame:
-    """Train a stage; a row for each checkpoint that was measured, with its stage."""
+    """Train a stage, and measure it once; a row for each checkpoint with its stage."""
     planned = {(name, seed): plan(options, stage, name, seed) for name, seed in cases}
-    names = {one.model: name for (name, _), one in planned.items()}
-    of = (EXCHANGED, TRANSFERRED) if stage == TRANSFERRED else (stage,)
-    found = runs.train_all(list(planned.values()), options.out, options.jobs, read)
-    return pd.DataFrame(
-        {"model": names[row.model], "seed": row.seed, "stage": measured, "learned": row.learned, **results}
-        for row in found.itertuples()
-        for measured, results in zip(of, row.measured)
-    )
+    found = runs.train_all(list(planned.values()), options.out, options.jobs, learned).set_index(["model", "seed"])
+    rows = []
+    for (name, seed), one in planned.items():
+        complete = (one.model, seed) in found.index
+        for of in ((EXCHANGED, TRANSFERRED) if stage == TRANSFERRED else (stage,)) if complete else ():
+            checkpoint = path(options, of, name, seed)
+            results = stages.stored(checkpoint.with_suffix(".json"), measured, checkpoint, options, of in _READ_FAR)
+            row = {"model": name, "seed": seed, "stage": of, "learned": found.learned[one.model, seed]}
+            rows.append({**row, **results})
+    return pd.DataFrame(rows)
 
 
 def train_stages(options: argparse.Namespace) -> pd.DataFrame:
@@ -119,10 +113,9 @@ def losses(trained: pd.DataFrame) -> pd.DataFrame:
 
 def reach(trained: pd.DataFrame, of: str) -> pd.DataFrame:
     """``needles`` or ``positions`` of the teachers and of the forms, untrained and after stage 2; a column for each."""
-    words = {TEACHER: "", EXCHANGED: ", untrained", DISTILLED: ", trained"}
-    groups = trained[trained.stage.isin(words)].groupby("model", sort=False)
+    groups = trained[trained.stage.isin(_READ_FAR)].groupby("model", sort=False)
     rows = pd.concat([group for _, group in groups], ignore_index=True)
-    names = pd.DataFrame({"model": rows.model + rows.stage.map(words), "seed": rows.seed})
+    names = pd.DataFrame({"model": rows.model + rows.stage.map(_READ_FAR), "seed": rows.seed})
     return names.join(pd.DataFrame(list(rows[of])))
 
 

@@ -1,10 +1,6 @@
-"""The losses of language models, how far back they read, and the losses with parts of their attention alone.
-
-``python -m recipes.from_softmax.measure CHECKPOINT... --data DATA_BIN --length 256`` prints a list of them as JSON.
-"""
+"""The losses of language models, how far back they read, and the losses with parts of their attention alone."""
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -59,41 +55,22 @@ def needles_found(model: nn.Module, data: Path, length: int) -> dict[int, float]
     return {distance: share_found(model, tokens) for distance, tokens in asked.items()}
 
 
-def measured(checkpoint: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All results of a checkpoint."""
+def measured(checkpoint: Path, options: argparse.Namespace, everything: bool) -> dict[str, Any]:
+    """The losses of a checkpoint, or all of its results; ``options`` are those of ``compare``."""
     model, task = load(checkpoint, options.data)
     found: dict[str, Any] = {split: loss(model, task, split) for split in ("valid", "test")}
-    if options.losses_only:
+    if not everything:
         return found
-    found |= {"needles": needles_found(model, options.data, options.length), "positions": {}}
+    length = options.tokens_per_sample
+    found |= {"needles": needles_found(model, options.data, length), "positions": {}}
     attentions = [module for module in model.modules() if isinstance(module, InnerAttention)]
     if any(isinstance(module, LolcatsAttention) for module in attentions):
         for part in PARTS:
             with attending(model, part):
                 found[part] = loss(model, task, "test")
     if not any("max_tokens" in module.needs for module in attentions):  # else its formula would change
-        windows = positions.windows(
-            positions.read_stream(options.data), options.length, options.longest, options.windows
-        )
+        windows = positions.windows(positions.read_stream(options.data), length, options.longest, options.windows)
         model, _ = load(checkpoint, options.data, max_target_positions=options.longest)
-        bins = positions.binned(positions.losses(model, windows, checkpoint.name), options.length)
+        bins = positions.binned(positions.losses(model, windows, checkpoint.name), length)
         found["positions"] = {f"{part.begin:,} to {part.end:,}": part.perplexity for part in bins}
     return found
-
-
-def main() -> None:
-    """Measure checkpoints, and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoints", type=Path, nargs="+")
-    parser.add_argument("--data", type=Path, required=True, help="data-bin of the text")
-    parser.add_argument("--length", type=int, required=True, help="of the sequences that they were trained on")
-    parser.add_argument("--longest", type=int, default=2048, help="window for perplexity by position (%(default)s)")
-    parser.add_argument("--windows", type=int, default=48, help="of the test text, at most (%(default)s)")
-    parser.add_argument("--losses-only", action="store_true", help="of the valid and the test split")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(json.dumps([measured(checkpoint, options) for checkpoint in options.checkpoints]))
-
-
-if __name__ == "__main__":
-    main()
