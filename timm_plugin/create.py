@@ -16,7 +16,7 @@ from .layers.grid import check_tokens, fixed_tokens, refuse_unknown_tokens, tell
 from .layers.layer_spec import LayerSpec, check_attn_layer, check_stack, is_pattern, is_stack, layer_classes, stack
 from .models._build import StrictLoading
 from .models.flowformer import Flowformer
-from .stored import store_where_possible
+from .to_folder import store_where_possible
 
 
 def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arguments: Any) -> nn.Module:

@@ -16,11 +16,11 @@ from torch import nn
 
 from common.attention import InnerAttention
 
-from .layers.attention import SelfAttention, Uncalled, attention_layer, read_grid_size
+from .layers.attention import Placeholder, SelfAttention, attention_layer, read_grid_size
 from .layers.grid import check_tokens, tell_grid
 from .layers.position_bias import Grid
-from .resolve import AttentionLike, flowformers_in, modules_of, read_specs, resolve
-from .stored import store_where_possible
+from .layers_by_path import AttentionLike, flowformers_in, layers_by_path, modules_of, read_specs
+from .to_folder import store_where_possible
 
 logger = logging.getLogger("timm_plugin")
 
@@ -119,7 +119,7 @@ def swap_attention(
         paths = [path for path in inside if not reasons[path]]
         if not paths:
             _refuse(model, place, {path: reasons[path] for path in inside})
-        layers |= resolve(model, specs[place], paths, max_tokens, grid_size)
+        layers |= layers_by_path(model, specs[place], paths, max_tokens, grid_size)
     stays = _what_stays(model, {path: reasons[path] for paths in places.values() for path in paths})
     return _swap(model, layers, max_tokens, grid_size), stays
 
@@ -296,14 +296,14 @@ def _replacement(module: nn.Module, layer: type[SelfAttention]) -> SelfAttention
     if all(not parameter.requires_grad for parameter in module.parameters()):
         new.requires_grad_(False)
     for child in _KEPT:
-        if isinstance(getattr(module, child, None), nn.Module) and not isinstance(getattr(new, child), Uncalled):
+        if isinstance(getattr(module, child, None), nn.Module) and not isinstance(getattr(new, child), Placeholder):
             setattr(new, child, getattr(module, child))
     if len(set(new.widths)) == 1:
         new.qkv = qkv
     else:
         _copy_values(new, qkv)
     new.training = module.training
-    for part in (new.attention, *(part for part in new.children() if isinstance(part, Uncalled))):
+    for part in (new.attention, *(part for part in new.children() if isinstance(part, Placeholder))):
         part.train(module.training)
     return new
 

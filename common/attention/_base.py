@@ -27,7 +27,7 @@ from ._options import AttentionOptions
 #: Features that a mechanism may support.
 SUPPORTS = {
     "causal": "each token sees those before it and itself; decoding by `extend`",
-    "bidirectional": "each token sees all tokens",
+    "bidirectional": "every token may attend to tokens before and after it",
     "cross": "n queries of one sequence attend to m keys of another, bidirectional",
     "source": "cross-attention through a state that `source_state` computes once; queries are independent",
     "torchscript": "not causal, it can be compiled by torch.jit.script, as some image models promise",

@@ -104,7 +104,7 @@ class StoresOptions(nn.Module):
                 f"the weights that are loaded do not say which {self.belongs_to} they belong to (those of stock models "
                 f"and of earlier versions do not); here they are used with {self._own()}. If they were trained "
                 "with these options, save them again, and the new file says so; if not, build the model with those of "
-                "the training"
+                "the training, or train it further"
             )
 
     def _compare(self, stored: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from ..attention import ATTENTIONS, InnerAttention
 from ..modules.gated_attention_unit import GatedAttentionUnit
 from ..ops.shared.state import State
 from .group import ContextGroup
-from .ring import Call, RandomNumbers, carried, groups, state_layouts
+from .passed_state import Call, RandomNumbers, carried, groups, state_layouts
 from .sums import sums_before
 
 
@@ -40,7 +40,7 @@ class Context:
     def carry(
         self, owner: nn.Module, call: Call, tensors: Sequence[Tensor | None], padding_mask: Tensor | None
     ) -> Tensor:
-        """``ring.carried`` in this group."""
+        """``passed_state.carried`` in this group."""
         return carried(self.group, owner, call, tensors, padding_mask)
 
     def attend(

@@ -5,7 +5,7 @@ from typing import Any
 from common.attention import VARIABLE
 from common.huggingface import LineartimeConfig
 
-from ..loading.weight_options import layer_pattern
+from ..loading.mismatch_hints import layer_pattern
 from .huggingface_checkpoint import Source
 
 _PURPOSES = {

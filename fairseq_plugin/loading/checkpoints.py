@@ -23,8 +23,8 @@ from .checkpoint_config import EMBEDDING_FILES, check_configuration, check_files
 from .configuration_errors import configuration_errors
 from .folders import find_folder
 from .known_options import check_names, checkpoint_options, model_options
+from .mismatch_hints import attention_hints, option_hints
 from .safetensors_folder import packaged_models, readable_by_fairseq
-from .weight_options import attention_hints, option_hints
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
 from ..modules.audio_blocks import ExtractorInBlocks, field_and_stride
 from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, lengths_to_mask, replaced
-from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign, check_heads, read_padding
+from ..modules.not_exportable import NoTorchScript
 from ._options import PaddingOptions, build_design, errors_with_options, option
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer

@@ -25,8 +25,8 @@ from common.ops.shared.tracing import may_be_exported
 from ..data.episodes import TOKENS
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
-from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import IncrementalState, read_padding
+from ..modules.not_exportable import NoTorchScript
 from ..modules.positions import find_max_tokens
 from ._decoder import wrap_layer
 from ._hub_model import HubModel

@@ -16,8 +16,8 @@ from common.ops.shared.segments import documents_by_eos
 from ..modules.carried_state import CarriedState
 from ..modules.chunked_prefill import layers_after, positions_after
 from ..modules.documents import ResetAtEos, read_documents, within_documents
-from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.multihead_attention import IncrementalState
+from ..modules.not_exportable import NoTorchScript, check_not_exported
 from ..modules.positions import check_count, check_length, count_real_tokens, find_max_tokens
 
 # NormFormer options of transformer_lm that fairseq's TransformerConfig does not pass to the layers.

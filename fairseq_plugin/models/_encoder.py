@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from common.ops.shared.segments import documents_by_eos
 
 from ..modules.documents import read_documents, within_documents
-from ..modules.graphs import NoTorchScript, check_not_exported
+from ..modules.not_exportable import NoTorchScript, check_not_exported
 from ..modules.positions import check_count, check_length, count_real_tokens
 from ._decoder import complete_side, wrap_layer
 

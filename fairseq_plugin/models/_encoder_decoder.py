@@ -18,8 +18,8 @@ from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import flag_of, option_field
 from ..modules.cross_attention import CrossDesign
-from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
+from ..modules.not_exportable import NoTorchScript
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder

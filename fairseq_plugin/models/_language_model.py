@@ -23,8 +23,8 @@ from common.ops.shared.checks import check_positive_int
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import flag_of, option_field
-from ..modules.graphs import NoTorchScript
 from ..modules.multihead_attention import LayerDesign
+from ..modules.not_exportable import NoTorchScript
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ._decoder import BuildLayer, LinearTimeDecoder
 from ._options import (

@@ -24,7 +24,7 @@ from torch import nn
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import flag_of, option_field
-from ..modules.graphs import NoTorchScript
+from ..modules.not_exportable import NoTorchScript
 from ._encoder import LinearTimeRobertaEncoder
 from ._options import (
     DocumentOptions,

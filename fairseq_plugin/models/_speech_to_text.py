@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..loading.checkpoints import CheckedLoading
 from ..modules.audio_encoder import Replace, replaced
-from ..modules.graphs import NoTorchScript
+from ..modules.not_exportable import NoTorchScript
 from ..modules.speech_encoders import SpeechConformerEncoder, SpeechEncoder
 from ._decoder import LinearTimeDecoder
 from ._encoder_decoder import FURTHER_OPTIONS, BuildsLayers, needs_longest_source

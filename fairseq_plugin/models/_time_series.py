@@ -24,8 +24,8 @@ from common.ops.shared.padding import real_positions
 
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
-from ..modules.graphs import NoTorchScript, check_not_exported
 from ..modules.multihead_attention import read_padding
+from ..modules.not_exportable import NoTorchScript, check_not_exported
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
 from ._options import (

@@ -17,8 +17,8 @@ from common.attention import ATTENTIONS, InnerAttention
 from common.ops.shared.checks import ArgumentError
 
 from .causal_positions import CausalPositions
-from .graphs import NoTorchScript, check_not_exported
 from .multihead_attention import IncrementalState, InnerMultiheadAttention, LayerDesign, read_padding
+from .not_exportable import NoTorchScript, check_not_exported
 from .padded_convolutions import ConformerPadding, ConvolutionPadding
 from .positions import check_count, find_max_tokens
 

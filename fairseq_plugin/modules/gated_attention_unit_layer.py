@@ -12,8 +12,8 @@ from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.relative_bias import ToeplitzBias
 from common.ops.shared.checks import ArgumentError
 
-from .graphs import NoTorchScript
 from .multihead_attention import IncrementalState, check_no_mask, read_padding
+from .not_exportable import NoTorchScript
 
 _STATE = "attn_state"
 

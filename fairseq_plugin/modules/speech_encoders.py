@@ -11,7 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from .audio_encoder import Replace, check_absolute_positions, lengths_to_mask
-from .graphs import NoTorchScript, check_not_exported
+from .not_exportable import NoTorchScript, check_not_exported
 from .padded_convolutions import ConformerPadding, ConvolutionPadding
 from .positions import check_count, find_max_tokens
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from common.modules.norms import build_norm
 
 from .cross_attention import CrossDesign, InnerCrossAttention
-from .graphs import NoTorchScript
 from .multihead_attention import InnerMultiheadAttention, LayerDesign, read_padding
+from .not_exportable import NoTorchScript
 
 
 class GatedLinear(nn.Module):

@@ -21,13 +21,13 @@ from common.ops.shared.checks import check_choice, check_positive_int, shortened
 register_notrace_module(InnerAttention)
 
 
-class Uncalled(nn.Module):
-    """Mixin of a part that timm's Attention calls and our attention does not: registering a hook is a UserWarning."""
+class Placeholder(nn.Module):
+    """Mixin in place of a part of timm's Attention that ours never calls: registering a hook is a UserWarning."""
 
 
 def _with_warning(register: Callable[..., RemovableHandle]) -> Callable[..., RemovableHandle]:
     @functools.wraps(register)
-    def register_uncalled(self: Uncalled, *args: Any, **kwargs: Any) -> RemovableHandle:
+    def register_with_warning(self: Placeholder, *args: Any, **kwargs: Any) -> RemovableHandle:
         warnings.warn(
             "this hook is never called: attn_drop has the dropout rate alone, since no weights of pairs of tokens are "
             "formed, and q_norm and k_norm have no work without queries or keys. Hook the attention layer, or its "
@@ -36,18 +36,18 @@ def _with_warning(register: Callable[..., RemovableHandle]) -> Callable[..., Rem
         )
         return register(self, *args, **kwargs)
 
-    return register_uncalled
+    return register_with_warning
 
 
 for _name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
-    setattr(Uncalled, f"register_{_name}", _with_warning(getattr(nn.Module, f"register_{_name}")))
+    setattr(Placeholder, f"register_{_name}", _with_warning(getattr(nn.Module, f"register_{_name}")))
 
 
-class UncalledDropout(Uncalled, nn.Dropout):
+class PlaceholderDropout(Placeholder, nn.Dropout):
     """The dropout rate of a mechanism, under the name of the dropout layer of timm's Attention."""
 
 
-class UncalledIdentity(Uncalled, nn.Identity):
+class PlaceholderIdentity(Placeholder, nn.Identity):
     """A placeholder for the normalisation of queries or keys that a mechanism does not have."""
 
 
@@ -130,7 +130,7 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias, **dd)
         self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else _no_norm(self.has_query)
         self.k_norm = norm_layer(self.head_dim, **dd) if qk_norm else _no_norm(self.has_key)
-        self.attn_drop = UncalledDropout(attn_drop)
+        self.attn_drop = PlaceholderDropout(attn_drop)
         self.norm = norm_layer(self.widths[2], **dd) if scale_norm else nn.Identity()
         self.gate = nn.Linear(dim, self.widths[2], bias=qkv_bias, **dd) if gated else None
         self.proj = nn.Linear(self.widths[2], dim_out or dim, bias=proj_bias, **dd)
@@ -270,7 +270,7 @@ class SelfAttention(nn.Module):
 
 
 def _no_norm(called: bool) -> nn.Module:
-    return nn.Identity() if called else UncalledIdentity()
+    return nn.Identity() if called else PlaceholderIdentity()
 
 
 def attention_layer(
@@ -317,7 +317,7 @@ def is_layer_class(attn_layer: Any) -> bool:
 
 
 def usable_mechanisms() -> tuple[str, ...]:
-    """Names of the mechanisms with which all tokens of an image see each other."""
+    """Names of the bidirectional mechanisms, which images need."""
     return supporting("bidirectional", images=True)
 
 

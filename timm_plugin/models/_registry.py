@@ -12,7 +12,7 @@ from ..layers.attention import attention_layer
 
 
 def register_attention_layers() -> None:
-    """Add our mechanisms to timm's table of names, so that stock vision transformers accept ``attn_layer="flow"``.
+    """Add our mechanisms to timm's table of names, so that timm's vision transformers know ``attn_layer="flow"``.
 
     A mechanism that is registered later is added then. A layer that needs facts that timm does not pass raises an error
     that names the call to use. A name that is already timm's or somebody else's is kept, with a warning.

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..layers.attention import SelfAttention
+from ..layers_by_path import AttentionLike
 from ..replace import put_modules, replace_attention
-from ..resolve import AttentionLike
 from .imitation import AttentionImitation
 
 

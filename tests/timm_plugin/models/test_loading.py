@@ -148,7 +148,7 @@ for model, target in zip(sys.argv[2::2], sys.argv[3::2]):
 def test_folders_load_in_a_new_process_whatever_another_version_stored(tmp_path):
     """Options that have their default may be missing, and options that no version here knows may be present.
 
-    ``test_stored.py`` tests folders as written. Python's default logging is used: warnings reach the console.
+    ``test_folders.py`` tests folders as written. Python's default logging is used: warnings reach the console.
     """
     models = {case: randomise(build(case)) for case in CLASSES}
     x = images(models["hier"], size=(64, 64))

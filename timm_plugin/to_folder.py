@@ -2,7 +2,7 @@
 
 timm stores the name of an architecture and the arguments it was created with. An attention that was put into one of
 timm's models, with options, by a pattern or in some places, is not such an argument. The stored architecture is then
-``lineartime``, of ``timm_plugin.restored``. Its arguments are the model's own and two more: ``of``, the name of the
+``lineartime``, of ``timm_plugin.from_folder``. Its arguments are the model's own and two more: ``of``, the name of the
 original architecture, and ``attention``, the mechanism at each place. timm's ``create_model("local-dir:FOLDER")``
 finds that architecture once the plugin is imported.
 """
@@ -16,7 +16,7 @@ from .layers.attention import SelfAttention
 from .layers.grid import fixed_grid
 from .models.flowformer import Flowformer
 
-#: The architecture that ``config.json`` names; ``timm_plugin.restored`` registers it.
+#: The architecture that ``config.json`` names; ``timm_plugin.from_folder`` registers it.
 ARCHITECTURE = "lineartime"
 
 
@@ -53,7 +53,7 @@ def store_attention(model: nn.Module) -> None:
 
 
 def name_architecture(model: nn.Module) -> None:
-    """Set the architecture of ``model``, in a copy of its configuration, to the one of ``timm_plugin.restored``."""
+    """Set the architecture of ``model``, in a copy of its configuration, to the one of ``timm_plugin.from_folder``."""
     model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, "architecture": ARCHITECTURE}
 
 

@@ -123,7 +123,7 @@ def _paths(ending: str, place: str) -> Iterator[str]:
             yield f"{number}{dot}{tail}"
 
 
-def resolve(
+def layers_by_path(
     model: nn.Module, spec: LayerSpec, paths: Sequence[str], max_tokens: int | None, grid_size: Grid | None
 ) -> dict[str, type[SelfAttention]]:
     """The class of the attention at each of ``paths``: that of its stage in a ``Flowformer``, else in their order.

@@ -1,6 +1,6 @@
 """``lineartime``, the architecture of stored models in which the attention was replaced.
 
-``timm.create_model("local-dir:FOLDER", pretrained=True)`` builds it from what ``timm_plugin.stored`` wrote.
+``timm.create_model("local-dir:FOLDER", pretrained=True)`` builds it from what ``timm_plugin.to_folder`` wrote.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from .models._registry import register_once
 from .models._weights import fit_hierarchical, fit_vision_transformer
 from .models.flowformer import Flowformer
 from .replace import attention_modules, swap_attention
-from .stored import ARCHITECTURE, name_architecture
+from .to_folder import ARCHITECTURE, name_architecture
 
 __all__: list[str] = []  # register_model appends the entry point
 
