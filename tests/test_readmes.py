@@ -14,9 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from fairseq import options
+from PIL import Image
 
 import fairseq_plugin  # noqa: F401  (registers what the commands name)
+import timm_plugin
 from tests.forked_commands import served
 from tests.readmes import RUN, SHOWN, anchors, blocks, commands, links, prose, readmes, run_blocks
 from tests.recipes.guides import layouts
@@ -71,6 +74,14 @@ def environment() -> dict[str, str]:
     return {**own, "PATH": path, "OMP_NUM_THREADS": "1", "CHECKOUT": str(ROOT), "LINEARTIME_CPU_KERNELS": "0"}
 
 
+def write_trained(folder: Path) -> None:
+    """A photo, and untrained weights in the place of those that the example for timm trains."""
+    Image.new("RGB", (64, 48), "red").save(folder / "photo.jpg")
+    model = timm_plugin.create_model("deit_tiny_patch16_224", attn_layer="flow", num_classes=5, img_size=512)
+    (folder / "work" / "photos").mkdir(parents=True)
+    torch.save(model.state_dict(), folder / "work" / "photos" / "model_best.pth.tar")
+
+
 @pytest.mark.parametrize("readme", sorted({block.readme for block in TO_RUN}))
 def test_what_a_readme_shows_runs(readme, folder, environment):
     """Run all blocks of one README in order, in one folder: later blocks use output of earlier ones. Training is short.
@@ -81,6 +92,8 @@ def test_what_a_readme_shows_runs(readme, folder, environment):
     wanted = [block for block in TO_RUN if block.readme == readme]
     if readme in layouts.PAGES:
         layouts.write(folder)
+    if readme == "timm_plugin/README.md":
+        write_trained(folder)
     first = readme == "README.md"
     with served() as before:
         environment |= {"BEFORE_FAIRSEQ": before, "BEFORE_TRAIN": "command" if first else before}

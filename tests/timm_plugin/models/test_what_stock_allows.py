@@ -1,6 +1,6 @@
 """Each kind of our models supports what torch and timm do with a stock vision transformer, or refuses with a message.
 
-timm_plugin/README.md names the models and the operations, and which of these have limits.
+timm_plugin/REFERENCE.md names the models and the operations, and which of these have limits.
 """
 
 import copy
@@ -224,8 +224,8 @@ def test_what_a_model_allows(row, column):
         assert "\n" not in str(raised.value)
 
 
-def test_the_readme_says_which_operations_work_and_which_have_limits():
-    text = (CHECKOUT / "timm_plugin" / "README.md").read_text(encoding="utf-8")
+def test_the_reference_says_which_operations_work_and_which_have_limits():
+    text = (CHECKOUT / "timm_plugin" / "REFERENCE.md").read_text(encoding="utf-8")
     section = text.partition("\n## What a model allows\n")[2].partition("\n## ")[0]
     works, _, limits = re.sub(r"\s+", " ", section).partition(" have limits: ")
     assert [column for column in COLUMNS if column not in works] == []
