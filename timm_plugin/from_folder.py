@@ -94,7 +94,8 @@ def _read_layers(attention: Any) -> dict[str, type[SelfAttention]]:
         if not _is_entry(entry):
             raise ValueError(f"attention is {shortened(attention)}; allowed for {ARCHITECTURE}: {_FORM}")
         tokens = {name: entry.get(name) for name in ("max_tokens", "grid_size")}
-        if entry["name"] not in ATTENTIONS and isinstance(module := entry.get("module"), str):
+        known = not isinstance(entry["name"], str) or entry["name"] in ATTENTIONS
+        if not known and isinstance(module := entry.get("module"), str):
             raise ValueError(f"attention is {shortened(entry['name'])}, which the model has; {how_to_import(module)}")
         layer = attention_layer(entry["name"], **tokens, **entry.get("options", {}))
         for place in map(str, entry["places"]):
