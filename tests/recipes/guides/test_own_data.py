@@ -1,4 +1,4 @@
-"""The pages on own data: every task has a command, and the files that they show exist in the layouts.
+"""Every task has a command in a document, and the files that the pages on own data show exist in the layouts.
 
 tests/test_readmes.py runs the commands on these files.
 """
@@ -11,7 +11,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_plugin
 from tests.processes import CHECKOUT
-from tests.readmes import blocks
+from tests.readmes import blocks, readmes
 from tests.recipes.guides import layouts
 
 ALL = {page: blocks(CHECKOUT / page) for page in layouts.PAGES}
@@ -24,7 +24,7 @@ FOR_EVERY_PAGE = {"train.txt", "valid.txt", "train.de", "train.en", "valid.de", 
 def test_every_task_has_a_command() -> None:
     own = {name for name, task in TASK_REGISTRY.items() if task.__module__.startswith(fairseq_plugin.__name__)}
     assert len(own) >= 8
-    code = "\n".join(block.code for page in ALL.values() for block in page if block.language == "shell")
+    code = "\n".join(block.code for page in readmes() for block in blocks(page) if block.language == "shell")
     assert own | OF_FAIRSEQ <= set(re.findall(r"--task (\w+)", code))
 
 
