@@ -40,9 +40,16 @@ def main(arguments: list[str] | None = None) -> int:
         help="train the digits with the train.py of timm in DIR (%(default)s; None: with a loop of timm's parts)",
     )
     options = parser.parse_args(arguments)
-    updates, wanted, lengths, seconds, epochs = 128, text.SPLITS, (512, 2048, 8192), 4, 30
+    updates, wanted, lengths, step, seconds, epochs = 128, text.SPLITS, (512, 2048, 8192), 4096, 4, 30
     if options.quick:
-        updates, wanted, lengths, seconds, epochs = 3, {"test": 1_000, "valid": 1_000, "train": 200_000}, (512,), 0, 1
+        updates, wanted, lengths, step, seconds, epochs = (
+            3,
+            {"test": 1, "valid": 1, "train": 200_000},
+            (128,),
+            128,
+            0,
+            1,
+        )
     trainer, loop = ["-m", "recipes.demo.train_digits"], "a loop of timm's parts"
     if options.timm_scripts is not None:
         trainer, loop = ["-m", "timm_plugin", options.timm_scripts / "train.py"], "timm's train.py"
@@ -66,7 +73,17 @@ def main(arguments: list[str] | None = None) -> int:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     if len(measured()) < len(lengths) * len(text.ARCHITECTURES):
-        command = ["-m", "recipes.demo.lengths", out / "data-bin", "--seconds", seconds, "--lengths", *lengths]
+        command = [
+            "-m",
+            "recipes.demo.lengths",
+            out / "data-bin",
+            "--step",
+            step,
+            "--seconds",
+            seconds,
+            "--lengths",
+            *lengths,
+        ]
         runs.run(command, log, os.cpu_count())
     speeds = pd.DataFrame(measured())
     speeds = speeds.drop_duplicates(["model", "length"], keep="last").set_index(["model", "length"])["tokens/s"]

@@ -17,13 +17,13 @@ from .. import models
 from .text import ARCHITECTURES, model_arguments
 
 
-def measure(dictionary: Dictionary, architecture: str, length: int, least: float) -> float:
+def measure(dictionary: Dictionary, architecture: str, length: int, tokens_per_step: int, least: float) -> float:
     """Tokens per second of the fastest of at least two steps that take ``least`` seconds."""
     torch.manual_seed(1)
     task = ("--task", "language_modeling")
     model = models.build([*task, *model_arguments(architecture, length)], dictionary).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    tokens = torch.randint(dictionary.nspecial, len(dictionary), (max(1, 4096 // length), length))
+    tokens = torch.randint(dictionary.nspecial, len(dictionary), (max(1, tokens_per_step // length), length))
 
     def step() -> float:
         started = time.perf_counter()
@@ -45,12 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="a data-bin folder; its dictionary alone is used")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="tokens per sequence")
+    parser.add_argument("--step", type=int, default=4096, help="tokens of a step, or one sequence if that is longer")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options = parser.parse_args(arguments)
     dictionary = Dictionary.load(str(options.data / "dict.txt"))
     for length in options.lengths:
         for architecture in ARCHITECTURES:
-            speed = round(measure(dictionary, architecture, length, options.seconds), 1)
+            speed = round(measure(dictionary, architecture, length, options.step, options.seconds), 1)
             print(json.dumps({"model": architecture, "length": length, "tokens/s": speed}), flush=True)
 
 
