@@ -4,10 +4,9 @@
 """
 
 import argparse
+import itertools
 import json
-import math
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from fairseq.data import data_utils
@@ -24,20 +23,6 @@ from fairseq_plugin.loading.checkpoints import stored_architecture
 SPLIT = "test"
 #: The first bin ends at the training length divided by two to the power of this.
 _DOUBLINGS = 4
-
-
-class Bin(NamedTuple):
-    """Positions from ``begin`` to before ``end``, and the mean loss of their tokens in nats."""
-
-    begin: int
-    end: int
-    loss: float
-    tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the loss; infinity where that is too large."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 def edges(length: int, longest: int) -> list[int]:
@@ -62,12 +47,6 @@ def windows(stream: Tensor, length: int, longest: int, most: int) -> Tensor:
             f"{length:,}: at least {longest + (pieces - 1) * length + 1:,}; --times makes them shorter"
         )
     return stream.unfold(0, longest + 1, length)[: max(pieces, most)]
-
-
-def everywhere(count: int, length: int, longest: int) -> Tensor:
-    """Mask (count, longest): True for tokens of ``count`` windows in pieces of the text read at every distance."""
-    position = torch.arange(count)[:, None] * length + torch.arange(longest)
-    return (position >= longest - length) & (position < count * length)
 
 
 def read_stream(data: Path, split: str = SPLIT) -> Tensor:
@@ -101,11 +80,7 @@ def load_model(path: Path, data: Path, longest: int) -> nn.Module:
 
 @torch.no_grad()
 def losses(model: nn.Module, windows: Tensor, title: str) -> Tensor:
-    """The loss (W, n) of every token but the first of ``windows`` (W, n + 1), in nats, computed one window at a time.
-
-    Raises:
-        ValueError: the model has no weights for so many tokens.
-    """
+    """The loss (W, n) of every token but the first of ``windows`` (W, n + 1), in nats; ValueError if n are too many."""
     rows = []
     for window in tqdm(windows, desc=f"  {title}", unit=" windows", leave=False, disable=None):
         target = window[None, 1:]
@@ -115,14 +90,15 @@ def losses(model: nn.Module, windows: Tensor, title: str) -> Tensor:
     return torch.stack(rows)
 
 
-def binned(loss: Tensor, length: int) -> list[Bin]:
-    """The mean of ``loss`` (W, n) in each bin, over the tokens that ``everywhere`` selects."""
-    longest = loss.shape[1]
-    mask, bounds, bins = everywhere(len(loss), length, longest), edges(length, longest), []
-    for begin, end in zip(bounds, bounds[1:]):
+def perplexities(loss: Tensor, length: int) -> dict[str, float]:
+    """exp of the mean of ``loss`` (W, n) in each bin, over pieces of the text that are read at every distance."""
+    count, longest = loss.shape
+    place = torch.arange(count)[:, None] * length + torch.arange(longest)  # in the text
+    mask, found = (place >= longest - length) & (place < count * length), {}
+    for begin, end in itertools.pairwise(edges(length, longest)):
         inside = loss[:, begin:end][mask[:, begin:end]]
-        bins.append(Bin(begin, end, float(inside.mean()), inside.numel()))
-    return bins
+        found[f"{begin:,} to {end:,}"] = float(inside.mean().exp())
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -136,10 +112,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     chosen = windows(read_stream(options.data), options.length, options.longest, options.windows)
-    found = {"windows": len(chosen), "bins": [], "refused": None}
+    found = {"windows": len(chosen), "perplexities": {}, "refused": None}
     try:
         model = load_model(options.checkpoint, options.data, options.longest)
-        found["bins"] = binned(losses(model, chosen, options.checkpoint.name), options.length)
+        found["perplexities"] = perplexities(losses(model, chosen, options.checkpoint.name), options.length)
     except ValueError as error:
         found["refused"] = str(error).splitlines()[0]
     print(json.dumps(found))

@@ -9,7 +9,7 @@ import torch
 from fairseq import utils
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq_cli.eval_lm import eval_lm
-from torch import Tensor, nn
+from torch import nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import InnerAttention, LolcatsAttention
@@ -42,17 +42,14 @@ def loss(model: nn.Module, task: Any, split: str) -> float:
 
 
 @torch.no_grad()
-def share_found(model: nn.Module, tokens: Tensor) -> float:
-    """Per cent of the answers at the end of questions (trials, length + 1) that are the model's most probable ones."""
-    scores = model(tokens[:, :-1])[0][:, -needles.ANSWER :]
-    return 100.0 * float((scores.argmax(-1) == tokens[:, -needles.ANSWER :]).double().mean())
-
-
 def needles_found(model: nn.Module, data: Path, length: int) -> dict[int, float]:
-    """Per cent of the needles in the test text that a model finds, by distance."""
-    text, symbols = positions.read_stream(data), needles.symbols_of(data)
-    asked = {x: needles.questions(text, length, x, _TRIALS, symbols) for x in needles.distances(length)}
-    return {distance: share_found(model, tokens) for distance, tokens in asked.items()}
+    """Per cent of the needles in the test text that a model finds, by distance: its most probable tokens."""
+    text, symbols, found = positions.read_stream(data), needles.symbols_of(data), {}
+    for distance in needles.distances(length):
+        asked = needles.questions(text, length, distance, _TRIALS, symbols)
+        answers = model(asked[:, :-1])[0][:, -needles.ANSWER :].argmax(-1)
+        found[distance] = 100.0 * float((answers == asked[:, -needles.ANSWER :]).double().mean())
+    return found
 
 
 def measured(checkpoint: Path, options: argparse.Namespace, everything: bool) -> dict[str, Any]:
@@ -71,6 +68,5 @@ def measured(checkpoint: Path, options: argparse.Namespace, everything: bool) ->
     if not any("max_tokens" in module.needs for module in attentions):  # else its formula would change
         windows = positions.windows(positions.read_stream(options.data), length, options.longest, options.windows)
         model, _ = load(checkpoint, options.data, max_target_positions=options.longest)
-        bins = positions.binned(positions.losses(model, windows, checkpoint.name), length)
-        found["positions"] = {f"{part.begin:,} to {part.end:,}": part.perplexity for part in bins}
+        found["positions"] = positions.perplexities(positions.losses(model, windows, checkpoint.name), length)
     return found

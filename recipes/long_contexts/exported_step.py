@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 import pandas as pd
@@ -20,19 +19,13 @@ from fairseq_plugin.export_step import load
 
 from .generate import Graph
 
-
-class Timed(NamedTuple):
-    """The median milliseconds of a step around each position, and the logits (V,) at each."""
-
-    milliseconds: dict[int, float]
-    logits: dict[int, numpy.ndarray]
+#: Steps up to a position whose median is its time.
+AROUND = 50
+Step = Callable[[int], numpy.ndarray]  # the number of a token -> the logits (V,) after it
 
 
-def walk(step: Callable[[int], numpy.ndarray], positions: Sequence[int], around: int) -> Timed:
-    """Call ``step(i)``, which returns the logits after token i, up to the last of ``positions``, and time it there.
-
-    A position's time is the median of the ``around`` steps up to it.
-    """
+def walk(step: Step, positions: Sequence[int]) -> tuple[dict[int, float], dict[int, numpy.ndarray]]:
+    """The milliseconds of a step around each position, and the logits there."""
     seconds, logits = [], {}
     for i in tqdm(range(max(positions)), desc="tokens", unit="", leave=False, disable=None):
         started = time.perf_counter()
@@ -40,13 +33,10 @@ def walk(step: Callable[[int], numpy.ndarray], positions: Sequence[int], around:
         seconds.append(time.perf_counter() - started)
         if i + 1 in positions:
             logits[i + 1] = output
-    return Timed(
-        {position: 1000 * statistics.median(seconds[max(0, position - around) : position]) for position in positions},
-        logits,
-    )
+    return {x: 1000 * statistics.median(seconds[max(0, x - AROUND) : x]) for x in positions}, logits
 
 
-def in_onnxruntime(graph: Graph, tokens: torch.Tensor) -> Callable[[int], numpy.ndarray]:
+def in_onnxruntime(graph: Graph, tokens: torch.Tensor) -> Step:
     """Steps of ``graph`` over tokens (n,), one row."""
     state, numbers = graph.beginning(), tokens.numpy()
 
@@ -58,7 +48,7 @@ def in_onnxruntime(graph: Graph, tokens: torch.Tensor) -> Callable[[int], numpy.
     return step
 
 
-def in_fairseq(model: torch.nn.Module, tokens: torch.Tensor) -> Callable[[int], numpy.ndarray]:
+def in_fairseq(model: torch.nn.Module, tokens: torch.Tensor) -> Step:
     """Steps of fairseq's generator over tokens (n,), one row; each step gets all tokens so far."""
     state: dict = {}
 
@@ -76,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("graph", type=Path, help="what python -m fairseq_plugin.export_step made of it")
     parser.add_argument("--data", help="folder with dict.txt; default: the checkpoint's")
     parser.add_argument("--positions", type=int, nargs="+", default=[100, 1_000, 10_000], help="%(default)s")
-    parser.add_argument("--around", type=int, default=50, help="steps of a median (%(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     graph = Graph(options.graph)
@@ -90,14 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(dictionary.nspecial, len(dictionary), (max(options.positions),), generator=generator)
     tokens[0] = graph.about["begins_with"]
-    ours = walk(in_onnxruntime(graph, tokens), options.positions, options.around)
-    host = walk(in_fairseq(model, tokens), options.positions, options.around)
+    ours, our_logits = walk(in_onnxruntime(graph, tokens), options.positions)
+    host, host_logits = walk(in_fairseq(model, tokens), options.positions)
     rows = [
         {
             "position": f"{position:,}",
-            "onnxruntime": f"{ours.milliseconds[position]:.2f}",
-            "fairseq": f"{host.milliseconds[position]:.2f}",
-            "difference": f"{abs(ours.logits[position] - host.logits[position]).max():.1e}",
+            "onnxruntime": f"{ours[position]:.2f}",
+            "fairseq": f"{host[position]:.2f}",
+            "difference": f"{abs(our_logits[position] - host_logits[position]).max():.1e}",
         }
         for position in options.positions
     ]

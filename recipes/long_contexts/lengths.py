@@ -6,6 +6,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from matplotlib import pyplot as plt
 
 from .. import models, runs
 from ..models import NO_POSITIONS
-from ..positions import Bin
+from ..positions import edges
 from ..runs import Run, spread
 
 #: FLASH's gated attention units, which are no mechanism of Transformer layers; two units are one layer.
@@ -50,31 +51,22 @@ def model_arguments(options, name: str) -> list[object]:
 
 def measurement(options, data: Path, checkpoint: object) -> list[object]:
     """The command that measures a model."""
-    sizes = {"length": options.tokens_per_sample, "longest": options.times * options.tokens_per_sample}
-    sizes["windows"] = options.windows
-    words = [word for name, size in sizes.items() for word in (f"--{name}", size)]
-    return ["-m", "recipes.positions", checkpoint, "--data", data, *words]
+    length = options.tokens_per_sample
+    sizes = ["--length", length, "--longest", options.times * length, "--windows", options.windows]
+    return ["-m", "recipes.positions", checkpoint, "--data", data, *sizes]
 
 
 def read(folder: Path) -> dict:
     """The perplexity of each bin, and why the model could not read so far, if so."""
     then = folder / "then.log"
     log = then if then.exists() else folder / "train.log"
-    found = json.loads(log.read_text(encoding="utf-8").strip().splitlines()[-1])
-    bins = [Bin(*part) for part in found["bins"]]
-    return {
-        "perplexities": {f"{part.begin:,} to {part.end:,}": part.perplexity for part in bins},
-        "middles": [(max(1, part.begin) * part.end) ** 0.5 for part in bins],
-        "ends": [part.end for part in bins],
-        "windows": found["windows"],
-        "refused": found["refused"],
-    }
+    return json.loads(log.read_text(encoding="utf-8").strip().splitlines()[-1])
 
 
-def table(found: pd.DataFrame, length: int) -> pd.DataFrame:
+def table(found: pd.DataFrame, length: int, longest: int) -> pd.DataFrame:
     """Perplexity by position from half of the training length on, the best at the last positions first."""
     bins = pd.DataFrame(list(found.perplexities), index=found.index)
-    ends = next((ends for ends in found.ends if ends), [])
+    ends = edges(length, longest)[1:]
     shown = [name for name, end in zip(bins, ends) if end >= length // 2]
     means = bins.groupby(found.model, sort=False).mean()
     columns = {name: (name, lambda x: spread(2)(x) if x.notna().all() else "-") for name in shown}
@@ -89,17 +81,18 @@ def table(found: pd.DataFrame, length: int) -> pd.DataFrame:
     return made.reset_index()
 
 
-def draw(found: pd.DataFrame, order: Sequence[str], length: int, path: Path) -> None:
+def draw(found: pd.DataFrame, order: Sequence[str], length: int, longest: int, path: Path) -> None:
     """A panel for each model that can read longer inputs: its perplexity by position, over those of all in grey."""
     readers = found[found.refused.isna()]
     if readers.empty:
         return
-    first = readers.iloc[0]
+    bounds = edges(length, longest)
+    middles = [math.sqrt(max(1, begin) * end) for begin, end in itertools.pairwise(bounds)]
     means = {
         name: pd.DataFrame(list(rows.perplexities)).mean().to_numpy()
         for name, rows in readers.groupby("model", sort=False)
     }
-    names, last = [name for name in order if name in means], first.ends.index(length)
+    names, last = [name for name in order if name in means], bounds.index(length) - 1
     across = min(_ACROSS, len(names))
     down = -(-len(names) // across)
     size = {"figsize": (2.3 * across, 2.0 * down + 0.6)}
@@ -109,16 +102,16 @@ def draw(found: pd.DataFrame, order: Sequence[str], length: int, path: Path) -> 
             axes.set_visible(False)
             continue
         for other in means.values():
-            axes.plot(first.middles, other, color="0.85", linewidth=0.8)
+            axes.plot(middles, other, color="0.85", linewidth=0.8)
         worse = means[name][-1] > 1.05 * means[name][last]
-        axes.plot(first.middles, means[name], color="C1" if worse else "C0", linewidth=2)
+        axes.plot(middles, means[name], color="C1" if worse else "C0", linewidth=2)
         axes.axvline(length, color="0.4", linestyle=":", linewidth=1)
         axes.set_title(f"{name}\n{means[name][last]:.2f} → {means[name][-1]:,.2f}", fontsize=9)
     every = np.stack(list(means.values()))
     axes = grid[0, 0]
     highest = min(every.max(), 2.5 * every[:, last].max())
     axes.set(xscale="log", yscale="log", ylim=(0.95 * every.min(), 1.05 * highest))
-    ticks = [max(1, length // 8), length, first.ends[-1]]
+    ticks = [max(1, length // 8), length, longest]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -140,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick and not options.runs:
         options.tokens_per_sample, options.times = min(32, options.tokens_per_sample), 2
     length, unit, counts = options.tokens_per_sample, "as trained", {}
+    longest = options.times * length
     if options.runs:
         done = sorted(path.parent for path in options.runs.glob("runs/*/done.json"))
         if not done:
@@ -173,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refused = found.dropna(subset="refused")
     notes = [
         f"perplexity of the test text ({unit}{tokens}) by how many tokens of its window were read before a token; "
-        f"{found.windows.iloc[0]:,} windows of {options.times * length:,} tokens, one every {length:,}, so that each "
+        f"{found.windows.iloc[0]:,} windows of {longest:,} tokens, one every {length:,}, so that each "
         f"column from {length:,} on is of the same text",
         "change: from the last column of the training length to the last one; best models first; models of all but "
         "+no_positions have sinusoidal positions",
@@ -182,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *(f"{name}: {note}" for name, note in _NOTES.items() if name in set(found.model)),
         *(f"{x.model}.{x.seed} cannot read longer inputs: {x.refused}" for x in refused.itertuples()),
     ]
-    shown = table(found, length)
+    shown = table(found, length, longest)
     title = f"Perplexity by position, models trained on sequences of {length:,}"
     runs.report(options.out, {title: shown}, notes, found)
-    draw(found, list(shown.model), length, options.out / "results.png")
+    draw(found, list(shown.model), length, longest, options.out / "results.png")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """Speed of packed documents: the same documents in packed rows and in padded ones, forward and backward.
 
     python -m recipes.long_contexts.packed_documents
-    python -m recipes.long_contexts.packed_documents --functions
 
-It prints a table of models; with --functions, the times of two attention functions, also with gates that forget. It
-measures the process's CPU time in one thread, which other load on the machine changes little.
+It measures the process's CPU time in one thread, which other load on the machine changes little.
 """
 
 import argparse
@@ -22,7 +20,6 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import fairseq_plugin  # noqa: F401  registers the models
-from common.ops import flow_attention, linear_attention
 
 from .. import models
 
@@ -32,27 +29,19 @@ SHORTEST, LONGEST = 16, 2048
 WIDTH, HEADS, LAYERS = 256, 4, 2
 
 
-def lengths_of(tokens: int, seed: int) -> list[int]:
-    """Lengths of documents with ``tokens`` tokens in total, log-uniform from ``SHORTEST`` to ``LONGEST``."""
-    lengths, remaining, generator = [], tokens, random.Random(seed)
+def documents_of(tokens: int) -> list[Tensor]:
+    """Documents with ``tokens`` random words in total, each after an eos, as a language model reads them.
+
+    Their lengths are log-uniform from ``SHORTEST`` to ``LONGEST``.
+    """
+    torch.manual_seed(1)
+    documents, remaining, generator = [], tokens, random.Random(1)
     while remaining > 0:
         length = int(math.exp(generator.uniform(math.log(SHORTEST), math.log(LONGEST + 1))))
-        lengths.append(min(length, remaining))
-        remaining -= lengths[-1]
-    return lengths
-
-
-def documents_of(tokens: int, seed: int) -> list[Tensor]:
-    """Documents of random words, each after an eos, as a language model reads them."""
-    torch.manual_seed(seed)
-    return [
-        F.pad(torch.randint(FIRST_WORD, WORDS, (length - 1,)), (1, 0), value=EOS) for length in lengths_of(tokens, seed)
-    ]
-
-
-def packed_rows(documents: list[Tensor], row: int) -> list[Tensor]:
-    """One batch of rows of ``row`` tokens, cut where a row is full."""
-    return [torch.cat(documents).view(-1, row)]
+        length = min(length, remaining)
+        documents.append(F.pad(torch.randint(FIRST_WORD, WORDS, (length - 1,)), (1, 0), value=EOS))
+        remaining -= length
+    return documents
 
 
 def padded_rows(documents: list[Tensor], most: int) -> list[Tensor]:
@@ -88,8 +77,8 @@ def pass_over(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
     return run
 
 
-def tokens_per_second(calls: dict[str, Callable[[], None]], tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens per second of processor time of each call in each round; calls take turns, after a round to warm up."""
+def tokens_per_second(calls: dict[str, Callable[[], None]], tokens: int, rounds: int) -> dict[str, str]:
+    """The median of tokens per second of CPU time of each call; calls take turns, after a round to warm up."""
     speeds: dict[str, list[float]] = {name: [] for name in calls}
     for i in tqdm(range(rounds + 1), desc="rounds", unit="", leave=False, disable=None):
         for name, call in calls.items():
@@ -97,26 +86,7 @@ def tokens_per_second(calls: dict[str, Callable[[], None]], tokens: int, rounds:
             call()
             if i:
                 speeds[name].append(tokens / (time.process_time() - started))
-    return speeds
-
-
-def functions(tokens: int, seed: int, rounds: int) -> None:
-    """Print the time of attention over one row: one document, packed documents, and gates of -inf between them."""
-    lengths = torch.tensor(lengths_of(tokens, seed))
-    ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[None]
-    first = F.pad(ids[:, 1:] != ids[:, :-1], (1, 0))
-    gates = torch.zeros(1, HEADS, tokens).masked_fill(first[:, None], -math.inf)
-    q, k, v = (torch.randn(1, tokens, HEADS, WIDTH // HEADS).transpose(1, 2).requires_grad_() for _ in range(3))
-    kinds = {"one document": {}, "packed": {"segment_ids": ids}, "gates": {"log_decay": gates}}
-    calls = {
-        f"{op.__name__}, {name}": lambda op=op, kind=kind: op(q, k, v, causal=True, **kind).sum().backward()
-        for op in (linear_attention, flow_attention)
-        for name, kind in kinds.items()
-        if op is linear_attention or name != "gates"  # Flow-Attention accepts only finite gates
-    }
-    print(f"{len(lengths)} documents, {tokens} tokens: milliseconds")
-    for name, speeds in tokens_per_second(calls, tokens, rounds).items():
-        print(f"{name}: {1000 * tokens / statistics.median(speeds):.0f}")
+    return {name: f"{statistics.median(found):,.0f}" for name, found in speeds.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -128,34 +98,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of all documents together")
     parser.add_argument("--row", type=int, default=4096, help="tokens of a packed row")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each; their median is printed")
-    parser.add_argument("--seed", type=int, default=1, help="of the documents")
-    parser.add_argument("--functions", action="store_true", help="functions by themselves, in one row of --tokens")
     options = parser.parse_args(arguments)
-    if options.tokens % options.row:
-        parser.error(f"--tokens is {options.tokens} and --row {options.row}; allowed: full rows")
     torch.set_num_threads(1)
-    if options.functions:
-        functions(options.tokens, options.seed, options.rounds)
-        return
-    documents = documents_of(options.tokens, options.seed)
-    packed, padded = packed_rows(documents, options.row), padded_rows(documents, options.tokens)
+    documents = documents_of(options.tokens)
+    packed, padded = [torch.cat(documents).view(-1, options.row)], padded_rows(documents, options.tokens)
     by_length = padded_rows(sorted(documents, key=len), options.tokens)
     sizes = [sum(batch.numel() for batch in batches) for batches in (padded, by_length)]
     print(f"{len(documents)} documents, {options.tokens} tokens; with padding {sizes[0]}, by length {sizes[1]}\n")
     rows = []
     for name in options.models:
-        apart, together = (
-            build(f"{name}_lm", options.row, "--lineartime-reset-at-eos"),
-            build(f"{name}_lm", options.row),
-        )
+        apart = build(f"{name}_lm", options.row, "--lineartime-reset-at-eos")
+        together = build(f"{name}_lm", options.row)
         calls = {
             "packed, apart": pass_over(apart, packed),
             "padded": pass_over(together, padded),
             "padded, sorted by length": pass_over(together, by_length),
             "packed, not apart": pass_over(together, packed),
         }
-        speeds = tokens_per_second(calls, options.tokens, options.rounds)
-        rows.append({"model": f"{name}_lm", **{call: f"{statistics.median(x):,.0f}" for call, x in speeds.items()}})
+        rows.append({"model": f"{name}_lm", **tokens_per_second(calls, options.tokens, options.rounds)})
     print(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
 
 

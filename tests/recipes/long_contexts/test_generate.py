@@ -125,7 +125,7 @@ def test_texts_and_words(characters: bool) -> None:
 
 
 def test_the_speed_is_measured_beside_fairseq(folder: Path, capsys) -> None:
-    arguments = [str(folder / "model.pt"), str(folder / "step.onnx"), "--positions", "5", "40", "--around", "3"]
+    arguments = [str(folder / "model.pt"), str(folder / "step.onnx"), "--positions", "5", "40"]
     exported_step.main(arguments)
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
     assert [int(row[0]) for row in rows] == [5, 40]

@@ -10,7 +10,7 @@ from fairseq import options as fairseq_options
 from common.attention import ATTENTIONS
 from recipes import runs
 from recipes.long_contexts import lengths
-from recipes.positions import Bin, binned, edges, everywhere, windows
+from recipes.positions import edges, perplexities, windows
 
 SIZES = "--width 8 --layers 1 --heads 2 --batch-tokens 64".split()
 
@@ -21,14 +21,10 @@ def test_bins_double_on_both_sides_of_the_training_length():
 
 
 def test_every_bin_is_of_the_same_text():
-    """Each piece of the text that counts stands once at every distance from the beginning of a window."""
+    """Windows begin in steps, so each piece of the text stands at every distance from the beginning of a window."""
     stream = torch.arange(1 + 12 * 4)
     found = windows(stream, 4, 16, most=100)
     assert found.shape == (9, 17) and found[2].tolist() == list(range(8, 25))
-    kept = everywhere(9, 4, 16)
-    for begin in range(0, 16, 4):
-        predicted = found[:, 1:][:, begin : begin + 4][kept[:, begin : begin + 4]]
-        assert predicted.tolist() == list(range(13, 37))
     assert len(windows(stream, 4, 16, most=5)) == 5
     with pytest.raises(ValueError, match="at least 29"):
         windows(stream[:28], 4, 16, most=100)
@@ -36,13 +32,11 @@ def test_every_bin_is_of_the_same_text():
 
 def test_bins_are_means_over_that_text():
     found = windows(torch.arange(200), 8, 32, most=100)
-    loss = found[:, 1:].double() + torch.arange(32)  # of the text, and of the position
-    parts = binned(loss, 8)
-    assert [(part.begin, part.end) for part in parts] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32)]
-    text = torch.arange(1 + 24, 1 + 8 * len(found)).double().mean()
-    for part in parts[-2:]:
-        assert part.loss == pytest.approx(float(text) + (part.begin + part.end - 1) / 2)
-    assert Bin(0, 1, 2.0, 5).perplexity == pytest.approx(math.exp(2)) and Bin(0, 1, 1e4, 5).perplexity == math.inf
+    parts = perplexities(found[:, 1:].double() + torch.arange(32), 8)  # loss of the text, and of the position
+    assert list(parts) == ["0 to 1", "1 to 2", "2 to 4", "4 to 8", "8 to 16", "16 to 32"]
+    text = float(torch.arange(1 + 24, 1 + 8 * len(found)).double().mean())
+    assert math.log(parts["8 to 16"]) == pytest.approx(text + 11.5)
+    assert math.log(parts["16 to 32"]) == pytest.approx(text + 23.5)
 
 
 @pytest.fixture
