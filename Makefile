@@ -49,7 +49,7 @@ bench: $(READY)-bench
 	$(VENV)/bin/python -m recipes.bench
 
 docs: $(READY)-docs
-	$(VENV)/bin/python -m sphinx -E -W --keep-going -c docs . build/docs
+	$(VENV)/bin/python -m sphinx -E -W --keep-going -c .ci/docs . build/docs
 
 package: $(READY)-package
 	.ci/package $(VENV)/bin/python
