@@ -27,38 +27,36 @@ from . import data
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Task -> its classes, and the most tokens of a sequence, the first one included.
 TASKS = {"listops": (10, 2000), "text": (2, 1001), "retrieval": (2, 4001), "image": (10, 1025), "pathfinder": (2, 1024)}
-#: Row -> architecture, its options, and how its row of Table 2 or 10 begins. The Arena's Performer has relu features
-#: but on ListOps, and its local attention is among tokens that are far from each other.
-ROWS = {
-    "local": ("local", "", "LOCAL"),
-    "linear": ("linear", "", "LINEAR"),
-    "reformer": ("reformer", "", "REFORMER"),
-    "sparse": ("sparse", "", "SPARSE"),
-    "sinkhorn": ("sinkhorn", "", "SINKHORN"),
-    "linformer": ("linformer", "", "LINFORMER"),
-    "favor": ("favor", "", "PERFORMER"),
-    "synthesizer": ("synthesizer", "", "SYNTHESIZER"),
-    "longformer": ("longformer", "", "LONGFORMER"),
-    "softmax": ("softmax", "", "TRANSFORMER"),
-    "bigbird": ("bigbird", "", "BIGBIRD"),
-    "cosformer": ("cosformer", "", "COSFORMER"),
-    "flow+no_competition": ("flowformer", "--flow-competition none", "FLOWFORMER W/O COMPETITION"),
-    "flow+no_allocation": ("flowformer", "--flow-allocation none", "FLOWFORMER W/O ALLOCATION"),
-    "flow": ("flowformer", "", "SIGMOID"),
-    "flow+elu": ("flowformer", "--flow-phi elu+1", "ELU"),
-    "flow+relu": ("flowformer", "--flow-phi relu", "RELU"),
-    "flow+sigmoid_sigmoid": ("flowformer", "--flow-competition sigmoid", None),
-    "flow+sigmoid_softmax": ("flowformer", "--flow-competition sigmoid --flow-allocation softmax", None),
-    "flow+softmax_softmax": ("flowformer", "--flow-allocation softmax", None),
-    **{name: (name, "", None) for name in ("flash", "daft_full", "daft_conv", "mixed_chunk")},
-}
+#: Table of the paper -> its rows.
 TABLES = {
-    "2": list(ROWS)[:15],
+    "2": "local linear reformer sparse sinkhorn linformer favor synthesizer longformer softmax bigbird".split()
+    + ["cosformer", "flow+no_competition", "flow+no_allocation", "flow"],
     "10": ["flow+elu", "flow+relu", "flow"],
     "11": ["flow+sigmoid_sigmoid", "flow+sigmoid_softmax", "flow+softmax_softmax", "flow"],
 }
-for name in supporting("bidirectional"):
-    ROWS.setdefault(name, (name, "", None))
+#: Row -> options of its Flow-Attention.
+FLOW = {
+    "flow": "",
+    "flow+no_competition": "--flow-competition none",
+    "flow+no_allocation": "--flow-allocation none",
+    "flow+elu": "--flow-phi elu+1",
+    "flow+relu": "--flow-phi relu",
+    "flow+sigmoid_sigmoid": "--flow-competition sigmoid",
+    "flow+sigmoid_softmax": "--flow-competition sigmoid --flow-allocation softmax",
+    "flow+softmax_softmax": "--flow-allocation softmax",
+}
+ROWS = [*supporting("bidirectional"), "flash", *(row for row in FLOW if row != "flow")]
+#: Row -> how its row of Table 2 or 10 begins, if not with its name. The Arena's Performer has relu features but on
+#: ListOps, and its local attention is among tokens that are far from each other.
+PUBLISHED = {
+    "favor": "PERFORMER",
+    "softmax": "TRANSFORMER",
+    "flow": "SIGMOID",
+    "flow+elu": "ELU",
+    "flow+relu": "RELU",
+    "flow+no_competition": "FLOWFORMER W/O COMPETITION",
+    "flow+no_allocation": "FLOWFORMER W/O ALLOCATION",
+}
 
 
 def task_arguments(options) -> list[object]:
@@ -74,7 +72,7 @@ def task_arguments(options) -> list[object]:
 
 def model_arguments(options, row: str) -> list[object]:
     """A row's model, with about as many parameters as a Transformer whose FFN is twice as wide."""
-    architecture, further, _ = ROWS[row]
+    architecture = "flowformer" if row in FLOW else row
     width, layers, ffn = options.width, options.layers, 2 * options.width
     made = ["--arch", f"{architecture}_lra_{options.task}", "--encoder-embed-dim", width, "--classifier-dim", ffn]
     if row == "flash":
@@ -84,7 +82,7 @@ def model_arguments(options, row: str) -> list[object]:
     else:
         made += ["--encoder-layers", layers, "--encoder-attention-heads", options.heads]
         made += ["--encoder-ffn-embed-dim", ffn, "--encoder-attention-dim", width]
-    made += [*further.split(), *runs.reach_arguments(row, options.length)]
+    made += [*FLOW.get(row, "").split(), *runs.reach_arguments(row, options.length)]
     return [*made, *"--dropout 0 --attention-dropout 0 --activation-dropout 0".split()]
 
 
@@ -111,8 +109,8 @@ def read(folder: Path) -> dict:
     """The results of a complete training."""
     logged = runs.points(folder / "train.log")
     test = runs.points(folder / "then.log").iloc[-1].accuracy
-    best, seconds = logged[logged.split == "test"].accuracy.max(), logged.wall.max()
-    return {"test": test, "best": best, "seconds": seconds, "parameters": runs.parameters(folder / "train.log")}
+    best = logged[logged.split == "test"].accuracy.max()
+    return {"test": test, "best": best, "parameters": runs.parameters(folder / "train.log")}
 
 
 def speeds(options) -> pd.DataFrame:
@@ -153,19 +151,12 @@ def accuracies(options) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Train every row with every seed; the results of all, and a table beside the published accuracy."""
     planned = [plan(options, row, seed + 1) for seed, row in itertools.product(range(options.seeds), options.models)]
     found = runs.train_all(planned, options.out, options.jobs, read)
-    accuracy = runs.table(
-        found,
-        {
-            "parameters": ("parameters", "first"),
-            "selected on valid, %": ("test", spread(1)),
-            "best on test, %": ("best", spread(1)),
-            "seeds": ("seed", "count"),
-            "seconds": ("seconds", spread(0)),
-        },
-    )
+    columns = {"parameters": ("parameters", "first"), "selected on valid, %": ("test", spread(1))}
+    columns |= {"best on test, %": ("best", spread(1)), "seeds": ("seed", "count")}
+    accuracy = runs.table(found, columns)
     printed = pd.concat([runs.published("flowformer", number) for number in ("2", "10")])[f"{options.task.upper()} ↑"]
     accuracy["published, %"] = [
-        next((cell for name, cell in printed.items() if ROWS[row][2] and name.startswith(ROWS[row][2])), "-")
+        next((cell for name, cell in printed.items() if name.startswith(PUBLISHED.get(row, row.upper()))), "-")
         for row in accuracy.model
     ]
     return found, accuracy
@@ -210,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.models, options.data = TABLES.get(options.table, options.models), options.data or options.out / "data"
     runs.begin(options.out, ["recipes.lra.compare", options.task, options.data, options.length])
     if generated and not options.speed and not (options.data / data.LAST).exists():
-        splits = data.listops(sizes, 1, options.length // 16, options.length)
+        splits = data.listops(sizes, options.length // 16, options.length)
         data.write(options.data, splits, data.dictionary(data.SYMBOLS), range(10))
     found, accuracy = (None, None) if options.speed else accuracies(options)
     timed = speeds(options)

@@ -55,9 +55,9 @@ def tree(rng: random.Random, depth: int, symbols: list[str], limit: int) -> int:
     return OPERATORS[symbols[place]](values)
 
 
-def block(seed: int, shortest: int, longest: int, number: int) -> list[tuple[str, int]]:
+def block(shortest: int, longest: int, number: int) -> list[tuple[str, int]]:
     """``BLOCK`` expressions of more than ``shortest`` and fewer than ``longest`` symbols, and their values."""
-    rng, found = random.Random(f"ListOps {seed} {number}"), []
+    rng, found = random.Random(f"ListOps 1 {number}"), []
     while len(found) < BLOCK:
         symbols: list[str] = []
         try:
@@ -69,10 +69,10 @@ def block(seed: int, shortest: int, longest: int, number: int) -> list[tuple[str
     return found
 
 
-def listops(sizes: dict[str, int], seed: int, shortest: int, longest: int) -> dict[str, Examples]:
-    """Different expressions for each split, always the same ones for the same seed."""
+def listops(sizes: dict[str, int], shortest: int, longest: int) -> dict[str, Examples]:
+    """Different expressions for each split, always the same ones; their lengths are between the two given ones."""
     seen: dict[str, int] = {}
-    total, blocks = sum(sizes.values()), partial(block, seed, shortest, longest)
+    total, blocks = sum(sizes.values()), partial(block, shortest, longest)
     with multiprocessing.get_context("fork").Pool() as pool, tqdm(total=total, desc="ListOps") as bar:
         for start in itertools.count(0, 8):
             for text, value in itertools.chain(*pool.map(blocks, range(start, start + 8))):
@@ -211,21 +211,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("task", choices=("listops", "text", "image", "retrieval", "pathfinder"))
     parser.add_argument("--out", type=Path, help="default: work/lra/TASK")
     parser.add_argument("--release", type=Path, metavar="DIR", help="the unpacked lra_release.gz")
-    parser.add_argument("--seed", type=int, default=1, help="of ListOps (%(default)s)")
-    parser.add_argument(
-        "--sizes", type=int, nargs=3, default=(96_000, 2_000, 2_000), help="of ListOps' splits (%(default)s)"
-    )
-    parser.add_argument("--lengths", type=int, nargs=2, default=(500, 2000), help="of ListOps, exclusive (%(default)s)")
     options = parser.parse_args(arguments)
     out, release = options.out or Path("work/lra") / options.task, options.release
     if release is None and options.task in ("retrieval", "pathfinder"):
         parser.error(f"--release is needed for {options.task}: the unpacked lra_release.gz")
-    if options.lengths[1] <= max(options.lengths[0] + 1, 4):
-        parser.error(f"--lengths is {options.lengths}; allowed: two numbers between which there are lengths from 4 on")
     out.mkdir(parents=True, exist_ok=True)
     if options.task == "listops":
-        sizes = dict(zip(("train", "valid", "test"), options.sizes))
-        splits = released_listops(release) if release else listops(sizes, options.seed, *options.lengths)
+        sizes = {"train": 96_000, "valid": 2_000, "test": 2_000}
+        splits = released_listops(release) if release else listops(sizes, 500, 2_000)
         write(out, splits, dictionary(SYMBOLS), range(10))
     elif options.task == "text":
         from torchvision.datasets.utils import download_url  # checks the MD5, and keeps a file that has it
@@ -236,8 +229,8 @@ def main(arguments: list[str] | None = None) -> None:
     elif options.task == "image":
         write(out, image(out), pixel_dictionary(), range(10))
     else:
-        read = {"retrieval": retrieval, "pathfinder": pathfinder}[options.task]
-        write(out, read(release), pixel_dictionary(), range(2))
+        splits = retrieval(release) if options.task == "retrieval" else pathfinder(release)
+        write(out, splits, pixel_dictionary(), range(2))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription
+from fairseq_plugin.data.episode_folder import Episode
 
 from . import data
 
@@ -27,6 +27,8 @@ class Settings(NamedTuple):
     alive: float = 0.0  # reward for each step without a fall, which the search ignores
 
 
+#: Deviation of the noise on actions of -1 to 1 in the data.
+NOISE = 0.1
 #: Robots that can fall: the paper's settings, with fewer directions.
 SETTINGS = {"Hopper": Settings(8, 4, 0.025, 0.01, 1.0), "Walker2d": Settings(16, 8, 0.025, 0.03, 1.0)}
 
@@ -53,22 +55,16 @@ def make(name: str) -> gymnasium.Env:
     return environment
 
 
-def play(
-    environment: gymnasium.Env,
-    policy: Policy,
-    seed: int,
-    noise: float = 0.0,
-    rng: np.random.Generator | None = None,
-) -> Episode:
-    """Play an episode; ``noise`` is the deviation of Gaussian noise on actions in -1 to 1."""
+def play(environment: gymnasium.Env, policy: Policy, seed: int, rng: np.random.Generator | None = None) -> Episode:
+    """Play an episode, with Gaussian noise on actions in -1 to 1 if there is ``rng``."""
     low, high = environment.action_space.low, environment.action_space.high
     steps: list[tuple] = []
     state, _ = environment.reset(seed=seed)
     over = False
     while not over:
         action = policy.weights @ ((state - policy.mean) / policy.std)
-        if noise:
-            action = action + noise * rng.standard_normal(len(action))
+        if rng is not None:
+            action = action + NOISE * rng.standard_normal(len(action))
         action = ((low + high) / 2 + (high - low) / 2 * np.clip(action, -1, 1)).astype(environment.action_space.dtype)
         after, reward, terminated, truncated, _ = environment.step(action)
         steps.append((state, action, float(reward)))
@@ -76,7 +72,7 @@ def play(
     return Episode(*(np.asarray(values, dtype=np.float32) for values in zip(*steps)))
 
 
-def search(environment: gymnasium.Env, settings: Settings, iterations: int, seed: int) -> list[Policy]:
+def search(environment: gymnasium.Env, settings: Settings, iterations: int) -> list[Policy]:
     """The first policy, which does nothing, and the one after each iteration."""
     size = environment.observation_space.shape[0]
     # Count, mean and sum of squared deviations of all states that were seen.
@@ -87,9 +83,9 @@ def search(environment: gymnasium.Env, settings: Settings, iterations: int, seed
         policies.append(policy._replace(total=play(environment, policy, int(rng.integers(2**31))).total))
         return policies[-1]
 
-    policy = kept(policy, np.random.default_rng((seed, 0)))
+    policy = kept(policy, np.random.default_rng((1, 0)))
     for iteration in (bar := tqdm(range(1, iterations + 1), "search")):
-        rng = np.random.default_rng((seed, iteration))
+        rng = np.random.default_rng((1, iteration))
         directions = rng.standard_normal((settings.directions, *policy.weights.shape))
         totals = np.zeros((settings.directions, 2))  # with the direction added and subtracted
         for i, direction in enumerate(directions):
@@ -111,21 +107,17 @@ def search(environment: gymnasium.Env, settings: Settings, iterations: int, seed
     return policies
 
 
-def collect(
-    name: str, out: Path, *, iterations: int, grades: int = 5, episodes: int = 20, noise: float = 0.1, seed: int = 1
-) -> EpisodeDescription:
+def collect(name: str, out: Path, iterations: int, grades: int = 5, episodes: int = 20) -> None:
     """Write episodes of ``grades`` policies, about evenly spaced by their returns, to ``out``."""
     environment = make(name)
-    policies = search(environment, SETTINGS.get(name.partition("-")[0], Settings()), iterations, seed)
+    policies = search(environment, SETTINGS.get(name.partition("-")[0], Settings()), iterations)
     totals = np.array([policy.total for policy in policies])
     chosen = [int(np.abs(totals - x).argmin()) for x in np.linspace(totals[0], totals.max(), grades)]
-    rng = np.random.default_rng((seed, 2**31))
-    played = [
-        play(environment, policies[i], int(rng.integers(2**31)), noise, rng)
-        for i in tqdm(np.repeat(chosen, episodes), "episodes")
-    ]
+    rng = np.random.default_rng((1, 2**31))
+    chosen = tqdm(np.repeat(chosen, episodes), "episodes")
+    played = [play(environment, policies[i], int(rng.integers(2**31)), rng) for i in chosen]
     space = environment.action_space
-    return data.write(out, played, f"{name}, own data", name, (space.low, space.high))
+    data.write(out, played, f"{name}, own data", name, (space.low, space.high))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -135,12 +127,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--iterations", type=int, default=100, help="of the search (%(default)s)")
     parser.add_argument("--grades", type=int, default=5, help="policies that play (%(default)s)")
     parser.add_argument("--episodes", type=int, default=20, help="of each policy (%(default)s)")
-    parser.add_argument("--noise", type=float, default=0.1, help="deviation of it on actions of -1 to 1 (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="default: work/offline_rl/ENV")
-    options = vars(parser.parse_args(arguments))
-    name, out = options.pop("env"), options.pop("out")
-    collect(name, out or Path("work/offline_rl") / name, **options)
+    options = parser.parse_args(arguments)
+    out = options.out or Path("work/offline_rl") / options.env
+    collect(options.env, out, options.iterations, options.grades, options.episodes)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,6 @@ def read(folder: Path) -> dict:
         "return": returns.iloc[-1],
         "follows": np.corrcoef(returns.index, returns)[0, 1] if returns.nunique() > 1 else 0.0,
         "parameters": f"{runs.parameters(folder / 'train.log') / 1e6:.2f} M",
-        "minutes": logged.wall.max() / 60,
     }
 
 
@@ -93,12 +92,9 @@ def main(arguments: list[str] | None = None) -> None:
     known = [x for x in known if models.mechanism_of(x) + SUFFIX in ARCH_MODEL_REGISTRY] + list(WITHOUT_ATTENTION)
     parser = runs.parser(__doc__.splitlines()[0], "work/offline_rl/compare/ENV")
     parser.add_argument("--env", default="HalfCheetah-v5", metavar="NAME", help="of gymnasium")
-    parser.add_argument(
-        "--models", nargs="+", choices=known, default=["flowformer", "softmax", "linear"], metavar="NAME"
-    )
-    parser.add_argument(
-        "--iterations", type=int, default=160, help="of the search for policies whose episodes are data"
-    )
+    usual = ["flowformer", "softmax", "linear"]
+    parser.add_argument("--models", nargs="+", choices=known, default=usual, metavar="NAME")
+    parser.add_argument("--iterations", type=int, default=160, help="of the search for policies that play the data")
     parser.add_argument("--updates", type=int, default=800, help="of each training; ten times as many of bc and awac")
     parser.add_argument("--context", default="10", metavar="K|full", help="steps of a window")
     parser.add_argument("--episodes", type=int, default=5, help="for each target")
@@ -110,19 +106,16 @@ def main(arguments: list[str] | None = None) -> None:
     options.data = options.out / "data"
     runs.begin(options.out, ["recipes.offline_rl.compare", options.env, options.iterations])
     if not (options.data / "episodes.json").exists():
-        collect(options.env, options.data, iterations=options.iterations, grades=grades, episodes=episodes)
+        collect(options.env, options.data, options.iterations, grades, episodes)
     described = read_description(options.data)
     options.targets = np.linspace(described.lowest, described.highest, 5).round(1).tolist()
     planned = [plan(options, name, seed + 1) for seed, name in itertools.product(range(options.seeds), options.models)]
     found = runs.train_all(planned, options.out, options.jobs, read)
     found.loc[found.model.isin(WITHOUT_ATTENTION), "follows"] = 0.0  # they do not read the target
     found["score"] = found["return"].map(lambda total: score(described, total))
-    summary = {
-        "parameters": ("parameters", "first"),
-        "action MSE": ("error", spread(4)),
-        "return": ("return", spread(0)),
-    }
-    summary |= {"score": ("score", spread(1)), "follows": ("follows", spread(2)), "seeds": ("seed", "count")}
+    summary = {"parameters": ("parameters", "first"), "action MSE": ("error", spread(4))}
+    summary |= {"return": ("return", spread(0)), "score": ("score", spread(1)), "follows": ("follows", spread(2))}
+    summary["seeds"] = ("seed", "count")
     by_target = pd.concat([found.model, pd.DataFrame(list(found.returns))], axis=1)
     targets = {f"target {target:,.10g}": (target, spread(0)) for target in options.targets}
     notes = [
@@ -134,10 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
         "its best; follows: correlation of the returns with their targets",
         *models.notes(options.models),
     ]
-    tables = {
-        "Returns": runs.table(found, {**summary, "minutes": ("minutes", spread(1))}),
-        "Return by target": runs.table(by_target, targets),
-    }
+    tables = {"Returns": runs.table(found, summary), "Return by target": runs.table(by_target, targets)}
     runs.report(options.out, tables, notes, found)
     draw(options, described, found, options.out / "returns.png")
 

@@ -27,9 +27,8 @@ STATE, ACTION, RECENT, REPEATS = 17, 6, 20, 5
 
 def build(name: str, steps: int) -> DecisionTransformer:
     """A model of the paper's size for episodes of ``steps`` steps."""
-    options = models.model_options(
-        ["data", "--task", "offline_rl", "--criterion", "action_mse", "--arch", name + SUFFIX]
-    )
+    words = ["data", "--task", "offline_rl", "--criterion", "action_mse", "--arch", name + SUFFIX]
+    options = models.model_options(words)
     sizes = ([0.0] * STATE, [1.0] * STATE, [-1.0] * ACTION, [1.0] * ACTION)
     described = EpisodeDescription("random", "", *sizes, steps, 0.0, 0.0, 0.0)
     task = SimpleNamespace(description=described, context=None, max_episode_length=steps)
@@ -69,9 +68,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     known = sorted(name.removesuffix(SUFFIX) for name in ARCH_MODEL_REGISTRY if name.endswith(SUFFIX))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", nargs="+", choices=known, default=["flowformer", "softmax", "linear"], metavar="NAME"
-    )
+    usual = ["flowformer", "softmax", "linear"]
+    parser.add_argument("--models", nargs="+", choices=known, default=usual, metavar="NAME")
     parser.add_argument("--steps", type=int, nargs="+", default=[10, 100, 300, 1000], help="(%(default)s)")
     parser.add_argument("--context", type=int, default=20, metavar="K", help="steps of a window (%(default)s)")
     options = parser.parse_args(arguments)

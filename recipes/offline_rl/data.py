@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import torch
 
-from fairseq_plugin.data.episode_folder import Episode, EpisodeDescription, write_folder
+from fairseq_plugin.data.episode_folder import Episode, write_folder
 
 URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/gym_mujoco_v2"
 #: D4RL's data set -> the SHA-256 of its file, as TensorFlow Datasets lists it.
@@ -48,7 +48,7 @@ def read_hdf5(path: Path) -> list[Episode]:
     ]
 
 
-def write(out: Path, episodes: list[Episode], *about: object) -> EpisodeDescription:
+def write(out: Path, episodes: list[Episode], *about: object) -> None:
     """Write episodes to a new folder, and print their sizes; ``about`` is as for ``write_folder``."""
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"{out} has files, of earlier data or of something else; allowed: a new folder")
@@ -56,7 +56,6 @@ def write(out: Path, episodes: list[Episode], *about: object) -> EpisodeDescript
     print(f"  {made.name}: {len(episodes):,} episodes of up to {made.longest} steps")
     print(f"  states of {made.state_size} and actions of {made.action_size} numbers")
     print(f"  returns {made.lowest:,.0f} to {made.highest:,.0f}, mean {made.average:,.0f}")
-    return made
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -46,7 +46,7 @@ def score(described: EpisodeDescription, total: float) -> float:
 def play(
     hub: DecisionHubInterface, name: str, rows: Sequence[tuple[float, int]], context: int | str | None
 ) -> pd.DataFrame:
-    """Play an episode for each target and seed, side by side.
+    """Play an episode for each target and seed, side by side; ``context`` is as for ``DecisionHubInterface.reset``.
 
     One that has ended keeps its last state and gets no reward, which does not affect the others.
     """
@@ -78,15 +78,6 @@ def play(
     return played.assign(total=totals, steps=steps, milliseconds=1000.0 * seconds / calls)
 
 
-def evaluate(
-    hub: DecisionHubInterface, name: str, targets: Sequence[float], episodes: int, seed: int, context: int | str | None
-) -> pd.DataFrame:
-    """A row for each episode; ``context`` is as for ``DecisionHubInterface.reset``."""
-    rows = [(float(target), seed + i) for target in targets for i in range(episodes)]
-    parts = [play(hub, name, rows[i : i + AT_ONCE], context) for i in range(0, len(rows), AT_ONCE)]
-    return pd.concat(parts, ignore_index=True)
-
-
 def table(described: EpisodeDescription, played: pd.DataFrame) -> pd.DataFrame:
     """A row for each target: deviations are over all episodes, and over checkpoints."""
     rows = []
@@ -106,12 +97,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--env", metavar="NAME", help="of gymnasium; default: that of the training data")
     parser.add_argument("--targets", type=float, nargs="+", help="returns that are wanted; default: see the README")
     parser.add_argument("--episodes", type=int, default=10, help="for each target (%(default)s)")
-    parser.add_argument(
-        "--context",
-        metavar=f"K|{FULL}",
-        help="steps that an action is computed from, anew for each; full: all of them, one step at a time from a "
-        "state. Default: as in training",
-    )
+    about = "steps that an action is computed from, anew; full: all of them, from a state; default: as in training"
+    parser.add_argument("--context", metavar=f"K|{FULL}", help=about)
     parser.add_argument("--seed", type=int, default=0, help="of the first episode (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print every episode as JSON in place of a table")
     options = parser.parse_args(arguments)
@@ -126,11 +113,13 @@ def main(arguments: list[str] | None = None) -> None:
             f"--env is not given, and the data names {name!r}; allowed: your word for it, --env {name or 'NAME'}"
         )
     targets = options.targets or scale(described)[2]
-    played = [
-        evaluate(hub, name, targets, options.episodes, options.seed, context).assign(checkpoint=str(path))
+    rows = [(float(target), options.seed + i) for target in targets for i in range(options.episodes)]
+    parts = [
+        play(hub, name, rows[i : i + AT_ONCE], context).assign(checkpoint=str(path))
         for hub, path in zip(hubs, options.checkpoints)
+        for i in range(0, len(rows), AT_ONCE)
     ]
-    played = pd.concat(played, ignore_index=True)
+    played = pd.concat(parts, ignore_index=True)
     if options.json:
         print(json.dumps(played.to_dict("records")))
         return

@@ -39,16 +39,16 @@ def value(expression):
     return result
 
 
-def test_listops_is_the_same_for_a_seed_and_has_the_values_of_its_expressions(tmp_path):
-    words = ["listops", "--sizes", "60", "6", "6", "--lengths", "10", "40"]
+def test_listops_is_always_the_same_and_has_the_values_of_its_expressions(tmp_path):
     for folder in ("first", "second"):
-        data.main([*words, "--out", str(tmp_path / folder)])
+        splits = data.listops({"train": 60, "valid": 6, "test": 6}, 10, 40)
+        data.write(tmp_path / folder, splits, data.dictionary(data.SYMBOLS), range(10))
     first, second = (symbols(tmp_path / folder, "train") for folder in ("first", "second"))
     assert first == second and len({tuple(numbers) for numbers in first}) == 60
     for numbers, (label,) in zip(first, symbols(tmp_path / "first", "train", "label")):
         assert value([data.SYMBOLS[i] for i in numbers]) == label and 10 < len(numbers) < 40
     with pytest.raises(SystemExit, match="data-bin exists"):
-        data.main([*words, "--out", str(tmp_path / "first")])
+        data.write(tmp_path / "first", splits, data.dictionary(data.SYMBOLS), range(10))
 
 
 def test_text_holds_out_the_last_reviews_of_each_class(tmp_path):

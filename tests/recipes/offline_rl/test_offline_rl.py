@@ -64,7 +64,8 @@ def test_recorded_files_become_episodes(minari, tmp_path):
 
 def test_a_search_repeats_and_its_data_have_grades(tmp_path, monkeypatch):
     monkeypatch.setitem(collect.SETTINGS, "Pendulum", collect.Settings(4, 2))
-    words = "--env Pendulum-v1 --iterations 12 --grades 3 --episodes 2 --noise 0 --out".split()
+    monkeypatch.setattr(collect, "NOISE", 0.0)
+    words = "--env Pendulum-v1 --iterations 12 --grades 3 --episodes 2 --out".split()
     for folder in ("first", "second"):
         collect.main([*words, str(tmp_path / folder)])
     first, second = (read_split(tmp_path / folder, "train") for folder in ("first", "second"))
@@ -91,14 +92,14 @@ class Line:
 
 
 def test_the_search_improves():
-    policies = collect.search(Line(), collect.Settings(8, 4, 0.1, 0.1), 25, 1)
+    policies = collect.search(Line(), collect.Settings(8, 4, 0.1, 0.1), 25)
     assert max(x.total for x in policies) > 0.5 * policies[0].total  # both below 0
 
 
 def test_the_statistics_of_states_are_those_of_all_that_were_seen(monkeypatch):
     played, play = [], collect.play
     monkeypatch.setattr(collect, "play", lambda *words: played.append(play(*words)) or played[-1])
-    policies = collect.search(collect.make("Pendulum-v1"), collect.Settings(2, 2), 2, 1)
+    policies = collect.search(collect.make("Pendulum-v1"), collect.Settings(2, 2), 2)
     learned = [episode.states for i, episode in enumerate(played) if i not in (0, 5, 10)]  # these are of a new policy
     states = np.concatenate(learned).astype(float)
     np.testing.assert_allclose(policies[-1].mean, states.mean(0), rtol=1e-5, atol=1e-6)
@@ -120,9 +121,7 @@ def test_a_comparison_has_results_of_every_target_and_goes_on(comparison, capsys
     words = f"--quick --env Pendulum-v1 --models bc --seeds 1 --out {comparison}".split()
     compare.main(words)
     assert (comparison / "runs/bc.1/train.log").read_bytes() == log
-    assert (
-        "This is not D4RL" in capsys.readouterr().out or "which is not D4RL" in (comparison / "results.md").read_text()
-    )
+    assert "which is not D4RL" in capsys.readouterr().out
 
 
 def test_both_ways_of_acting_give_the_same_episodes(checkpoint, capsys):
