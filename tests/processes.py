@@ -116,6 +116,7 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
     os.environ.clear()
     os.environ.update(environment)
     warnings.simplefilter("ignore")
+    _import_own_mechanisms()
     for i, command in enumerate(commands):
         _redirect(Path(folder, f"{i}.stdin"), os.O_RDONLY, 0)
         _redirect(Path(folder, f"{i}.output"), os.O_WRONLY | os.O_CREAT, 1, 2)
@@ -139,6 +140,14 @@ def _let_user_dir_find_the_plugin(folder: Path) -> None:
     plugin = sys.modules.get("fairseq_plugin")
     if plugin is not None and folder.exists() and folder.samefile(plugin.__path__[0]):
         plugin.__path__.append(str(folder))
+
+
+def _import_own_mechanisms() -> None:
+    """Import what a new interpreter would, in which the package reads the environment."""
+    if names := os.environ.get("LINEARTIME_MECHANISMS"):
+        from common.attention import import_own
+
+        import_own(names)
 
 
 def end_readers() -> None:

@@ -25,6 +25,7 @@ _FENCE = re.compile(r"^ *```(?P<language>\w*)$")
 #: train.py, which would be downloaded, a loop runs that has options of the same names and meanings.
 PRELUDE = """
 set -euo pipefail
+if [ -f .exported ]; then . ./.exported; fi  # by earlier blocks, as in a reader's shell
 run_fairseq() { ${BEFORE_FAIRSEQ:-command} "$@"; }
 fairseq-preprocess() { run_fairseq fairseq-preprocess "$@"; }
 fairseq-train() {
@@ -42,6 +43,7 @@ python() {
       set -- -m recipes.demo.train_digits "${@:4}" --device-modules timm_plugin --epochs 1 --warmup-epochs 0
       run_fairseq python "$@";;
     "-m fairseq_plugin") run_fairseq python "$@" < /dev/null;;  # in $(...) of a command that reads a pipe
+    "-m recipes.compare_text "*) run_fairseq python "$@" --quick;;
     "-m "*) run_fairseq python "$@";;
     *) command python "$@";;
   esac
@@ -49,6 +51,8 @@ python() {
 sh() { case "$*" in "recipes/imagenet/scripts.sh") ;; *) command sh "$@";; esac; }
 make() { command make --dry-run --directory "$CHECKOUT" "$@"; }
 """
+#: Appended to every shell block: keeps what it exports about own mechanisms.
+AFTERWARDS = "export -p | grep LINEARTIME_MECHANISMS > .exported || true\n"
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def _main() -> None:
         if language == "python":
             exec(compile(code, label, "exec"), names)
         else:
-            done = subprocess.run(["bash", "-c", PRELUDE + code], stdin=subprocess.DEVNULL)
+            done = subprocess.run(["bash", "-c", PRELUDE + code + AFTERWARDS], stdin=subprocess.DEVNULL)
             if done.returncode:
                 sys.exit(f"{label} ended with exit status {done.returncode}")
 

@@ -166,16 +166,16 @@ class FunctionAttention(OpAttention):
         causal = {"causal": self.causal} if "causal" in self.arguments else {}
 
         def function(*tensors: Tensor, **mask: Tensor | None) -> Tensor:
-            parameters = {name: x.to(tensors[-1].dtype) for name, x in self._parameters.items()}
+            parameters = {name: x.to(tensors[-1]) for name, x in self._parameters.items()}  # its dtype and device
             return type(self).function(*tensors, **mask, **causal, **self.options.as_dict(), **parameters)
 
         return function
 
     @torch.no_grad()
     def _try(self) -> None:
-        """Raise ValueError unless the function gives tensors of v's shape, and no token of causal attention sees later
+        """Raise ValueError unless outputs have v's shape and, if causal, do not depend on later tokens.
 
-        ones. Float32, on a CPU, and without another draw of torch's generator than before.
+        In float32, on a CPU; torch's generator is left as it was.
         """
         if any(x.is_meta for x in self.parameters()) or torch.compiler.is_compiling():
             return

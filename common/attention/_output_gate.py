@@ -17,7 +17,7 @@ from ._base import OpAttention
 from ._options import choice
 
 OUTPUT_NORMS = ("none", "rms", "group")
-OUTPUT_GATES = ("none", "swish")
+OUTPUT_GATES = ("none", "swish", "sigmoid")
 #: Added under the root of the norms, as in torch's norms and in the authors' code.
 _EPS = 1e-5
 
@@ -30,14 +30,15 @@ def output_norm(default: str) -> Any:
 
 def output_gate(default: str) -> Any:
     """The field ``output_gate`` of a mechanism that is an ``OutputGateAttention``."""
-    help = "gate on each head's output from the tokens before their projection: swish; none"
+    help = "gate on each head's output from the tokens before their projection: swish; sigmoid; none"
     return choice(default, OUTPUT_GATES, help, setup_only=True)
 
 
 class OutputGateAttention(OpAttention):
     """An ``OpAttention`` on tokens x (B, n, D) whose output o_i (B, H, n, e) becomes norm(o_i) ⊙ swish(W x_i).
 
-    swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and later papers. The norm is computed per
+    swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and later papers; or sigmoid(W x_i), as in Kimi
+    Linear (2025). With ``output_gate_rank`` W is a product of two matrices of that rank. The norm is computed per
     head, with a weight (for "group" also a bias) per channel: "rms", o / rms(o), or "group", (o - mean) / std. Norm and
     gate are both optional. A padded query gives 0. For inputs in half precision, ``op`` computes in float32, because
     outputs without a normaliser may exceed the range of float16. Costs O(n D H e) more time.
@@ -53,6 +54,10 @@ class OutputGateAttention(OpAttention):
     #: Whether the gate is swish(W x + b).
     gate_bias: ClassVar[bool] = False
 
+    def output_gate_rank(self) -> int | None:
+        """The rank of W; None if it is one matrix."""
+        return None
+
     def build_output(self) -> None:
         """Build the parameters of norm and gate that ``self.options`` asks for."""
         heads, options = self.shape.num_heads, self.options
@@ -61,7 +66,9 @@ class OutputGateAttention(OpAttention):
         self.output_norm_weight = nn.Parameter(torch.ones(heads, channels)) if normed else None
         self.output_norm_bias = nn.Parameter(torch.zeros(heads, channels)) if centred else None
         gated = options.output_gate != "none"
-        self.output_gate_proj = nn.Linear(width, heads * channels, bias=self.gate_bias) if gated else None
+        rank = self.output_gate_rank() if gated else None
+        self.output_gate_down_proj = None if rank is None else nn.Linear(width, rank, bias=False)
+        self.output_gate_proj = nn.Linear(rank or width, heads * channels, bias=self.gate_bias) if gated else None
         if not (gated or self.op_takes_x):
             self.needs = self.needs - {"x"}
 
@@ -71,8 +78,9 @@ class OutputGateAttention(OpAttention):
             nn.init.ones_(self.output_norm_weight)
         if self.output_norm_bias is not None:
             nn.init.zeros_(self.output_norm_bias)
-        if self.output_gate_proj is not None:
-            self.output_gate_proj.reset_parameters()
+        for proj in (self.output_gate_down_proj, self.output_gate_proj):
+            if proj is not None:
+                proj.reset_parameters()
 
     def apply_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Any:
         """Apply ``op``, then norm and gate."""
@@ -96,12 +104,15 @@ class OutputGateAttention(OpAttention):
             return out
         out = self._normalised(out)
         if self.output_gate_proj is not None:
-            check_tokens(x, out, self.output_gate_proj.in_features)
+            projs = [x for x in (self.output_gate_down_proj, self.output_gate_proj) if x is not None]
+            check_tokens(x, out, projs[0].in_features)
             # Padding must not reach the gate's gradients.
-            x = zero_padded_tokens(x, padding_mask)
-            weight = self.output_gate_proj.weight  # a method after quantisation; any dtype of x is then accepted
-            gate = self.output_gate_proj(in_dtype(x, weight.dtype) if isinstance(weight, Tensor) else x)  # (B, n, H e)
-            gate = F.silu(in_dtype(gate, compute_dtype(gate)))
+            gate = zero_padded_tokens(x, padding_mask)
+            for proj in projs:
+                weight = proj.weight  # a method after quantisation; any dtype of x is then accepted
+                gate = proj(in_dtype(gate, weight.dtype) if isinstance(weight, Tensor) else gate)  # at last (B, n, H e)
+            gate = in_dtype(gate, compute_dtype(gate))
+            gate = F.silu(gate) if self.options.output_gate == "swish" else torch.sigmoid(gate)
             out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)
         return zero_padding(out, padding_mask)
 
@@ -129,10 +140,12 @@ class OutputGateAttention(OpAttention):
                 standard = (head - head.mean(-1, keepdim=True)) / (variance + 1e-5) ** 0.5
                 heads[h] = standard * self.output_norm_weight[h] + self.output_norm_bias[h]
         out = torch.stack(heads, dim=1)
-        if self.options.output_gate == "swish":
-            z = torch.einsum("bnd,cd->bnc", x, self.output_gate_proj.weight)
+        if self.options.output_gate != "none":
+            low = self.output_gate_down_proj
+            z = x if low is None else torch.einsum("bnd,rd->bnr", x, low.weight)
+            z = torch.einsum("bnd,cd->bnc", z, self.output_gate_proj.weight)
             z = z if self.output_gate_proj.bias is None else z + self.output_gate_proj.bias
-            out = out * by_head(z / (1 + torch.exp(-z)), out.shape[1])
+            out = out * by_head((z if self.options.output_gate == "swish" else 1) / (1 + torch.exp(-z)), out.shape[1])
         return cleared(out, arguments["query_padding_mask"])
 
     def linear_op(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:

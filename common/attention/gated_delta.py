@@ -25,6 +25,16 @@ GATES = ("data", "none")
 _MOST_RATE, _STEPS = 16.0, (0.001, 0.1)
 
 
+@torch.no_grad()
+def draw_decay(A_log: Tensor, dt_bias: Tensor) -> None:
+    """Draw initial values of the parameters of a decay."""
+    rate = _MOST_RATE * (1 - torch.rand_like(A_log))  # never 0, whose logarithm is -inf
+    A_log.copy_(rate.log())
+    least, most = map(math.log, _STEPS)
+    step = torch.empty_like(dt_bias).uniform_(least, most).exp()
+    dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # inverse softplus of the step
+
+
 @dataclass(frozen=True)
 class GatedDeltaOptions(AttentionOptions):
     """Options of the gated delta rule; see ``common.ops.gated_delta_attention``."""
@@ -77,7 +87,7 @@ class GatedDeltaAttention(OutputGateAttention):
             self.decay_proj = nn.Linear(width, heads, bias=False)
             self.A_log = nn.Parameter(torch.empty(heads))
             self.dt_bias = nn.Parameter(torch.empty(heads))
-            self._reset_decay()
+            draw_decay(self.A_log, self.dt_bias)
         self.build_output()
 
     def reset_parameters(self) -> None:
@@ -86,15 +96,7 @@ class GatedDeltaAttention(OutputGateAttention):
         self.reset_output()
         if self.options.gate == "data":
             self.decay_proj.reset_parameters()
-            self._reset_decay()
-
-    @torch.no_grad()
-    def _reset_decay(self) -> None:
-        rate = _MOST_RATE * (1 - torch.rand_like(self.A_log))  # never 0, whose logarithm is -inf
-        self.A_log.copy_(rate.log())
-        least, most = map(math.log, _STEPS)
-        step = torch.empty_like(self.dt_bias).uniform_(least, most).exp()
-        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # inverse softplus of the step
+            draw_decay(self.A_log, self.dt_bias)
 
     def operate(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Any:
         """Apply ``op`` with beta and the decay, which depend on x (B, n, D)."""

@@ -10,6 +10,7 @@ from .flow_source import flow_source_attention
 from .gated_delta import gated_delta_attention
 from .gla import gla_attention
 from .hedgehog import hedgehog_attention
+from .kimi_delta import kimi_delta_attention
 from .linear import linear_attention
 from .linformer import linformer_attention
 from .local import local_attention
@@ -45,6 +46,7 @@ __all__ = [
     "gau_attention",
     "gla_attention",
     "hedgehog_attention",
+    "kimi_delta_attention",
     "linear_attention",
     "linformer_attention",
     "local_attention",

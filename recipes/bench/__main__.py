@@ -1,12 +1,11 @@
 """Speed and memory of our operations and models beside the usual alternatives: ``python -m recipes.bench --list``.
 
-Each candidate is compared with a reference before it is timed. ``--import my_module`` registers your own mechanism,
-which ``--only attention_NAME`` then measures.
+Each candidate is compared with a reference before it is timed. ``LINEARTIME_MECHANISMS=my_idea.py`` in the environment
+registers your own mechanism, which ``--only attention_NAME`` then measures.
 """
 
 import argparse
 import gc
-import importlib
 import json
 import os
 import platform
@@ -108,7 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone")
     parser.add_argument("--list", action="store_true", help="name the cases and their sizes, and stop")
     parser.add_argument("--quick", action="store_true", help="one small size of each, and few rounds")
-    parser.add_argument("--import", dest="modules", nargs="+", default=[], metavar="MODULE", help="your own mechanisms")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch (%(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on cpu, bfloat16 on cuda")
@@ -116,9 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="goes on if it holds a part of this run (default: a new one in work/bench)"
     )
     options = parser.parse_args(arguments)
-    sys.path.insert(0, "")
-    for module in options.modules:
-        importlib.import_module(module)
     known = cases()
     if wrong := set(options.only or ()) - set(known):
         parser.error(f"--only is {', '.join(wrong)}; allowed: {', '.join(known)}")

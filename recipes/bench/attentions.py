@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from common.attention import ATTENTIONS, InnerAttention, build_attention
+from common.attention import ATTENTIONS, InnerAttention, NoReference, build_attention
 
 from .measure import DECODING, Candidate, Case, Place, compared, error, random, runs_of
 
@@ -66,7 +66,10 @@ def beside_softmax(name: str, size: int, place: Place) -> list[Candidate]:
         inputs = [*random(place, *shapes.values()), *module.parameters()]  # parameters get gradients as well
 
         def check(kind: str = kind) -> dict[str, float]:
-            literal = _errors(kind, causal, 36, 2, "reference", place)
+            try:
+                literal = _errors(kind, causal, 36, 2, "reference", place)
+            except NoReference:  # a user's own
+                literal = {}
             double = _errors(kind, causal, min(size, 1024), H, "forward", place)
             return {**literal, **{f"{tensor}, in float64": x for tensor, x in double.items()}}
 

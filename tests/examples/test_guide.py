@@ -9,6 +9,12 @@ from tests.fairseq_plugin.helpers.text import write_text
 from tests.processes import CHECKOUT, Command, run_in_turn, run_program
 
 EXAMPLES = ("mean", "pooled")
+OWN = "recipes/guides/your_own_attention.md"
+#: Pages, and the files in which code stands that they print.
+PAGES = {
+    "CONTRIBUTING.md": {"tests/examples/mean.py"},
+    "recipes/guides/published_attention.md": {"common/ops/kimi_delta/reference.py"},
+}
 _REASON = r"( *)<!-- not run in tests: stands in (?P<file>\S+) -->"
 INCLUDED = re.compile(_REASON + r"\n *```python\n(?P<code>.*?)\n *```\n", re.S)
 
@@ -36,12 +42,21 @@ def data_bin(tmp_path_factory):
     return folder / "bin"
 
 
-def test_printed_code_stands_in_the_examples():
-    blocks = list(INCLUDED.finditer((CHECKOUT / "CONTRIBUTING.md").read_text()))
-    assert {block["file"] for block in blocks} == {"tests/examples/mean.py"}
-    for block in blocks:
-        code = re.sub(rf"(?m)^{block[1]}", "", block["code"])
-        assert code in (CHECKOUT / block["file"]).read_text(), code
+def test_printed_code_stands_in_the_files_that_are_tested():
+    for page, files in PAGES.items():
+        blocks = list(INCLUDED.finditer((CHECKOUT / page).read_text()))
+        assert {block["file"] for block in blocks} == files
+        for block in blocks:
+            code = re.sub(rf"(?m)^{block[1]}", "", block["code"])
+            kept = re.sub(r"(?m)^ +", "", (CHECKOUT / block["file"]).read_text())
+            assert re.sub(r"(?m)^ +", "", code) in kept, code
+
+
+def test_files_that_the_guide_writes_are_the_examples():
+    written = re.findall(r"(?ms)^cat > (\w+\.py) <<'END'\n(.*?)^END$", (CHECKOUT / OWN).read_text())
+    assert [name for name, _ in written] == ["nearby.py", "nearby_learned.py"]
+    for name, code in written:
+        assert code == (CHECKOUT / "tests" / "examples" / name).read_text()
 
 
 def test_a_mechanism_may_be_registered_after_the_plugins(script):

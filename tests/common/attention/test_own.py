@@ -34,46 +34,23 @@ def test_a_file_that_cannot_be_imported_is_named(name, tmp_path):
     assert "\n" not in str(caught.value) and set(ATTENTIONS) == known
 
 
-def only_queries(q):
-    return q
-
-
-def wrong_order(v, k):
-    return v
-
-
-def without_default(v, size):
-    return v
-
-
-def hosts_word(v, num_heads=3):
-    return v
-
-
-def list_option(v, sizes=(1,)):
-    return v
-
-
-def free_text(v, mode="mean"):
-    return v
-
-
 WRONG_FUNCTIONS = {
-    only_queries: ({}, "q.*allowed.*v"),
-    wrong_order: ({}, "v, k.*allowed"),
-    without_default: ({}, "'size'.*allowed"),
-    hosts_word: ({}, "'num_heads'.*allowed"),
-    list_option: ({}, "sizes=.*allowed"),
-    free_text: ({}, "mode='mean'.*allowed.*Literal"),
-    lambda v: v: ({"name": "My idea"}, "name is 'My idea'.*allowed"),
-    lambda v, causal: v: ({"supports": {"cross"}}, "supports.*cross.*allowed"),
-    lambda v, *, scale=1.0: v: ({"parameters": lambda h, d: {"rate": torch.ones(h)}}, "'rate'.*allowed"),
+    "only queries": (lambda q: q, {}, "q.*allowed.*v"),
+    "wrong order": (lambda v, k: v, {}, "v, k.*allowed"),
+    "no default": (lambda v, size: v, {}, "'size'.*allowed"),
+    "a host's word": (lambda v, num_heads=3: v, {}, "'num_heads'.*allowed"),
+    "a list": (lambda v, sizes=(1,): v, {}, "sizes=.*allowed"),
+    "free text": (lambda v, mode="mean": v, {}, "mode='mean'.*allowed.*Literal"),
+    "a name": (lambda v: v, {"name": "My idea"}, "name is 'My idea'.*allowed"),
+    "cross": (lambda v, causal: v, {"supports": {"cross"}}, "supports.*cross.*allowed"),
+    "a parameter": (lambda v: v, {"parameters": lambda h, d: {"rate": torch.ones(h)}}, "'rate'.*allowed"),
 }
 
 
-@pytest.mark.parametrize("function", WRONG_FUNCTIONS, ids=lambda x: x.__name__)
-def test_a_declaration_that_means_nothing_is_refused(function):
-    options, told = {"name": "refused", **WRONG_FUNCTIONS[function][0]}, WRONG_FUNCTIONS[function][1]
+@pytest.mark.parametrize("label", WRONG_FUNCTIONS)
+def test_a_declaration_that_means_nothing_is_refused(label):
+    function, given, told = WRONG_FUNCTIONS[label]
+    options = {"name": "refused", **given}
     with pytest.raises(ValueError, match=told) as caught:
         register_attention(options.pop("name"), **options)(function)
     assert "\n" not in str(caught.value) and "refused" not in ATTENTIONS

@@ -41,7 +41,7 @@ def test_the_map_times_the_values_is_the_output(case: Case, side: str):
     masks = {} if case.image else both(padding(side, 2, n))
     record, out = recorded(module, **inputs, **masks), module(**inputs, **masks)
     assert record.map.shape == (2, 2, n, n) and not record.map.requires_grad
-    values = F.silu(inputs["v"]) if case.name == "gated_delta" else inputs["v"]
+    values = F.silu(inputs["v"]) if case.name in ("gated_delta", "kimi_delta") else inputs["v"]
     expected = record.map @ values
     if case.name == "yoso":
         expected = F.normalize(expected, dim=-1)

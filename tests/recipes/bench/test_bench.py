@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from common.attention import ATTENTIONS
+from common.attention import ATTENTIONS, import_own
 from common.ops import mixed_chunk
 from recipes.bench import __main__ as command
 from recipes.bench import compile_time, images, language_models, measure, translation
@@ -95,8 +95,9 @@ def test_the_command_measures_ones_own_mechanism_goes_on_and_refuses_what_is_wro
     monkeypatch.setitem(ATTENTIONS, "mine", None)  # both are forgotten afterwards
     monkeypatch.setitem(ATTENTIONS, "mine_wrong", None)
     del ATTENTIONS["mine"], ATTENTIONS["mine_wrong"]
-    (tmp_path / "my_module.py").write_text(MODULE)
-    words = "--quick --threads 1 --import my_module --out out --only attention_mine".split()
+    (tmp_path / "my_idea_to_measure.py").write_text(MODULE)
+    import_own(str(tmp_path / "my_idea_to_measure.py"))
+    words = "--quick --threads 1 --out out --only attention_mine".split()
     assert command.main(words) == 0
     results = (tmp_path / "out" / "results.md").read_text()
     assert results.strip() in capsys.readouterr().out and " mine |" in results

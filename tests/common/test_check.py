@@ -1,0 +1,36 @@
+"""``python -m common.check`` finds each flaw and nothing else."""
+
+import re
+
+import pytest
+
+from common.attention import ATTENTIONS
+from common.check import PROMISES, check, main
+from tests.processes import CHECKOUT, Command, Forked
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTIONS))
+def test_nothing_is_wrong_with_any_mechanism(name):
+    """In the direction that it was made for: the contract tests both, and each of these costs a second."""
+    verdicts = list(check(name, "causal" in ATTENTIONS[name].supports))
+    assert [promise for promise, _, _ in verdicts] == list(PROMISES)
+    assert not [verdict for verdict in verdicts if verdict[1] == "FAILS"]
+
+
+def test_each_flaw_is_found_with_the_smallest_input_that_shows_it():
+    forked = Forked(Command("common.check", ["tests.common.strangers.flawed"]), cwd=str(CHECKOUT))
+    (printed,), status = forked.printed(), forked.wait()
+    assert status == 1
+    tables = dict(re.findall(r"(?m)^(\w+), causal\n((?:  .*\n)*)", printed))
+    assert set(tables) == {*(name.replace(" ", "_") for name in PROMISES), "flawless"}, printed
+    for flaw, table in tables.items():
+        failed = re.findall(r"(?m)^  (\w[\w ]*?) +FAILS +(.*)$", table)
+        first = [name.replace(" ", "_") for name, _ in failed][:1]
+        assert first == ([] if flaw == "flawless" else [flaw]), table
+        assert all(re.match(r"n = [12]\b|from 256", reason) for _, reason in failed), table
+
+
+@pytest.mark.parametrize("given", ["no_such_module", "tests.common.inputs", "missing.py"])
+def test_a_mechanism_that_is_not_there_is_one_line(given):
+    with pytest.raises(SystemExit, match=rf"mechanism is {given}.*allowed"):
+        main([given])
