@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor, nn
 
 from common.files import tensor_files
@@ -66,10 +67,6 @@ def read_bert(folder: Path) -> Bert:
 
 def _read_tokenizer(folder: Path) -> Any:
     """The tokenizer of tokenizer.json as it is, but for texts of any length, or else of vocab.txt."""
-    try:
-        from tokenizers import BertWordPieceTokenizer, Tokenizer
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"texts need the package tokenizers ({error}). Run: pip install tokenizers") from error
     path, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if path.exists():
         tokenizer = Tokenizer.from_file(str(path))

@@ -21,8 +21,8 @@ from ..runs import Run
 from . import needles, stages
 from .forms import DEFAULT, PARTS, SOFTMAX, forms
 from .forms import add_options as add_form_options
-from .measure import measured
-from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, between, cell
+from .measure import WINDOWS, measured
+from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED, cell
 
 #: The checkpoint that a training leaves.
 LAST = Path("checkpoints") / "checkpoint_last.pt"
@@ -31,7 +31,6 @@ _SUFFIXES = {TEACHER: "", EXCHANGED: ".exchanged", TRANSFERRED: ".transfer", DIS
 _SUFFIXES[SCRATCH] = ".scratch"
 #: Stages of which is measured how far back a model reads -> what follows its name in the tables.
 _READ_FAR = {TEACHER: "", EXCHANGED: ", untrained", DISTILLED: ", trained"}
-Case = tuple[str, int]  # a form, or the teacher, and a seed
 
 
 def path(options: argparse.Namespace, stage: str, name: str, seed: int) -> Path:
@@ -56,8 +55,8 @@ def plan(options: argparse.Namespace, stage: str, name: str, seed: int) -> Run:
             arguments += ["--transfer-window-dropout", options.window_dropout]
     if stage == DISTILLED:
         start = path(options, TRANSFERRED, name, seed)
-        arguments += ["--criterion", "distillation", "--distillation-temperature", options.temperature]
-        arguments += ["--distillation-weight", options.weight]
+        arguments += ["--criterion", "distillation", "--distillation-temperature", 1.0]
+        arguments += ["--distillation-weight", stages.WEIGHT]
     if stage in (TRANSFERRED, DISTILLED):
         arguments += ["--finetune-from-model", start, "--teacher", path(options, TEACHER, TEACHER, seed)]
     budget = argparse.Namespace(**{**vars(options), **last})
@@ -71,14 +70,15 @@ def learned(folder: Path) -> dict[str, int]:
     return {"learned": int(found.replace(",", ""))}
 
 
-def train(options: argparse.Namespace, stage: str, cases: Iterable[Case]) -> pd.DataFrame:
-    """Train a stage, and measure it once; a row for each checkpoint with its stage."""
+def train(options: argparse.Namespace, stage: str, cases: Iterable[tuple[str, int]]) -> pd.DataFrame:
+    """Train a stage of forms or teachers with seeds, and measure it once; a row for each checkpoint with its stage."""
     planned = {(name, seed): plan(options, stage, name, seed) for name, seed in cases}
     found = runs.train_all(list(planned.values()), options.out, options.jobs, learned).set_index(["model", "seed"])
     rows = []
     for (name, seed), one in planned.items():
-        complete = (one.model, seed) in found.index
-        for of in ((EXCHANGED, TRANSFERRED) if stage == TRANSFERRED else (stage,)) if complete else ():
+        if (one.model, seed) not in found.index:  # its training failed
+            continue
+        for of in (EXCHANGED, TRANSFERRED) if stage == TRANSFERRED else (stage,):
             checkpoint = path(options, of, name, seed)
             results = stages.stored(checkpoint.with_suffix(".json"), measured, checkpoint, options, of in _READ_FAR)
             row = {"model": name, "seed": seed, "stage": of, "learned": found.learned[one.model, seed]}
@@ -173,10 +173,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = models.parser(__doc__.splitlines()[0], "work/from_softmax/compare", DEFAULT, **sizes)
     stages.add_options(parser)
     add_form_options(parser, DEFAULT)
-    parser.add_argument("--window-dropout", type=between(0, 1, ends=True), default=0.5, help="see the README")
+    parser.add_argument("--window-dropout", type=float, default=0.5, help="see the README")
     parser.add_argument("--needles", type=int, default=0, help="copies of a needle in each sequence of all trainings")
     parser.add_argument("--times", type=int, default=8, help="windows for perplexity by position, in training lengths")
-    parser.add_argument("--windows", type=int, default=48, help="of the test text, at most")
     options = parser.parse_args(arguments)
     if options.quick:  # the test text is longer than the windows
         options.updates, options.times, options.limit = min(20, options.updates), 2, options.limit or 1_000
@@ -184,6 +183,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     length, most = options.tokens_per_sample, (options.tokens_per_sample - 1) // needles.SIZE
     if options.needles and not 2 <= options.needles <= most:
         parser.error(f"--needles is {options.needles}; allowed: 2 to {most}, which fit into a sequence with text")
+    if not 0 <= options.window_dropout <= 1:
+        parser.error(f"--window-dropout is {options.window_dropout}; allowed: 0 to 1")
     options.longest = options.times * length
     stages.lasts(options, options.updates)
     options.forms = forms(parser, options, options.layers)
@@ -197,13 +198,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs.begin(options.out, [f"{name}={value}" for name, value in vars(options).items() if name not in added])
     options.data, tokens, unit = models.text(options)
     length, options.learned_from = options.tokens_per_sample, options.data
-    windows = positions.windows(positions.read_stream(options.data), length, options.longest, options.windows)
+    windows = positions.windows(positions.read_stream(options.data), length, options.longest, WINDOWS)
     if options.needles:
         options.learned_from = options.out / "needles-bin"
         needles.write_mixed(options.data, options.learned_from, length, options.needles)
     trained = train_stages(options)
     found = losses(trained)
-    choices = len(needles.symbols_of(options.data).others)
+    choices = len(needles.symbols_of(options.data)) - 1
     below = [
         f"perplexity of the test text ({unit}; {', '.join(f'{count:,} {split}' for split, count in tokens.items())}); "
         f"transformer_lm, pre-norm, {options.layers} layers of width {options.width}, {options.heads} heads, "

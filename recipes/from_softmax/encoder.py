@@ -6,7 +6,6 @@ exchanged, and learns in two stages to do what softmax attention did. Run it aga
 
 import argparse
 import hashlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib import pyplot as plt
-from torch import Tensor, nn
+from torch import nn
 
 from ..runs import begin, report, table
 from . import stages
@@ -23,7 +22,7 @@ from .encoder_models import LINEAR_ALONE, draw_batches, embed, train_distillatio
 from .forms import PLAIN, Form, forms
 from .forms import add_options as add_form_options
 from .sentences import read_texts
-from .stages import DISTILLED, EXCHANGED, TEACHER, TRANSFERRED, between, cell
+from .stages import DISTILLED, EXCHANGED, TEACHER, TRANSFERRED, cell
 
 STAGES = (EXCHANGED, TRANSFERRED, DISTILLED)
 #: What is measured, by the name of its columns: the cosine with the teacher's embeddings, and how often the other text
@@ -49,42 +48,37 @@ class Conversions:
         embeddings = embed(model, self.pairs, self.padding)
         first, second = embeddings.chunk(2)
         nearest = (first @ second.T).argmax(1) == torch.arange(len(first))
-        cosines = (embeddings * self.wanted).sum(1)
-        return {
-            f"cosine, {stage}": float(cosines.mean()),
-            f"pairs, {stage}": 100.0 * float(nearest.double().mean()),
-        }
+        cosine = float((embeddings * self.wanted).sum(1).mean())
+        return {f"cosine, {stage}": cosine, f"pairs, {stage}": 100.0 * float(nearest.double().mean())}
 
     def convert(self, form: Form, seed: int, path: Path) -> dict[str, Any]:
         """Convert the encoder, and write the model."""
         options, learning = self.options, ("--lineartime-trained-parameters", form.learning)
+        first, second = (
+            draw_batches(self.texts, options.batch, options.updates, self.padding, x) for x in (seed, seed + 1_000)
+        )
         student = self.bert.build("hybrid_mlm", [*form.arguments(), *learning], seed)
         learned = sum(x.numel() for x in student.parameters() if x.requires_grad)
         made = {"learned": learned, **self.measure(student, EXCHANGED)}
-        batches = self.batches(seed)
-        train_transfer(student, self.teacher, batches, self.padding, options.transfer_lr, form.windowed)
+        train_transfer(student, self.teacher, first, self.padding, options.transfer_lr, form.windowed)
         made |= self.measure(student, TRANSFERRED)
-        train_distillation(student, self.teacher, self.batches(seed + 1_000), self.padding, options.distillation_lr)
+        train_distillation(student, self.teacher, second, self.padding, options.distillation_lr)
         made |= self.measure(student, DISTILLED)
         self.bert.write(path, student, "hybrid_mlm", form.arguments())
         return made
 
-    def batches(self, seed: int) -> list[Tensor]:
-        """The batches of a stage."""
-        return list(draw_batches(self.texts, self.options.batch, self.options.updates, self.padding, seed))
-
 
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Bert]:
     """The options, checked, with the forms; and the encoder."""
-    parser, rate = stages.parser(__doc__.splitlines()[0], "work/from_softmax/encoder", seeds=1), between(0, math.inf)
+    parser = stages.parser(__doc__.splitlines()[0], "work/from_softmax/encoder", seeds=1)
     parser.add_argument("--folder", type=Path, required=True, help="of the encoder")
     parser.add_argument("--file", type=Path, required=True, help="any text, to learn from")
     parser.add_argument("--pairs", type=Path, help="two texts that belong together in each line, with a tab between")
     parser.add_argument("--updates", type=int, default=100, help="of each stage")
     parser.add_argument("--batch", type=int, default=32, help="texts of an update")
     parser.add_argument("--longest", type=int, default=64, help="tokens of a text, at most, <s> and </s> included")
-    parser.add_argument("--transfer-lr", type=rate, default=1e-3, help="highest, of stage 1")
-    parser.add_argument("--distillation-lr", type=rate, default=3e-4, help="highest, of stage 2")
+    parser.add_argument("--transfer-lr", type=float, default=1e-3, help="highest, of stage 1")
+    parser.add_argument("--distillation-lr", type=float, default=3e-4, help="highest, of stage 2")
     add_form_options(parser, PLAIN)
     options = parser.parse_args(arguments)
     if options.quick:

@@ -4,7 +4,7 @@ Legend: N texts, B texts of a batch, T tokens, D width.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ _BATCH = 64
 LINEAR_ALONE = 0.5
 
 
-def draw_batches(texts: Sequence[Tensor], size: int, count: int, padding: int, seed: int) -> Iterator[Tensor]:
-    """Yield ``count`` batches (B, T) of ``size`` texts, each of which is drawn by itself."""
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
-        yield collate_tokens([texts[i] for i in generator.integers(len(texts), size=size)], padding)
+def draw_batches(texts: Sequence[Tensor], size: int, count: int, padding: int, seed: int) -> list[Tensor]:
+    """``count`` batches (B, T) of ``size`` texts, each of which is drawn by itself."""
+    drawn = np.random.default_rng(seed).integers(len(texts), size=(count, size))
+    return [collate_tokens([texts[i] for i in chosen], padding) for chosen in drawn]
 
 
 def hidden_states(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -44,18 +43,15 @@ def pooled(states: Tensor, real: Tensor) -> Tensor:
 def embed(model: nn.Module, texts: Sequence[Tensor], padding: int) -> Tensor:
     """The embeddings (N, D) of texts (T,), of length 1."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    rows: list[Tensor | None] = [None] * len(texts)
+    parts = []
     for start in range(0, len(texts), _BATCH):
-        chosen = order[start : start + _BATCH]
-        tokens = collate_tokens([texts[i] for i in chosen], padding)
-        embeddings = pooled(model(tokens, features_only=True)[0], tokens.ne(padding))
-        for i, embedding in zip(chosen, F.normalize(embeddings, dim=-1)):
-            rows[i] = embedding
-    return torch.stack(rows)
+        tokens = collate_tokens([texts[i] for i in order[start : start + _BATCH]], padding)
+        parts.append(pooled(model(tokens, features_only=True)[0], tokens.ne(padding)))
+    return F.normalize(torch.cat(parts), dim=-1)[torch.tensor(order).argsort()]
 
 
 def train_transfer(
-    student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor], padding: int, lr: float, windowed: bool
+    student: nn.Module, teacher: nn.Module, batches: list[Tensor], padding: int, lr: float, windowed: bool
 ) -> None:
     """Stage 1: the student's attentions imitate the teacher's, in those parameters that learn."""
 
@@ -64,12 +60,10 @@ def train_transfer(
         losses = transfer(student, teacher, {"src_tokens": tokens}, padding, "outputs", part).values()
         return sum(x.total for x in losses) / sum(x.queries for x in losses)
 
-    _fit(student, loss, list(batches), lr, "stage 1")
+    _fit(student, loss, batches, lr, "stage 1")
 
 
-def train_distillation(
-    student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor], padding: int, lr: float
-) -> None:
+def train_distillation(student: nn.Module, teacher: nn.Module, batches: list[Tensor], padding: int, lr: float) -> None:
     """Stage 2: all layers learn to have the teacher's outputs and embeddings; embeddings of tokens stay as they are.
 
     The loss is the squared error of the outputs of each layer over their squares, the mean over layers, and 1 minus the
@@ -86,7 +80,7 @@ def train_distillation(
         cosines = F.cosine_similarity(pooled(states[-1], real), pooled(wanted[-1], real), dim=-1)
         return errors.mean() + (1.0 - cosines).mean()
 
-    _fit(student, loss, list(batches), lr, "stage 2")
+    _fit(student, loss, batches, lr, "stage 2")
 
 
 def _fit(model: nn.Module, loss_of: Callable[[Tensor], Tensor], batches: list[Tensor], lr: float, title: str) -> None:

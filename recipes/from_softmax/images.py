@@ -35,6 +35,7 @@ from .stages import DISTILLED, EXCHANGED, SCRATCH, TEACHER, TRANSFERRED
 
 MODEL = "vit_small_patch16_224"
 SIDE, PATCH, CLASSES = 32, 4, 10
+LOSS = LabelSmoothingCrossEntropy(0.1)
 
 
 def write_cifar10(folder: Path, root: Path) -> None:
@@ -54,11 +55,6 @@ def build(options: argparse.Namespace, seed: int) -> nn.Module:
     random_seed(seed)
     shape = {"embed_dim": options.width, "depth": options.layers, "num_heads": options.heads}
     return timm.create_model(MODEL, num_classes=CLASSES, img_size=SIDE, patch_size=PATCH, **shape)
-
-
-def classification(model: nn.Module) -> TrainingTask:
-    """Training on the labels."""
-    return ClassificationTask(model, LabelSmoothingCrossEntropy(0.1), verbose=False)
 
 
 def train(options: argparse.Namespace, stage: str, task: TrainingTask, seed: int, name: str) -> None:
@@ -90,7 +86,7 @@ def error(options: argparse.Namespace, model: nn.Module) -> float:
 def train_teacher(options: argparse.Namespace, seed: int, weights: Path) -> dict[str, Any]:
     """The error of the teacher of a seed, whose weights are written."""
     model = build(options, seed)
-    train(options, TEACHER, classification(model), seed, TEACHER)
+    train(options, TEACHER, ClassificationTask(model, LOSS, verbose=False), seed, TEACHER)
     torch.save(model.state_dict(), weights)
     return {TEACHER: error(options, model)}
 
@@ -108,11 +104,8 @@ def convert(options: argparse.Namespace, name: str, form: Form, seed: int, weigh
     train(options, TRANSFERRED, transfer, seed, name)
     student = transfer.converted()
     made[TRANSFERRED] = error(options, student)
-    weight = {"distill_loss_weight": options.weight, "task_loss_weight": 1.0 - options.weight}
-    loss = LabelSmoothingCrossEntropy(0.1)
-    distillation = LogitDistillationTask(
-        student, teacher, loss, **weight, temperature=options.temperature, verbose=False
-    )
+    weight = {"distill_loss_weight": stages.WEIGHT, "task_loss_weight": 1.0 - stages.WEIGHT}
+    distillation = LogitDistillationTask(student, teacher, LOSS, **weight, verbose=False)
     train(options, DISTILLED, distillation, seed, name)
     made[DISTILLED] = error(options, student)
     for part in PARTS if form.windowed else ():
@@ -120,13 +113,13 @@ def convert(options: argparse.Namespace, name: str, form: Form, seed: int, weigh
             made[part] = error(options, student)
     if not options.no_scratch:
         scratch = timm_plugin.replace_attention(build(options, seed), form.pattern, **form.for_timm())
-        train(options, SCRATCH, classification(scratch), seed, name)
+        train(options, SCRATCH, ClassificationTask(scratch, LOSS, verbose=False), seed, name)
         made[SCRATCH] = error(options, scratch)
     return made
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options, checked, with the forms."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print and draw."""
     parser = stages.parser(__doc__.splitlines()[0], "work/from_softmax/images", seeds=3)
     parser.add_argument("--cifar10", type=Path, metavar="FOLDER", help="where torchvision keeps it, or downloads it")
     for name, default in {"epochs": 40, "width": 64, "layers": 4, "heads": 4}.items():
@@ -138,12 +131,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.epochs = min(10, options.epochs) if options.quick else options.epochs
     stages.lasts(options, options.epochs)
     options.forms = forms(parser, options, options.layers)
-    return options
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, print and draw."""
-    options = parsed(arguments)
     added = ("forms", "models", "out", "seeds")  # may be others in the same folder
     begin(options.out, [f"{name}={value}" for name, value in vars(options).items() if name not in added])
     options.images, runs = options.out / "images", options.out / "runs"

@@ -20,6 +20,8 @@ from .forms import PARTS, attending
 
 #: Needles that are looked for at each distance.
 _TRIALS = 64
+#: Windows of the test text that are read for perplexity by position, at most.
+WINDOWS = 48
 
 
 def load(checkpoint: Path, data: Path, **overrides: Any) -> tuple[nn.Module, Any]:
@@ -30,13 +32,11 @@ def load(checkpoint: Path, data: Path, **overrides: Any) -> tuple[nn.Module, Any
 
 
 @torch.no_grad()
-def loss(model: nn.Module, task: Any, split: str) -> float:
-    """Cross-entropy in nats per token, as fairseq-eval-lm computes it, in blocks of the training's length."""
-    task.load_dataset(split)
-    longest = utils.resolve_max_positions(model.max_positions())
-    batches = task.eval_lm_dataloader(
-        task.dataset(split), 8_192, max_positions=longest, num_workers=0, data_buffer_size=0
-    )
+def loss(model: nn.Module, task: Any) -> float:
+    """Cross-entropy of the test text in nats per token, as fairseq-eval-lm computes it, in blocks of training."""
+    task.load_dataset("test")
+    sizes = {"max_positions": utils.resolve_max_positions(model.max_positions()), "data_buffer_size": 0}
+    batches = task.eval_lm_dataloader(task.dataset("test"), 8_192, num_workers=0, **sizes)
     result = eval_lm([model], task.source_dictionary, batches, target_dictionary=task.target_dictionary)
     return float(result["loss"]) * math.log(2)
 
@@ -53,9 +53,9 @@ def needles_found(model: nn.Module, data: Path, length: int) -> dict[int, float]
 
 
 def measured(checkpoint: Path, options: argparse.Namespace, everything: bool) -> dict[str, Any]:
-    """The losses of a checkpoint, or all of its results; ``options`` are those of ``compare``."""
+    """The loss of a checkpoint, or all of its results; ``options`` are those of ``compare``."""
     model, task = load(checkpoint, options.data)
-    found: dict[str, Any] = {split: loss(model, task, split) for split in ("valid", "test")}
+    found: dict[str, Any] = {"test": loss(model, task)}
     if not everything:
         return found
     length = options.tokens_per_sample
@@ -64,9 +64,9 @@ def measured(checkpoint: Path, options: argparse.Namespace, everything: bool) ->
     if any(isinstance(module, LolcatsAttention) for module in attentions):
         for part in PARTS:
             with attending(model, part):
-                found[part] = loss(model, task, "test")
+                found[part] = loss(model, task)
     if not any("max_tokens" in module.needs for module in attentions):  # else its formula would change
-        windows = positions.windows(positions.read_stream(options.data), length, options.longest, options.windows)
+        windows = positions.windows(positions.read_stream(options.data), length, options.longest, WINDOWS)
         model, _ = load(checkpoint, options.data, max_target_positions=options.longest)
         found["positions"] = positions.perplexities(positions.losses(model, windows, checkpoint.name), length)
     return found

@@ -5,7 +5,6 @@ The marker is the rarest symbol of the text, and the symbol after it is drawn fr
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,37 +18,31 @@ from ..texts import write_split
 ANSWER, SIZE, CHOICE = 1, 2, 8
 
 
-class Symbols(NamedTuple):
-    """The symbols of needles, as numbers of a dictionary."""
-
-    marker: int
-    others: np.ndarray  # (S,)
-
-    def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """A needle (``SIZE``,)."""
-        return np.concatenate([[self.marker], generator.choice(self.others, ANSWER)])
-
-
-def symbols_of(data: Path) -> Symbols:
-    """The rarest symbols of a data-bin folder."""
+def symbols_of(data: Path) -> np.ndarray:
+    """The marker and the symbols that are drawn (1 + ``CHOICE``,), as numbers of a data-bin folder's dictionary."""
     dictionary = Dictionary.load(str(data / "dict.txt"))
     counts = [(dictionary.count[i], -i) for i in range(dictionary.nspecial, len(dictionary)) if dictionary.count[i]]
     rarest = [-i for _, i in sorted(counts)]
     if len(rarest) < 3:
         raise SystemExit(f"the text has {len(rarest)} different symbols; allowed for needles: at least 3")
-    return Symbols(rarest[0], np.array(rarest[1 : 1 + CHOICE]))
+    return np.array(rarest[: 1 + CHOICE])
 
 
-def mixed(text: np.ndarray, length: int, copies: int, symbols: Symbols, seed: int) -> Iterator[np.ndarray]:
+def needle_of(symbols: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """A needle (``SIZE``,)."""
+    return np.append(symbols[0], generator.choice(symbols[1:], ANSWER))
+
+
+def mixed(text: np.ndarray, length: int, copies: int, symbols: np.ndarray) -> Iterator[np.ndarray]:
     """Yield ``text`` (n,) in sequences (``length``,), each with ``copies`` of a needle of its own at random places.
 
     What follows the marker of the second copy is known from the first. An incomplete sequence at the end is left out.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(1)
     room = length - copies * SIZE
     for start in range(0, len(text) - room + 1, room):
         places = np.sort(generator.integers(room + 1, size=copies))
-        needles = np.tile(symbols.draw(generator), copies)
+        needles = np.tile(needle_of(symbols, generator), copies)
         yield np.insert(text[start : start + room], np.repeat(places, SIZE), needles)
 
 
@@ -59,7 +52,7 @@ def write_mixed(data: Path, folder: Path, length: int, copies: int) -> None:
         return
     text, dictionary = read_stream(data, "train").numpy()[1:], (data / "dict.txt").read_bytes()
     symbols = len(Dictionary.load(str(data / "dict.txt")))
-    write_split(folder, "train", mixed(text, length, copies, symbols_of(data), seed=1), symbols)
+    write_split(folder, "train", mixed(text, length, copies, symbols_of(data)), symbols)
     (folder / "dict.txt").write_bytes(dictionary)
 
 
@@ -70,7 +63,7 @@ def distances(length: int) -> list[int]:
     return sorted({x for x in (length // 32, length // 16, *eighths, longest) if SIZE <= x <= longest})
 
 
-def questions(text: Tensor, length: int, distance: int, count: int, symbols: Symbols) -> Tensor:
+def questions(text: Tensor, length: int, distance: int, count: int, symbols: np.ndarray) -> Tensor:
     """``count`` sequences (count, ``length`` + 1) of ``text`` (n,) whose end asks for a needle ``distance`` before.
 
     The last ``ANSWER`` tokens are the answer. The needles of all distances are the same, and so is the text.
@@ -80,7 +73,7 @@ def questions(text: Tensor, length: int, distance: int, count: int, symbols: Sym
     place = length + 1 - SIZE - distance
     rows = []
     for start in generator.integers(len(text) - room + 1, size=count):
-        needle = symbols.draw(generator)
+        needle = needle_of(symbols, generator)
         row = np.insert(text[start : start + room].numpy(), np.repeat(place, SIZE), needle)
         rows.append(np.concatenate([row, needle]))
     return torch.from_numpy(np.stack(rows))

@@ -19,7 +19,8 @@ def read_texts(path: Path, pairs: Path | None = None) -> tuple[list[str], list[t
     """
     texts = _paragraphs([line.strip() for line in read_lines(path)])
     end = cut(len(texts), f"the paragraphs of {path}")["train"].stop
-    found = _halves(texts[end:]) if pairs is None else _read_pairs(pairs)
+    found = [_halves(text) for text in texts[end:] if len(text.split()) >= _WORDS]
+    found = found if pairs is None else _read_pairs(pairs)
     held_out = {*texts[end:], *(text for pair in found for text in (*pair, " ".join(pair)))}
     learned = [text for text in texts[:end] if text not in held_out]
     if len(found) < 2 or not learned:
@@ -31,15 +32,14 @@ def read_texts(path: Path, pairs: Path | None = None) -> tuple[list[str], list[t
 
 
 def _paragraphs(lines: list[str]) -> list[str]:
-    if "" not in lines[:-1]:
-        return [line for line in lines if line]
-    blocks = "\n".join(lines).split("\n\n")
-    return [text for text in (" ".join(block.split("\n")).strip() for block in blocks) if text]
+    separator = "\n\n" if "" in lines[:-1] else "\n"
+    texts = (block.replace("\n", " ").strip() for block in "\n".join(lines).split(separator))
+    return [text for text in texts if text]
 
 
-def _halves(texts: list[str]) -> list[tuple[str, str]]:
-    split = [words for words in (text.split() for text in texts) if len(words) >= _WORDS]
-    return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in split]
+def _halves(text: str) -> tuple[str, str]:
+    words = text.split()
+    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
 def _read_pairs(path: Path) -> list[tuple[str, str]]:

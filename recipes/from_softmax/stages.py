@@ -6,7 +6,6 @@ each of ``forms.PARTS`` after stage 2, as far as they are known; lower is better
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,26 +13,14 @@ from pathlib import Path
 import pandas as pd
 from matplotlib import pyplot as plt
 
-from ..runs import table
+from ..runs import spread, table
 from .forms import NOTHING, PARTS, SOFTMAX, Form
 
 TEACHER = "teacher"
+#: The weight of the teacher in stage 2's loss.
+WEIGHT = 0.5
 #: All but the first are trainings.
 EXCHANGED, TRANSFERRED, DISTILLED, SCRATCH = STAGES = ("exchanged", "after stage 1", "after stage 2", "from scratch")
-
-
-def between(low: float, high: float, ends: bool = False) -> Callable[[str], float]:
-    """The type of an option whose value is between two numbers; ``ends`` says whether these are allowed."""
-
-    def value(text: str) -> float:
-        number = float(text)
-        if not (low < number < high or ends and number in (low, high)):
-            said = "from {:g} to {:g}" if ends else "above {:g} and below {:g}"
-            raise argparse.ArgumentTypeError(f"{text}; allowed: {said.format(low, high)}")
-        return number
-
-    value.__name__ = "number"  # in argparse's error for what is none
-    return value
 
 
 def parser(about: str, out: str, seeds: int) -> argparse.ArgumentParser:
@@ -47,22 +34,18 @@ def parser(about: str, out: str, seeds: int) -> argparse.ArgumentParser:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of both stages."""
-    positive, share, part = between(0, math.inf), between(0, 1), between(0, 1, ends=True)
-    parser.add_argument("--transfer-lr", type=positive, default=1e-2, help="highest, of stage 1")
-    parser.add_argument("--distillation-lr", type=positive, default=1e-3, help="highest, of stage 2")
-    parser.add_argument("--share", type=share, default=0.2, help="of the teacher's training, both stages")
-    parser.add_argument("--transfer-share", type=share, default=0.5, help="of that share, stage 1")
-    parser.add_argument("--temperature", type=positive, default=1.0, help="of stage 2")
-    parser.add_argument("--weight", type=part, default=0.5, help="of the teacher in stage 2's loss")
+    parser.add_argument("--transfer-lr", type=float, default=1e-2, help="highest, of stage 1")
+    parser.add_argument("--distillation-lr", type=float, default=1e-3, help="highest, of stage 2")
+    parser.add_argument("--share", type=float, default=0.2, help="of the teacher's training, both stages")
     parser.add_argument("--no-scratch", action="store_true", help="train no form from scratch")
 
 
 def lasts(options: argparse.Namespace, whole: int) -> dict[str, int]:
     """Updates or epochs of each training, if the teacher has ``whole``; from scratch as many as both stages."""
     both = round(options.share * whole)
-    first = round(options.transfer_share * both)
+    first = round(both / 2)
     if not 0 < first < both:
-        raise SystemExit(f"{whole} of the teacher leave {first} of {both} for stage 1; allowed: 1 in each stage")
+        raise SystemExit(f"--share {options.share:g} of {whole} is {both}; allowed: at least 1 in each stage")
     return {TEACHER: whole, TRANSFERRED: first, DISTILLED: both - first, SCRATCH: both}
 
 
@@ -86,31 +69,20 @@ def file_name(name: str) -> str:
 
 def cell(digits: int) -> Callable[[pd.Series], str]:
     """Mean and deviation of the known values over seeds as text, "-" without any."""
-
-    def text(values: pd.Series) -> str:
-        known = values.dropna()
-        deviation = f" ± {known.std():.{digits}f}" if len(known) > 1 else ""
-        return f"{known.mean():.{digits}f}{deviation}" if len(known) else "-"
-
-    return text
-
-
-def won_back(found: pd.DataFrame, stage: str) -> pd.Series:
-    """Per cent of the gap between the exchanged model and the teacher that training closed; only if there is one."""
-    gap = (found[EXCHANGED] - found[TEACHER]).where(lambda x: x > 0)
-    return 100 * (found[EXCHANGED] - found[stage]) / gap
+    return lambda values: spread(digits)(values.dropna()) if values.notna().any() else "-"
 
 
 def tables(found: pd.DataFrame, shown: Callable[[float], float]) -> dict[str, pd.DataFrame]:
     """The table of the stages, and that of the parts; ``shown`` turns a loss into the number in a table."""
     stages = [stage for stage in STAGES if stage in found]
+    gap = (found[EXCHANGED] - found[TEACHER]).where(lambda x: x > 0)
     frame = found[["model", "seed", "learned"]].join(found[stages].map(shown, na_action="ignore"))
     columns = {"learn in stage 1": ("learned", lambda values: f"{values.iloc[0]:,}")}
     columns |= {stage: (stage, cell(2)) for stage in stages}
     shares = {"won back by stage 1, %": TRANSFERRED, "won back, %": DISTILLED, "from scratch, %": SCRATCH}
     for title, stage in shares.items():
         if stage in stages:
-            frame[title] = won_back(found, stage)
+            frame[title] = 100 * (found[EXCHANGED] - found[stage]) / gap
             columns[title] = (title, cell(1))
     teachers = found.groupby("seed")[TEACHER].first().map(shown)
     first = pd.DataFrame([{"model": TEACHER, DISTILLED: cell(2)(teachers), "seeds": len(teachers)}])
@@ -130,8 +102,8 @@ def notes(options: argparse.Namespace, whole: int, what: str) -> list[str]:
         f"teacher: {whole:,} {what}, highest learning rate {options.lr:g}; exchanged: its weights under another "
         f"attention; stage 1: attention transfer, {last[TRANSFERRED]:,}, rate {options.transfer_lr:g}, of maps where "
         f"each linear layer has some, else of projections; stage 2: distillation, {last[DISTILLED]:,}, rate "
-        f"{options.distillation_lr:g}, temperature {options.temperature:g}, weight {options.weight:g}; from scratch: "
-        f"{last[SCRATCH]:,}; mean ± deviation over seeds, each with its own teacher",
+        f"{options.distillation_lr:g}, temperature 1, weight {WEIGHT}; from scratch: {last[SCRATCH]:,}; mean ± "
+        "deviation over seeds, each with its own teacher",
         "won back: (exchanged - converted) / (exchanged - teacher), of losses; from scratch, %: the same of that model",
         window_note(options),
         "parts: with the same weights; the linear part alone sees the tokens of the window too",

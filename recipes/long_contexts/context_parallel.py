@@ -33,14 +33,10 @@ LAYERS = (*(name for name, kind in ATTENTIONS.items() if "causal" in kind.suppor
 
 
 class Layer(nn.Module):
-    """An attention between projections of tokens, x (1, n, D) -> (1, n, D); or a gated attention unit."""
+    """An attention between projections of tokens."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        if name == FLASH:
-            self.unit = GatedAttentionUnit(WIDTH, causal=True)
-            return
-        self.unit = None
         facts = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": 2**31}
         self.attention = build_attention(name, causal=True, **facts)
         widths = self.attention.projections(CHANNELS)
@@ -48,8 +44,6 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (1, n, D) -> (1, n, D)."""
-        if self.unit is not None:
-            return self.unit(x)
         heads = {name: proj(x).unflatten(2, (HEADS, -1)).transpose(1, 2) for name, proj in self.projections.items()}
         q, k, v = (heads.get(name) for name in "qkv")
         return x + self.attention(q, k, v, **self.attention.inputs(x=x)).transpose(1, 2).flatten(2)
@@ -63,7 +57,7 @@ def measure(rank: int, processes: int, store: str, layers: Sequence[str], tokens
     group = ContextGroup()
     for name in layers:
         torch.manual_seed(1)
-        layer = Layer(name)
+        layer = GatedAttentionUnit(WIDTH, causal=True) if name == FLASH else Layer(name)
         for n in tokens:
             length = part_length(n, processes)
             x = torch.randn(1, length, WIDTH, requires_grad=True)
@@ -73,7 +67,7 @@ def measure(rank: int, processes: int, store: str, layers: Sequence[str], tokens
     dist.destroy_process_group()
 
 
-def step(layer: Layer, group: ContextGroup, x: Tensor) -> None:
+def step(layer: nn.Module, group: ContextGroup, x: Tensor) -> None:
     """A forward and a backward pass of this process's part x (1, n, D)."""
     with context_parallel(layer, group, torch.tensor([x.shape[1]])):
         layer(x).square().mean().backward()

@@ -23,12 +23,6 @@ from ..runs import Run, spread
 FLASH = "flash"
 #: Positions are sinusoids that no model has seen beyond its training length; these do without.
 _WITHOUT_POSITIONS = ("softmax", "local", "linear+forget", "flow+forget", "retention", "gla", "gated_delta", FLASH)
-_NOTES = {
-    "cosformer": "its cosine spans the longest length, in training too",
-    "daft_full": "its biases by pairs of positions are there for the longest length; the later ones learned nothing",
-    "synthesizer": "its columns for positions are there for the longest length; the later ones learned nothing",
-    "flash": "flash_lm, gated attention units, two of which are one layer",
-}
 _ACROSS = 6  # panels of the picture beside each other
 
 
@@ -93,7 +87,7 @@ def draw(found: pd.DataFrame, order: Sequence[str], length: int, longest: int, p
         for name, rows in readers.groupby("model", sort=False)
     }
     names, last = [name for name in order if name in means], bounds.index(length) - 1
-    across = min(_ACROSS, len(names))
+    every, across = np.stack(list(means.values())), min(_ACROSS, len(names))
     down = -(-len(names) // across)
     size = {"figsize": (2.3 * across, 2.0 * down + 0.6)}
     figure, grid = plt.subplots(down, across, sharex=True, sharey=True, squeeze=False, layout="constrained", **size)
@@ -101,13 +95,11 @@ def draw(found: pd.DataFrame, order: Sequence[str], length: int, longest: int, p
         if name is None:
             axes.set_visible(False)
             continue
-        for other in means.values():
-            axes.plot(middles, other, color="0.85", linewidth=0.8)
+        axes.plot(middles, every.T, color="0.85", linewidth=0.8)
         worse = means[name][-1] > 1.05 * means[name][last]
         axes.plot(middles, means[name], color="C1" if worse else "C0", linewidth=2)
         axes.axvline(length, color="0.4", linestyle=":", linewidth=1)
         axes.set_title(f"{name}\n{means[name][last]:.2f} → {means[name][-1]:,.2f}", fontsize=9)
-    every = np.stack(list(means.values()))
     axes = grid[0, 0]
     highest = min(every.max(), 2.5 * every[:, last].max())
     axes.set(xscale="log", yscale="log", ylim=(0.95 * every.min(), 1.05 * highest))
@@ -173,7 +165,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "+no_positions have sinusoidal positions",
         *([] if options.runs else [budget]),
         *models.notes(found.model),
-        *(f"{name}: {note}" for name, note in _NOTES.items() if name in set(found.model)),
         *(f"{x.model}.{x.seed} cannot read longer inputs: {x.refused}" for x in refused.itertuples()),
     ]
     shown = table(found, length, longest)
