@@ -122,7 +122,8 @@ def test_times_are_compared_in_the_same_rounds_and_memory_is_beyond_what_is_retu
         def run():
             time.sleep(seconds)
             large = torch.zeros(2**21)
-            return [large[: 2**18].clone()]
+            kept = large[: 2**18].clone()
+            return [kept[:9], kept[9:]]  # of one storage
 
         return Candidate(name, 10, {"run": run}, lambda: {"output": 0.0})
 
