@@ -19,30 +19,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.table is None:
         for paper in [options.paper] if options.paper else PAPERS:
-            print(
-                f"{paper}:",
-                *(f"  {number:16} {text.splitlines()[0]}" for number, text in sections(paper).items()),
-                sep="\n",
-            )
+            titles = [f"  {number:16} {text.splitlines()[0]}" for number, text in sections(paper).items()]
+            print(f"{paper}:", *titles, sep="\n")
         return
     text, tables = sections(options.paper).get(options.table), groups(options.paper).get(options.table, [])
     if text is None:
         parser.error(f"TABLE is {options.table}; allowed: {', '.join(sections(options.paper))}")
-    names = {name: group for group in tables for name in {**group["rows"], **group["notes"]}}
-    chosen = names if options.row is None else match(options.row, names)
-    if options.row is not None and len(chosen) != 1:
-        parser.error(f"--row is {options.row}; allowed: {'; '.join(chosen or names)}")
     if options.row is None:
         print(f"## {text}")
-    for name in chosen:
-        if options.row is None:
-            print(f"\n{name}:")
-        print(*names[name]["rows"].get(name, []), sep="\n")
-        if note := names[name]["notes"].get(name):
-            print(f"# {note}")
-    for group in tables if options.row is None else [names[chosen[0]]]:
+    else:
+        names = [row for group in tables for row in group["rows"]]
+        chosen = match(options.row, names)
+        if len(chosen) != 1:
+            parser.error(f"--row is {options.row}; allowed: {'; '.join(chosen or names)}")
+        tables = [group for group in tables if chosen[0] in group["rows"]]
+    for group in tables:
+        for row, commands in group["rows"].items():
+            if options.row is None:
+                print(f"\n{row}:", *commands, sep="\n")
+            elif row == chosen[0]:
+                print(*commands, sep="\n")
         if "note" in group:
-            print(f"\n# {group['note']}")
+            print("\n#", group["note"].replace("; ", "\n# "))
         if "small" in group:
             print(f"# all rows in small: {group['small']}")
 

@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
 from fairseq import options as fairseq_options
 from timm.data import ImageDataset
 
 from .. import models, runs
 from ..images import SPLITS, read_image, write_mnist
-from .published import printed
-from .rows import groups, match
+from .rows import groups, match, printed
 
 
 class Values(NamedTuple):
@@ -50,10 +48,9 @@ TABLES = {
 def rows_of(paper: str, number: str, masked: bool) -> dict[str, list[str]]:
     """Row -> its architecture with its options, the best published row first."""
     (group,) = groups(paper)[number]
-    words = {row: shlex.split(commands[int(masked)])[2:] for row, commands in group["rows"].items()}
-    architectures = {row: row_words[2:] if paper == "flash" else row_words for row, row_words in words.items()}
-    published = {row: number_of(paper, number, row, TABLES[paper, number].column, masked) for row in words}
-    return dict(sorted(architectures.items(), key=lambda row: float(published[row[0]])))
+    words = {row: shlex.split(commands[int(masked)])[2:] for row, commands in group["rows"].items() if commands}
+    order = sorted(words, key=lambda row: float(number_of(paper, number, row, TABLES[paper, number].column, masked)))
+    return {row: words[row][2 if paper == "flash" else 0 :] for row in order}
 
 
 def number_of(paper: str, number: str, row: str, column: str, masked: bool) -> str:
@@ -137,40 +134,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (options.file is None) == (options.pixels is None):
         parser.error("allowed: one of --file and --pixels")
     rows = rows_of(options.paper, options.table, options.masked)
-    chosen = [
-        match(name, rows) or parser.error(f"--models has {name}; allowed: {'; '.join(rows)}") for name in options.models
-    ]
-    chosen = [row for row in rows if not chosen or row in itertools.chain.from_iterable(chosen)]
+    chosen = {row for name in options.models for row in match(name, rows) or [f"no {name}"]} or set(rows)
+    if wrong := chosen.difference(rows):
+        parser.error(f"--models has {', '.join(wrong)}; allowed: {'; '.join(rows)}")
+    chosen = [row for row in rows if row in chosen]
     forms = "_masked" * options.masked + "_post_norm" * options.post_norm
     options.out = Path(str(options.out).replace("PAPER_TABLE", f"{options.paper}_{options.table}{forms}"))
     if options.quick:
         options.updates, options.seeds, options.limit = 8, 1, options.limit or 400
     if options.pixels:
         options.file, options.words, options.tokens_per_sample = pixel_text(options), True, options.pixels**2 + 1
-    if options.tokens_per_sample > options.batch_tokens:
-        parser.error(
-            f"sequences have {options.tokens_per_sample} tokens; allowed: at most {options.batch_tokens}, a batch"
-        )
     data, tokens, unit = models.text(options)
-    commands = {row: model_arguments(options, rows[row], values) for row in chosen}
-    planned = [
-        runs.Run(row, seed, models.command(options, data, commands[row], seed, evaluations=2))
-        for seed, row in itertools.product(range(1, options.seeds + 1), chosen)
-    ]
+    planned = []
+    for seed, row in itertools.product(range(1, options.seeds + 1), chosen):
+        command = models.command(options, data, model_arguments(options, rows[row], values), seed, evaluations=2)
+        planned.append(runs.Run(row, seed, command))
     found = runs.train_all(planned, options.out, options.jobs, read)
-    report(options, values, found, f"{sum(tokens.values()):,} {unit}")
-
-
-def report(options: argparse.Namespace, values: Values, found: pd.DataFrame, data: str) -> None:
-    """Print and write the table; bits per pixel are those of an image with its end."""
-    unit, scale = "token", 1.0
-    if options.pixels:
-        unit, scale = "pixel", options.tokens_per_sample / options.pixels**2
+    # Bits per pixel are those of an image with its end.
+    of, scale = ("pixel", options.tokens_per_sample / options.pixels**2) if options.pixels else ("token", 1.0)
     columns = {"parameters": ("parameters", "first")}
     measured = {"perplexity": ("perplexity", values.column, 1.0, 2)}
     if values.trained:
-        measured = {f"train bits per {unit}": ("trained", values.trained, scale, 3)}
-        measured |= {f"test bits per {unit}": ("bits", values.column, scale, 3)}
+        measured = {f"train bits per {of}": ("trained", values.trained, scale, 3)}
+        measured |= {f"test bits per {of}": ("bits", values.column, scale, 3)}
     for header, (value, column, factor, digits) in measured.items():
         found[value] *= factor
         cells = {row: number_of(options.paper, options.table, row, column, options.masked) for row in found.model}
@@ -179,10 +165,9 @@ def report(options: argparse.Namespace, values: Values, found: pd.DataFrame, dat
     columns |= {"seeds": ("seed", "count"), "tokens/s": ("tokens_per_second", "median"), "MiB": ("MiB", "max")}
     notes = [
         "of the test text, mean ± deviation over seeds, of the checkpoint that is best on the valid text",
-        f"{data}, {options.updates:,} updates of {options.batch_tokens:,} in sequences of {options.tokens_per_sample}, "
-        f"{options.layers} layers of width {options.width}, or twice as many gated attention units; highest rate "
-        f"{options.lr:g} for all: what is learned first, which has no order to compare with the paper's",
-        "tokens per second and memory are of one thread, with whatever else ran",
+        f"{sum(tokens.values()):,} {unit}, {options.updates:,} updates of {options.batch_tokens:,} in sequences of "
+        f"{options.tokens_per_sample}, {options.layers} layers of width {options.width}, or twice as many gated "
+        f"attention units; highest rate {options.lr:g} for all: what is learned first, which has no order to compare",
     ]
     title = f"Table {options.table} of {options.paper}"
     runs.report(options.out, {title: runs.table(found, columns)}, notes, found)

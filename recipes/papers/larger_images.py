@@ -24,7 +24,6 @@ from .images import begun, build, recorded, scaled_window, size_parser, small_mo
 
 #: The softmax model, and what is made of it for larger images.
 DEIT, DEIT_LARGER, FINE_TUNED, RANDOM = "DeiT", "DeiT, larger", "DAFT-conv ft", "DAFT-conv rand"
-ENTROPY, GUMBEL = "DAFT-conv, Equation 10", "DAFT-conv, Equation 11"
 #: The window of Table 3, on a grid of 24 x 24 patches.
 WINDOW, GRID = 25, 24
 
@@ -49,56 +48,42 @@ def variants(options: argparse.Namespace) -> dict[str, Variant]:
             models[name] = Variant("daft_conv_s", {"window": window, "local_only": alone})
     # The paper's weight of the entropy, and its temperature.
     return models | {
-        ENTROPY: Variant("daft_conv_s", {"entropy_weight": 0.001}),
-        GUMBEL: Variant("daft_conv_s", {"gumbel_temperature": 0.5}),
+        "DAFT-conv, Equation 10": Variant("daft_conv_s", {"entropy_weight": 0.001}),
+        "DAFT-conv, Equation 11": Variant("daft_conv_s", {"gumbel_temperature": 0.5}),
     }
 
 
-class Trainings:
-    """Trains each model, and evaluates it on images of all sizes."""
-
-    def __init__(self, options: argparse.Namespace, images: dict[str, Images]) -> None:
-        self.options, self.models = options, variants(options)
-        self.images = {side: {name: resized(part, side) for name, part in images.items()} for side in options.sides}
-
-    def train(self, name: str, seed: int) -> dict[str, Any]:
-        """The record of a model and a seed."""
-        options, larger = self.options, self.models[name].larger
-        side = options.larger if larger else options.side
-        epochs = max(1, options.epochs // 3) if larger else options.epochs  # 100 of 300 in the paper
-        model = self.started(name, seed, side)
-        fit(model, self.images[side]["train"], epochs, options.batch, options.lr, f"{name}, seed {seed}")
-        if name in (DEIT, DEIT_LARGER):
-            tensor_files.save(model.state_dict(), options.out / "runs" / f"{name}.{seed}.pth")
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        by_side = {str(other): self.top1(model, other) for other in options.sides}
-        return {"trained at": side, "parameters": parameters, "top1": by_side}
-
-    def started(self, name: str, seed: int, side: int) -> nn.Module:
-        """A model before its training, with random weights or those that it starts from."""
-        if name == DEIT_LARGER:
-            model = self.started(DEIT, seed, self.options.side)
-            model.load_state_dict(read_checkpoint(self.options.out / "runs" / f"{DEIT}.{seed}.pth"))
-            model.set_input_size(img_size=(side, side))
-            return model
-        architecture, kwargs = small_model(self.models[name].model, self.options, side)
-        kwargs |= self.models[name].kwargs
-        if name != FINE_TUNED:
-            return build(architecture, kwargs, self.images[side], seed)
-        random_seed(seed)
-        return convert(architecture, self.options.out / "runs" / f"{DEIT_LARGER}.{seed}.pth", kwargs)
-
-    def top1(self, model: nn.Module, side: int) -> float:
-        """Accuracy on images of another size; the positions of a softmax model are interpolated."""
-        if getattr(model, "pos_embed", None) is not None:
-            model = copy.deepcopy(model)
-            model.set_input_size(img_size=(side, side))
-        return top1(model, self.images[side])
+def started(name: str, seed: int, options: argparse.Namespace, images: dict[str, Images], side: int) -> nn.Module:
+    """A model before its training, with random weights or those that it starts from."""
+    of_deit, of_larger = (options.out / "runs" / f"{x}.{seed}.pth" for x in (DEIT, DEIT_LARGER))
+    if name == DEIT_LARGER:
+        model = started(DEIT, seed, options, images, options.side)
+        model.load_state_dict(read_checkpoint(of_deit))
+        model.set_input_size(img_size=(side, side))
+        return model
+    variant = variants(options)[name]
+    architecture, kwargs = small_model(variant.model, options, side)
+    kwargs |= variant.kwargs
+    if name != FINE_TUNED:
+        return build(architecture, kwargs, images, seed)
+    random_seed(seed)
+    return convert(architecture, of_larger, kwargs)
 
 
-def resized(images: Images, side: int) -> Images:
+def top1_at(model: nn.Module, images: dict[str, Images], side: int) -> float:
+    """Accuracy on images of another size; the positions of a softmax model are interpolated."""
+    if getattr(model, "pos_embed", None) is not None:
+        model = copy.deepcopy(model)
+        model.set_input_size(img_size=(side, side))
+    return top1(model, resized(images, side))
+
+
+def resized(images: dict[str, Images], side: int) -> dict[str, Images]:
     """``images`` in another size."""
-    return images._replace(pixels=F.interpolate(images.pixels, side, mode="bicubic", antialias=True))
+    return {
+        split: part._replace(pixels=F.interpolate(part.pixels, side, mode="bicubic", antialias=True))
+        for split, part in images.items()
+    }
 
 
 def draw(frame: pd.DataFrame, options: argparse.Namespace) -> None:
@@ -131,9 +116,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.sides = sorted({*options.sides, options.side, options.larger})
     if wrong := [side for side in options.sides if side % options.patch]:
         parser.error(f"a side is {wrong[0]}; allowed: whole patches of --patch {options.patch}")
-    images = begun(options)
-    trainings = Trainings(options, images)
-    frame = recorded(options, list(trainings.models), trainings.train)
+    images, models = begun(options), variants(options)
+
+    def train(name: str, seed: int) -> dict[str, Any]:
+        side = options.larger if models[name].larger else options.side
+        epochs = max(1, options.epochs // 3) if models[name].larger else options.epochs  # 100 of 300 in the paper
+        model = started(name, seed, options, images, side)
+        fit(model, resized(images, side)["train"], epochs, options.batch, options.lr, f"{name}, seed {seed}")
+        if name in (DEIT, DEIT_LARGER):
+            tensor_files.save(model.state_dict(), options.out / "runs" / f"{name}.{seed}.pth")
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        by_side = {str(other): top1_at(model, images, other) for other in options.sides}
+        return {"trained at": side, "parameters": parameters, "top1": by_side}
+
+    frame = recorded(options, list(models), train)
     frame = frame.join(pd.DataFrame(frame.pop("top1").tolist()))
     columns = {"trained at": ("trained at", "first"), "parameters": ("parameters", "first")}
     columns |= {f"top-1 at {side}": (str(side), spread(2)) for side in options.sides} | {"seeds": ("seed", "count")}
@@ -143,10 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}, "
         f"{options.epochs} epochs, a third of them at the larger size",
         f"{DEIT_LARGER}: {DEIT} trained further; {FINE_TUNED} starts from its weights, without its keys, queries, "
-        f"positions and class token; {RANDOM}: the same epochs from random weights",
-        "alone: a token sees nothing outside of its window; Equation 10: with the entropy of the filters in the loss; "
-        "Equation 11: each head selects a token of its window, by Gumbel-softmax",
-        "larger images are the same ones with interpolated pixels, so nothing new is to be seen in them",
+        f"positions and class token; alone: a token sees nothing outside of its window",
     ]
     report(options.out, {"DAFT-conv on larger images": table(frame, columns)}, notes, frame)
     draw(frame, options)
