@@ -23,6 +23,7 @@ from fairseq_plugin.loading.checkpoint_config import check_configuration
 from fairseq_plugin.loading.checkpoints import stored_architecture
 from fairseq_plugin.tasks.span_extraction import SpanExtractionTask
 
+from ..runs import new_file
 from .evaluate import Scores, score
 
 
@@ -59,15 +60,13 @@ def answer(hub: RobertaHubInterface, split: str, batch_size: int) -> tuple[dict[
     model = hub.model.to(device)
     texts, scores, questions = [], [], []
     order = np.argsort(-dataset.sizes, kind="stable")  # batches windows of similar length
-    with tqdm(total=len(dataset), desc="  windows", unit="", leave=False, disable=None) as bar:
-        for begin in range(0, len(dataset), batch_size):
-            sample = dataset.collater([dataset[index] for index in order[begin : begin + batch_size]])
-            sample = apply_to_sample(lambda tensor: tensor.to(device), sample)
-            batch_texts, batch_scores = hub.task.answer_spans(hub.task.span_scores(model, sample), sample)
-            texts += batch_texts
-            scores.append(batch_scores.cpu().numpy())
-            questions.append(sample["question"].cpu().numpy())
-            bar.update(len(batch_texts))
+    for begin in tqdm(range(0, len(dataset), batch_size), desc="  windows", unit=" batches", leave=False, disable=None):
+        sample = dataset.collater([dataset[index] for index in order[begin : begin + batch_size]])
+        sample = apply_to_sample(lambda tensor: tensor.to(device), sample)
+        batch_texts, batch_scores = hub.task.answer_spans(hub.task.span_scores(model, sample), sample)
+        texts += batch_texts
+        scores.append(batch_scores.cpu().numpy())
+        questions.append(sample["question"].cpu().numpy())
     split_questions = dataset.split.questions
     question_indices = np.concatenate(questions)
     best_windows = best_of_each(question_indices, np.concatenate(scores))
@@ -84,10 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="data-bin of recipes.triviaqa.data")
     parser.add_argument("--split", default="valid", help="which questions")
     parser.add_argument("--batch-size", type=int, default=8, help="windows at once")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the answers, as JSON from name to text")
+    parser.add_argument("--output", type=new_file, metavar="FILE", help="write the answers, as JSON from name to text")
     options = parser.parse_args(arguments)
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output is {options.output}, which exists; allowed: a new file")
     try:
         results = [answer(load(path, options.data), options.split, options.batch_size) for path in options.checkpoints]
     except ValueError as error:
@@ -96,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [(str(path), f"{x.f1:.2f}", f"{x.em:.2f}", x is best) for path, (_, x) in zip(options.checkpoints, results)]
     shown = pd.DataFrame(rows, columns=["checkpoint", "F1", "exact match", "best"])
     print(shown.to_markdown(index=False, disable_numparse=True))
-    print(f"per cent of {best.questions:,d} questions of {options.split}")
-    if best.missing:
-        print(f"{best.missing:,d} questions have no document here, and so no answer; they count as 0")
+    print(
+        f"per cent of {best.questions:,d} questions of {options.split}; {best.missing:,d} without a document count as 0"
+    )
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

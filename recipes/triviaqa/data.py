@@ -8,7 +8,6 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -19,7 +18,7 @@ from fairseq_plugin.data.span_folder import DICTIONARY_FILE, DOCUMENT, QUESTION,
 
 from .. import texts
 from .gold_spans import SpelledDocument, answer_pattern
-from .questions import DOMAINS, SPLITS, Asked, find_document, find_questions, read_questions
+from .questions import DOMAINS, SPLITS, Asked, find, read_questions
 
 
 class Subwords:
@@ -40,16 +39,8 @@ class Subwords:
         return np.array([self.dictionary.index(subword) for subword in subwords], dtype=np.int32)
 
 
-class Spans(NamedTuple):
-    """Pairs of a question and a document, the gold spans of each, and how many pairs are left out."""
-
-    pairs: list[tuple[int, int]]
-    spans: list[np.ndarray]
-    left_out: list[int]
-
-
-def documents_of(split: str, source: Path, asked: Sequence[Asked], subwords: Subwords, into: Spans) -> Iterator:
-    """The tokens of each document, once for all of its questions; their spans go ``into`` the lists.
+def write_split(folder: Path, split: str, source: Path, asked: Sequence[Asked], subwords: Subwords) -> None:
+    """Write a split into ``folder``, its arrays last; a document is written once for all of its questions.
 
     The training split drops pairs whose document contains no gold answer, since the document may still answer the
     question in other words.
@@ -58,35 +49,35 @@ def documents_of(split: str, source: Path, asked: Sequence[Asked], subwords: Sub
     for number, question in enumerate(asked):
         for name in question.documents:
             questions_of.setdefault(name, []).append(number)
-    patterns = [answer_pattern(question.answers) for question in asked]
-    written = 0
-    for name, questions in tqdm(questions_of.items(), desc=split, unit=" documents", leave=False, disable=None):
-        pieces = subwords.split(find_document(source, name).read_text(encoding="utf-8"))
-        document = SpelledDocument(pieces)
-        matches = {question: document.find(patterns[question]) for question in questions}
-        kept = [question for question in questions if pieces and (split != "train" or len(matches[question]))]
-        into.left_out.append(len(questions) - len(kept))
-        if kept:
-            into.pairs.extend((question, written) for question in kept)
-            into.spans.extend(matches[question] for question in kept)
-            written += 1
-            yield subwords.numbers(pieces)
+    patterns, size = [answer_pattern(question.answers) for question in asked], len(subwords.dictionary)
+    pairs: list[tuple[int, int]] = []
+    spans: list[np.ndarray] = []
 
+    def documents() -> Iterator[np.ndarray]:
+        written = 0
+        for name, questions in tqdm(questions_of.items(), desc=split, unit=" documents", leave=False, disable=None):
+            pieces = subwords.split(find(source, f"evidence/{name}").read_text(encoding="utf-8"))
+            document = SpelledDocument(pieces)
+            matches = {question: document.find(patterns[question]) for question in questions}
+            kept = [question for question in questions if pieces and (split != "train" or len(matches[question]))]
+            if kept:
+                pairs.extend((question, written) for question in kept)
+                spans.extend(matches[question] for question in kept)
+                written += 1
+                yield subwords.numbers(pieces)
 
-def write_split(folder: Path, split: str, source: Path, asked: Sequence[Asked], subwords: Subwords) -> None:
-    """Write a split into ``folder``, its arrays last."""
-    found, size = Spans([], [], []), len(subwords.dictionary)
-    texts.write_split(folder / DOCUMENT, split, documents_of(split, source, asked, subwords, found), size)
-    if not found.pairs:
+    texts.write_split(folder / DOCUMENT, split, documents(), size)
+    if not pairs:
         raise SystemExit(f"no document of {split} has an answer of its questions; allowed: at least one")
     questions = (subwords.numbers(subwords.split(question.question)) for question in asked)
     texts.write_split(folder / QUESTION, split, questions, size)
     write_questions([Question(question.name, list(question.answers)) for question in asked], folder / f"{split}.json")
-    counts, spans = np.array([len(one) for one in found.spans]), np.concatenate(found.spans)
-    np.savez(folder / f"{split}.npz", pairs=np.array(found.pairs), counts=counts, spans=spans)
+    counts, found = np.array([len(one) for one in spans]), np.concatenate(spans)
+    np.savez(folder / f"{split}.npz", pairs=np.array(pairs), counts=counts, spans=found)
+    left_out = sum(map(len, questions_of.values())) - len(pairs)
     print(
-        f"{split}: {len(asked):,} questions, {found.pairs[-1][1] + 1:,} documents, {len(spans):,} gold spans in "
-        f"{len(found.pairs):,} pairs; {sum(found.left_out):,} pairs left out"
+        f"{split}: {len(asked):,} questions, {pairs[-1][1] + 1:,} documents, {len(found):,} gold spans in "
+        f"{len(pairs):,} pairs; {left_out:,} pairs left out"
     )
 
 
@@ -103,15 +94,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads of sentencepiece")
     options = parser.parse_args()
     folder = (options.out or Path("work/triviaqa") / options.domain) / "data-bin"
-    for name in ("sentencepiece.model", DICTIONARY_FILE):
-        if not (options.subwords / name).is_file():
-            parser.error(f"--subwords is {options.subwords}, without {name}; allowed: OUT of recipes.prepare_text")
-    subwords = Subwords(options.subwords, options.workers)
-    questions = {
-        split: read_questions(find_questions(options.file, options.domain, split))[: options.limit] for split in SPLITS
-    }
-    for name in (name for asked in questions.values() for question in asked for name in question.documents):
-        find_document(options.file, name)
+    if not (options.subwords / "sentencepiece.model").is_file():
+        parser.error(f"--subwords is {options.subwords}, without sentencepiece.model; allowed: of recipes.prepare_text")
+    subwords, questions = Subwords(options.subwords, options.workers), {}
+    for split, official in SPLITS.items():
+        questions[split] = read_questions(find(options.file, f"qa/{options.domain}-{official}.json"))[: options.limit]
+        for name in (name for question in questions[split] for name in question.documents):
+            find(options.file, f"evidence/{name}")
     for split, asked in questions.items():
         write_split(folder, split, options.file, asked, subwords)
     subwords.dictionary.save(str(folder / DICTIONARY_FILE))

@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fairseq_plugin.data.span_answers import normalise_answer
 
@@ -27,19 +26,10 @@ _ASIDES = (
     "The old road leads over the hills.",
     "Few letters came by the river.",
 )
-MOST_PEOPLE = min(len(_THINGS), len(_LAST))
 
 
-class Page(NamedTuple):
-    """A document and one question about it."""
-
-    text: str
-    question: str
-    aliases: list[str]
-
-
-def make_page(people: int, generator: random.Random) -> Page:
-    """A page about ``people``, at most ``MOST_PEOPLE``; no two share a last name or keep the same kind of thing."""
+def village_page(people: int, generator: random.Random) -> tuple[str, str, list[str]]:
+    """A page, a question about it, and its answers; no two people share a last name or keep the same kind of thing."""
     things = generator.sample(_THINGS, people)
     names = [(generator.choice(_FIRST), last) for last in generator.sample(_LAST, people)]
     belongings = [f"{generator.choice(_COLOURS)} {thing}" for thing in things]
@@ -51,64 +41,34 @@ def make_page(people: int, generator: random.Random) -> Page:
             lines.append(generator.choice(_ASIDES))
     asked = generator.randrange(people)
     first, last = names[asked]
-    return Page("\n".join(lines) + "\n", f"Who in {village} keeps the {belongings[asked]}?", [f"{first} {last}", last])
-
-
-def entry(name: str, file: str, page: Page) -> dict[str, Any]:
-    """A question in the format of TriviaQA's JSON."""
-    normalised = [normalise_answer(alias) for alias in page.aliases]
-    answer = {
-        "Aliases": page.aliases,
-        "NormalizedAliases": normalised,
-        "NormalizedValue": normalised[0],
-        "Type": "FreeForm",
-        "Value": page.aliases[0],
-    }
-    pages = [{"DocSource": "TagMe", "Filename": file, "Title": file.removesuffix(".txt")}]
-    return {
-        "Answer": answer,
-        "EntityPages": pages,
-        "Question": page.question,
-        "QuestionId": name,
-        "QuestionSource": "generated",
-        "SearchResults": [],
-    }
-
-
-def generate(out: Path, sizes: dict[str, int], people: int, seed: int) -> None:
-    """Write the folders ``qa`` and ``evidence``, and the training pages as text for pretraining, one page per line."""
-    for number, (split, count) in enumerate(sizes.items()):
-        generator = random.Random(f"{seed} {number}")
-        pages = [make_page(people, generator) for _ in range(count)]
-        names = [f"{SPLITS[split]}_{i}" for i in range(count)]
-        for name, page in zip(names, pages):
-            write_lines(out / "evidence" / "wikipedia" / f"{name}.txt", [page.text])
-        entries = [entry(name, f"{name}.txt", page) for name, page in zip(names, pages)]
-        content = {
-            "Data": entries,
-            "Domain": "Wikipedia",
-            "Split": SPLITS[split],
-            "VerifiedEval": False,
-            "Version": 1.0,
-        }
-        write_lines(out / "qa" / f"wikipedia-{SPLITS[split]}.json", [json.dumps(content, indent=1) + "\n"])
-        if split == "train":
-            lines = (" ".join([*page.text.splitlines(), page.question]) + "\n" for page in pages)
-            write_lines(out / "pages.txt", lines)
+    return "\n".join(lines) + "\n", f"Who in {village} keeps the {belongings[asked]}?", [f"{first} {last}", last]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the files."""
+    """Write the folders ``qa`` and ``evidence``, and the training pages as text for pretraining, one page per line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("work/triviaqa/generated"))
     parser.add_argument("--train", type=int, default=2000, help="questions to train on")
     parser.add_argument("--valid", type=int, default=200, help="questions to validate on")
-    parser.add_argument("--people", type=int, default=6, choices=range(1, MOST_PEOPLE + 1), help="on a page")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    parser.add_argument("--people", type=int, default=6, choices=range(1, len(_LAST) + 1), help="on a page")
     options = parser.parse_args(arguments)
-    generate(options.out, {"train": options.train, "valid": options.valid}, options.people, options.seed)
+    for number, (split, official) in enumerate(SPLITS.items()):
+        generator, entries, lines = random.Random(f"1 {number}"), [], []
+        for i in range(vars(options)[split]):
+            name, (text, question, aliases) = f"{official}_{i}", village_page(options.people, generator)
+            write_lines(options.out / "evidence" / "wikipedia" / f"{name}.txt", [text])
+            normalised = [normalise_answer(alias) for alias in aliases]
+            answer = {"Value": aliases[0], "Aliases": aliases, "NormalizedAliases": normalised}
+            pages = [{"DocSource": "TagMe", "Filename": f"{name}.txt", "Title": name}]
+            asked = {"QuestionId": name, "Question": question, "Answer": answer}
+            entries.append({**asked, "EntityPages": pages, "SearchResults": []})
+            lines.append(" ".join([*text.splitlines(), question]) + "\n")
+        content = {"Data": entries, "Domain": "Wikipedia", "VerifiedEval": False, "Version": 1.0}
+        write_lines(options.out / "qa" / f"wikipedia-{official}.json", [json.dumps(content, indent=1) + "\n"])
+        if split == "train":
+            write_lines(options.out / "pages.txt", lines)
 
 
 if __name__ == "__main__":

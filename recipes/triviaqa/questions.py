@@ -12,8 +12,7 @@ from fairseq_plugin.data.span_answers import normalise_answer
 DOMAINS = ("wikipedia", "web")
 #: fairseq's name of a split -> the data set's.
 SPLITS = {"train": "train", "valid": "dev"}
-SOURCE = "https://nlp.cs.washington.edu/triviaqa/data/triviaqa-rc.tar.gz"
-_HOW = f"allowed: a folder with qa and evidence, as {SOURCE} holds it, 2.5 GB"
+_HOW = "allowed: a folder with qa and evidence, as triviaqa-rc.tar.gz of nlp.cs.washington.edu/triviaqa holds it"
 #: A question's lists of documents -> the folders below evidence that hold them.
 _PAGES = {"EntityPages": "wikipedia", "SearchResults": "web"}
 
@@ -27,22 +26,13 @@ class Asked(NamedTuple):
     documents: list[str]  # paths below evidence
 
 
-def find_questions(folder: Path, domain: str, split: str) -> Path:
-    """The path of a split's questions; ``split`` is fairseq's name, ``train`` or ``valid``."""
-    path = folder / "qa" / f"{domain}-{SPLITS[split]}.json"
-    if not path.is_file():
-        raise SystemExit(f"--file is {folder}, which has no {path.relative_to(folder)}; {_HOW}")
-    return path
-
-
-def find_document(folder: Path, name: str) -> Path:
-    """The path of a document, which must be below ``folder``/evidence."""
-    root = (folder / "evidence").resolve()
-    path = (root / name).resolve()
-    if not path.is_relative_to(root):
+def find(folder: Path, name: str) -> Path:
+    """The path of ``qa/DOMAIN-SPLIT.json`` or of a document ``evidence/NAME``, which must be below that folder."""
+    path, root = folder / name, folder / name.partition("/")[0]
+    if not path.resolve().is_relative_to(root.resolve()):
         raise SystemExit(f"a question names the document {name}; allowed: files below {root}")
     if not path.is_file():
-        raise SystemExit(f"--file is {folder}, which has no evidence/{name}; {_HOW}")
+        raise SystemExit(f"--file is {folder}, which has no {name}; {_HOW}")
     return path
 
 
@@ -52,12 +42,10 @@ def read_questions(path: Path) -> list[Asked]:
     From a file of the verified part only verified questions and documents are read, as the official evaluation does.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
-    questions: dict[str, Asked] = {}
     try:
         wikipedia, verified = content["Domain"] == "Wikipedia", bool(content.get("VerifiedEval"))
-        for entry in content["Data"]:
-            if not verified or entry["QuestionPartOfVerifiedEval"]:
-                questions |= {question.name: question for question in _read_entry(entry, wikipedia, verified)}
+        entries = [x for x in content["Data"] if not verified or x["QuestionPartOfVerifiedEval"]]
+        questions = {asked.name: asked for entry in entries for asked in _read_entry(entry, wikipedia, verified)}
     except (KeyError, TypeError, AttributeError) as error:
         raise SystemExit(f"{path} is no file of TriviaQA's qa: {error!r}") from error
     if not questions:
@@ -74,8 +62,6 @@ def _read_entry(entry: dict[str, Any], wikipedia: bool, verified: bool) -> list[
         for page in entry.get(kind, [])
         if not (verified and wikipedia) or page["DocPartOfVerifiedEval"]
     }
-    if not all(isinstance(text, str) and text for text in (name, question, *files)):
-        raise TypeError(f"{name}: a text is none")
     if wikipedia:
         return [Asked(name, question, gold, list(files.values()))] if files else []
     return [Asked(f"{name}--{file}", question, gold, [path]) for file, path in files.items()]
