@@ -28,8 +28,6 @@ from tqdm import tqdm
 
 SPLITS = ("train", "validation")
 BATCH = 64
-#: In training, entries of an image's linear map differ from the identity, and its shift from 0, by at most this part.
-MOST_MOVED = 0.08
 Loader = Iterable[tuple[Tensor, Tensor]]
 
 
@@ -45,9 +43,9 @@ def write_images(folder: Path, images: np.ndarray, labels: np.ndarray, held_out:
         members = train_test_split(np.arange(len(labels)), test_size=held_out, stratify=labels, random_state=0)
         for split, indices in zip(SPLITS, members):
             for index in indices:
-                path = folder / split / str(labels[index]) / f"{index:04d}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(images[index]).save(path)
+                of_class = folder / split / str(labels[index])
+                of_class.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(images[index]).save(of_class / f"{index:04d}.png")
         complete.touch()
     return {"train": len(labels) - held_out, "validation": held_out}
 
@@ -78,8 +76,8 @@ def read_image(path: Path, side: int, grey: bool) -> np.ndarray:
             raise ValueError(f"{path} has pixels of Pillow's mode {image.mode}; allowed: 8-bit images")
         image = ImageOps.exif_transpose(image)
         if image.has_transparency_data:
-            colours = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image.convert("RGBA"))
         image = image.convert("RGB")  # Pillow has no L of some modes
         pixels = np.asarray(ImageOps.fit(image.convert("L") if grey else image, (side, side), Image.Resampling.BICUBIC))
     return pixels[..., None] if grey else pixels  # (H, W) -> (H, W, 1)
@@ -121,7 +119,7 @@ def batches(images: Images, size: int = BATCH, training: bool = False) -> Iterat
 def moved(pixels: Tensor) -> Tensor:
     """Images (B, C, H, W), each stretched, sheared, turned and shifted a little, at random; borders are repeated."""
     identity = torch.eye(2, 3).expand(len(pixels), 2, 3)
-    maps = identity + MOST_MOVED * (2 * torch.rand(identity.shape) - 1)
+    maps = identity + 0.08 * (2 * torch.rand(identity.shape) - 1)  # at most so far from the identity
     maps[:, :, 2] *= 2  # coordinates go from -1 to 1
     grid = F.affine_grid(maps, list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
@@ -143,8 +141,8 @@ def loaders(
     """timm's loaders of the images to learn from and of those held out, in the size that the model takes."""
     data = resolve_data_config({"input_size": (3, *model.patch_embed.img_size), "crop_pct": 1.0}, model=model)
     settings = {name: data[name] for name in ("input_size", "interpolation", "mean", "std", "crop_pct")}
-    settings |= {"batch_size": batch, "num_workers": workers, "device": torch.device("cpu")}
-    settings |= {"persistent_workers": workers > 0}
+    settings |= {"batch_size": batch, "num_workers": workers, "persistent_workers": workers > 0}
+    settings |= {"device": torch.device("cpu")}
     gentle = {"scale": (0.7, 1.0), "hflip": 0.0, "color_jitter": 0.0, **augmentation}
     train, held_out = (create_dataset("", root=str(folder), split=split) for split in SPLITS)
     return create_loader(train, is_training=True, **settings, **gentle), create_loader(held_out, **settings)

@@ -16,7 +16,7 @@ import yaml
 import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import DaftConvAttention
 
-from ..runs import plt
+from ..runs import new_file, plt
 
 LABELS = {"epochs": "epoch", "kernel_size": "side of the window, tokens", "width": "width, channels"}
 
@@ -43,10 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, nargs="+", required=True, metavar="DIR", help="folders of timm's train.py")
     parser.add_argument("--across", choices=LABELS, default="epochs", help="the axis to the right (%(default)s)")
     parser.add_argument("--best", action="store_true", help="the best epoch's accuracy in place of the last one's")
-    parser.add_argument("--output", type=Path, default=Path("curves.png"), help="a new file; default: %(default)s")
+    parser.add_argument("--output", type=new_file, default="curves.png", help="a new file; default: %(default)s")
     options = parser.parse_args(arguments)
-    if options.output.exists():
-        parser.error(f"--output is {options.output}, which exists; allowed: a new file")
     curves = {folder: pd.read_csv(folder / "summary.csv").set_index("epoch").eval_top1 for folder in options.runs}
     figure, axes = plt.subplots(figsize=(8.0, 4.2), layout="constrained")
     if options.across == "epochs":

@@ -6,7 +6,7 @@ tokens by their keys.
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,20 @@ def biases(model: nn.Module, heads: int) -> tuple[list[list[Panel]], dict[str, A
         return in_rows(layers), {}
     layers = [w[:heads] for w in layers]
     if layers[0].ndim == 3:
-        return [
-            [(f"layer {i}, head {j}", w.numpy()) for j, w in enumerate(layer, 1)] for i, layer in numbered(layers)
-        ], {}
+        return [in_row(f"layer {i}, head", layer) for i, layer in enumerate(layers, 1)], {}
     shown, window = layers[0].shape
     first = 1 - window if modules[0].causal else -(window // 2)  # the distance of the first token in the window
     return in_rows(layers), {"aspect": "auto", "extent": (first - 0.5, first + window - 0.5, shown + 0.5, 0.5)}
 
 
-def numbered(layers: Sequence[Any]) -> Sequence[tuple[int, Any]]:
-    """Layers with their numbers, from 1."""
-    return list(enumerate(layers, 1))
+def in_row(name: str, maps: Iterable[Tensor]) -> list[Panel]:
+    """A panel for each map, with its number in the caption."""
+    return [(f"{name} {i}", x.numpy()) for i, x in enumerate(maps, 1)]
 
 
 def in_rows(layers: Sequence[Tensor]) -> list[list[Panel]]:
     """A panel for each layer, four in a row."""
-    panels = [(f"layer {i}", w.numpy()) for i, w in numbered(layers)]
+    panels = in_row("layer", layers)
     return [panels[i : i + 4] for i in range(0, len(panels), 4)]
 
 
@@ -68,9 +66,7 @@ def keys(loaded: Loaded, path: Path, heads: int) -> list[list[Panel]]:
     shown, layers = {"images": keys_of_images, "pixels": keys_of_pixels}[loaded.reads](loaded, image)
     full = any(isinstance(module, DaftFullAttention) for module in loaded.model.modules())
     kind = "channel" if full else "head"  # DAFT-full has a key for each channel
-    rows = [
-        [(f"layer {i}, {kind} {j}", x) for j, x in enumerate(maps[:heads].numpy(), 1)] for i, maps in numbered(layers)
-    ]
+    rows = [in_row(f"layer {i}, {kind}", maps[:heads]) for i, maps in enumerate(layers, 1)]
     return [[("", None) if i else ("image", shown), *row] for i, row in enumerate(rows)]
 
 
@@ -93,9 +89,8 @@ def keys_of_pixels(loaded: Loaded, image: Image.Image) -> tuple[np.ndarray, list
     from fairseq_plugin.data.pixels import ImageShape, to_tokens
 
     length = loaded.model.max_positions()
-    shapes = [
-        ImageShape(math.isqrt(length // channels), math.isqrt(length // channels), channels) for channels in (1, 3)
-    ]
+    sides = {channels: math.isqrt(length // channels) for channels in (1, 3)}
+    shapes = [ImageShape(side, side, channels) for channels, side in sides.items()]
     shape = next((shape for shape in shapes if shape.length == length), None)
     if shape is None:
         raise SystemExit(f"the model reads images of {length} subpixels; allowed with --image: square ones")

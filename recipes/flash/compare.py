@@ -14,12 +14,11 @@ import pandas as pd
 
 from .. import prepare_text, runs
 from ..runs import spread
-from .models import ALL_MODELS, DEFAULT_MODELS, FIGURES, SHAPE, Shape, equal_widths, masked_name, task_arguments
-from .pictures import draw, seconds_until
+from .models import ALL_MODELS, DEFAULT_MODELS, FIGURES, FUSED, SHAPE, Shape, equal_widths, masked_name, task_arguments
+from .pictures import Curves, draw, seconds_until
 
 #: Table 5: a model, and the same with mixed chunk attention.
 _CHANGES = (("flash_quad_lm", "flash_lm"), ("transformer_pp_lm", "mc_transformer_pp_lm"))
-FUSED = "transformer_pp_lm"
 
 
 def command(options: argparse.Namespace, data: Path, widths: dict[str, int], name: str, length: int, seed: int) -> list:
@@ -88,7 +87,7 @@ def tables(options: argparse.Namespace, found: pd.DataFrame) -> dict[str, pd.Dat
     }
     if fused in set(found.model):
         made["Perplexity / seconds per step, over those of Transformer++"] = over_fused(found, fused)
-        curves = {case: curve_of(rows) for case, rows in found.groupby(["model", "length"], sort=False)}
+        curves = curves_of(found)
         sooner = [
             {"model": name, "length": length, "cell": sooner_than(curve, curves.get((fused, length)))}
             for (name, length), curve in curves.items()
@@ -101,16 +100,18 @@ def tables(options: argparse.Namespace, found: pd.DataFrame) -> dict[str, pd.Dat
         for length, added in (both[1] - both[0]).dropna().groupby("length"):
             rows.append({"model": before, "length": length, "cell": spread(2)(added)})
     if rows:
-        made["Perplexity added by mixed chunk attention (the paper's Table 5)"] = by_length(
-            pd.DataFrame(rows), "cell", "first"
-        )
+        title = "Perplexity added by mixed chunk attention (the paper's Table 5)"
+        made[title] = by_length(pd.DataFrame(rows), "cell", "first")
     return made
 
 
-def curve_of(rows: pd.DataFrame) -> list[tuple[float, float]]:
-    """Seconds of training without evaluations, and the mean perplexity of all seeds of a model at a length then."""
-    curve = pd.DataFrame(itertools.chain(*rows.curve), columns=["update", "ppl"]).groupby("update").ppl.mean()
-    return [(update * rows.step.median(), ppl) for update, ppl in curve.items()]
+def curves_of(found: pd.DataFrame) -> Curves:
+    """Model and length -> seconds of training without evaluations, and the mean perplexity of all seeds then."""
+    curves = {}
+    for case, rows in found.groupby(["model", "length"], sort=False):
+        curve = pd.DataFrame(itertools.chain(*rows.curve), columns=["update", "ppl"]).groupby("update").ppl.mean()
+        curves[case] = [(update * rows.step.median(), ppl) for update, ppl in curve.items()]
+    return curves
 
 
 def sooner_than(curve: list, fused: list | None) -> str:
@@ -126,16 +127,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--figure", type=int, choices=FIGURES, help="of the paper: its models and lengths, and picture")
     parser.add_argument("--masked", action="store_true", help="masked models, as in Figure 5")
     parser.add_argument("--archs", nargs="+", choices=ALL_MODELS, metavar="NAME", help=f"of {', '.join(ALL_MODELS)}")
-    parser.add_argument(
-        "--lengths", type=int, nargs="+", help="of sequences; default: 512 1024 2048 4096, or a figure's"
-    )
+    parser.add_argument("--lengths", type=int, nargs="+", help="default: 512 1024 2048 4096, or a figure's")
     sizes = {"updates": 150, "width": SHAPE.width, "layers": SHAPE.layers, "heads": SHAPE.heads, "vocabulary": 2000}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default, help="of every model")
     parser.add_argument("--tokens-per-update", type=int, default=4096, help="or the longest length if that is more")
-    parser.add_argument(
-        "--steps", type=Path, help="results.json of recipes.flash.speed, for seconds of models in turns"
-    )
+    parser.add_argument("--steps", type=Path, help="results.json of recipes.flash.speed: seconds of models in turns")
     parser.set_defaults(seeds=1)
     options = parser.parse_args(arguments)
     figure = FIGURES.get(options.figure)
@@ -164,18 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts = prepare_text.subword_data(options.file, options.out, options.vocabulary, masked=False)
     if counts["valid"].tokens < options.lengths[-1]:
         raise SystemExit(f"--file has {counts['valid'].tokens:,} tokens in its valid part; allowed: the longest length")
-    shape = Shape(options.width, options.layers, options.heads)
-    widths = equal_widths(options.archs, options.lengths[0], shape, options.vocabulary)
-    cases = itertools.product(range(1, options.seeds + 1), options.lengths, options.archs)
-    planned = [
-        runs.Run(
-            f"{name}.{length}",
-            seed,
-            command(options, options.out / "data-bin", widths, name, length, seed),
-            checkpoints=False,
-        )
-        for seed, length, name in cases
-    ]
+    data, shape = options.out / "data-bin", Shape(options.width, options.layers, options.heads)
+    widths, planned = equal_widths(options.archs, options.lengths[0], shape, options.vocabulary), []
+    for seed, length, name in itertools.product(range(1, options.seeds + 1), options.lengths, options.archs):
+        words = command(options, data, widths, name, length, seed)
+        planned.append(runs.Run(f"{name}.{length}", seed, words, checkpoints=False))
     found = runs.train_all(planned, options.out, options.jobs, read)
     found["model"] = [name.rpartition(".")[0] for name in found.model]
     steps = pd.DataFrame(json.loads(options.steps.read_text())) if options.steps else found
@@ -184,18 +174,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if found.step.isna().any():
         raise SystemExit(f"--steps is {options.steps}; allowed: with all models and lengths that are compared")
     valid = counts["valid"]
+    per_word = f"to the power of {valid.tokens / valid.words:.4f} it is that per word"
     notes = [
         f"perplexity of the valid split, {valid.tokens:,} subwords of a vocabulary of {options.vocabulary:,}, "
-        + (
-            "of the 15 % that are masked"
-            if options.masked
-            else f"to the power of {valid.tokens / valid.words:.4f} it is that per word"
-        ),
+        f"{'of the 15 % that are masked' if options.masked else per_word}",
         f"after {options.updates} updates of {options.tokens_per_update:,} tokens; seeds: {options.seeds}",
         "seconds: of recipes.flash.speed, models in turns" if options.steps else "seconds: of fairseq's log",
     ]
     runs.report(options.out, tables(options, found), notes, found)
-    draw(options, found, {case: curve_of(rows) for case, rows in found.groupby(["model", "length"], sort=False)})
+    draw(options, found, curves_of(found))
 
 
 if __name__ == "__main__":

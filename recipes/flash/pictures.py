@@ -26,10 +26,8 @@ def seconds_until(curve: Sequence[tuple[float, float]], perplexity: float) -> fl
 
 def draw(options: argparse.Namespace, found: pd.DataFrame, curves: Curves) -> None:
     """Draw speed.png: the figure of the paper, or else latency and perplexity against cost."""
-    if any(ALL_MODELS[name].kind for name in options.archs):
-        figure = _sizes(found)
-    else:
-        figure = _costs(options, found, curves)
+    sizes = any(ALL_MODELS[name].kind for name in options.archs)
+    figure = _sizes(found) if sizes else _costs(options, found, curves)
     figure.savefig(options.out / "speed.png", dpi=130)
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from .. import runs
-from .compare import FUSED, by_length
-from .models import MODELS, SHAPE, Shape, build, equal_widths
+from .compare import by_length
+from .models import FUSED, MODELS, SHAPE, Shape, build, equal_widths
 
 #: The rows of Table 11: Performer and Performer-Matmul are one model.
 TABLE_11 = (FUSED, "performer_lm.scan", "performer_lm", "flash_lm")
@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append({"model": name, "seed": seed, "length": length, "parameters": parameters, **measured})
     found = pd.DataFrame(rows)
     ratios = by_length(found, "ratio", runs.spread(2))
-    ratios.insert(1, "attention", [MODELS[name].attention for name in ratios.model])
-    ratios.insert(3, "parameters", found.groupby("model", sort=False).parameters.first().map("{:,}".format).values)
+    ratios.insert(2, "parameters", found.groupby("model", sort=False).parameters.first().map("{:,}".format).values)
     notes = [
         f"time of loss and gradients of {options.tokens:,} tokens, without an update, over Transformer++'s; models "
         f"take turns; mean ± standard deviation; runs: {options.seeds}",

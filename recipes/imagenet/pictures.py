@@ -38,7 +38,7 @@ def attentions(model: nn.Module) -> list[nn.Module]:
     kinds = (InnerAttention, GatedAttentionUnit)
     if not any(isinstance(module, kinds) for module in model.modules()):
         replace_attention(model, "softmax")
-    found = [module for module in model.modules() if isinstance(module, kinds)]
+    found = (module for module in model.modules() if isinstance(module, kinds))
     return [module for module in found if not any(isinstance(part, InnerAttention) for part in module.children())]
 
 
@@ -118,9 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gates = [seen.allocation for row in rows for seen in row if seen.allocation is not None]
     if gates:
         limits = {"vmin": min(map(np.min, gates)), "vmax": max(map(np.max, gates))}
-        draw(
-            rows, "allocation", names, "allocation of a patch, from 0 to 1", options.output / "allocation.png", **limits
-        )
+        label = "allocation of a patch, from 0 to 1"
+        draw(rows, "allocation", names, label, options.output / "allocation.png", **limits)
     print(f"Ready: {options.output}")
 
 

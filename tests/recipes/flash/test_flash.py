@@ -69,11 +69,8 @@ def test_what_is_refused(wrong, capsys) -> None:
 def measured() -> pd.DataFrame:
     """Two seeds of three models: perplexities, seconds and memory that are easy to divide."""
     rows = []
-    for name, perplexity, step in (
-        ("transformer_pp_lm", 20.0, 0.2),
-        ("flash_quad_lm", 24.0, 0.4),
-        ("flash_lm", 18.0, 0.1),
-    ):
+    models = {"transformer_pp_lm": (20.0, 0.2), "flash_quad_lm": (24.0, 0.4), "flash_lm": (18.0, 0.1)}
+    for name, (perplexity, step) in models.items():
         for seed in (1, 2):
             last = perplexity + seed - 1
             curve = [[10, last + 30], [20, last + 10], [30, last]]
@@ -105,21 +102,8 @@ def test_from_a_text_to_a_picture(tmp_path, imported_already, capsys) -> None:
     text.write_text("".join(f"line {i} {i * 7919 % 997} of a text that is long enough\n" for i in range(1200)))
     small = ["--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", str(VOCABULARY)]
     models = ["transformer_pp_lm", "flash_lm"]
-    speed.main(
-        [
-            *small,
-            "--seeds",
-            "2",
-            "--lengths",
-            "32",
-            "--tokens",
-            "64",
-            "--out",
-            str(tmp_path / "speed"),
-            "--models",
-            *models,
-        ]
-    )
+    few = "--seeds 2 --lengths 32 --tokens 64 --out".split()
+    speed.main([*small, *few, str(tmp_path / "speed"), "--models", *models])
     steps = tmp_path / "speed" / "results.json"
     timed = json.loads(steps.read_text())
     assert [row["ratio"] for row in timed if row["model"] == models[0]] == [1.0, 1.0]
@@ -130,11 +114,7 @@ def test_from_a_text_to_a_picture(tmp_path, imported_already, capsys) -> None:
         str(text),
         "--out",
         str(out),
-        "--quick",
-        "--lengths",
-        "32",
-        "--tokens-per-update",
-        "256",
+        *"--quick --lengths 32 --tokens-per-update 256".split(),
     ]
     arguments += ["--steps", str(steps), "--archs", *models]
     compare.main(arguments)
@@ -152,19 +132,12 @@ def test_from_a_text_to_a_picture(tmp_path, imported_already, capsys) -> None:
 def test_every_figure_is_drawn(figure, tmp_path) -> None:
     options = compare.parsed(["--file", "text", *(["--figure", str(figure)] if figure else []), "--out", str(tmp_path)])
     rows = [
-        {
-            "model": name,
-            "length": length,
-            "perplexity": 20.0 + i,
-            "step": 0.1 + i,
-            "curve": [[10, 40.0 + i], [20, 20.0 + i]],
-        }
-        for i, name in enumerate(options.archs)
-        for length in options.lengths
+        {"model": x, "length": n, "perplexity": 20 + i, "step": 0.1 + i, "curve": [[10, 40 + i], [20, 20 + i]]}
+        for i, x in enumerate(options.archs)
+        for n in options.lengths
     ]
     found = pd.DataFrame(rows)
-    curves = {case: compare.curve_of(one) for case, one in found.groupby(["model", "length"])}
-    compare.draw(options, found, curves)
+    compare.draw(options, found, compare.curves_of(found))
     assert (tmp_path / "speed.png").stat().st_size > 10_000
 
 
