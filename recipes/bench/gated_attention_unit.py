@@ -1,16 +1,15 @@
 """Our gated attention unit and FLASH-pytorch's, with the same weights."""
 
-from functools import partial
+import copy
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from common.modules.gated_attention_unit import GatedAttentionUnit
 
-from .measure import Candidate, Case, Place, compared, random, runs_of
-from .peers import attention_maps
+from .measure import Candidate, Case, Place, random, runs_of
+from .models import attention_written_out, training_errors
 
 FLASH, WIDTH, CHUNK = "FLASH-pytorch", 512, 256
 
@@ -24,10 +23,10 @@ def units(size: int, place: Place) -> list[Candidate]:
     nn.init.normal_(unit.in_proj.weight, std=2.0 * WIDTH**-0.5)
     nn.init.normal_(unit.out_proj.weight, std=unit.expanded_dim**-0.5)
     nn.init.zeros_(unit.bias.weight)
-    ours = _candidate("GatedAttentionUnit", unit, size, place)
+    ours = _candidate("GatedAttentionUnit", unit, unit, size, place)
     if find_spec("flash_pytorch") is None:
         return [ours, Candidate(FLASH, absent="not installed: pip install '.[bench]'")]
-    return [ours, _candidate(FLASH, _flash_pytorch(unit), size, place)]
+    return [ours, _candidate(FLASH, _flash_pytorch(unit), unit, size, place)]
 
 
 def _flash_pytorch(unit: GatedAttentionUnit) -> nn.Module:
@@ -55,31 +54,19 @@ def _flash_pytorch(unit: GatedAttentionUnit) -> nn.Module:
     return flash
 
 
-def _candidate(name: str, unit: nn.Module, size: int, place: Place) -> Candidate:
-    unit = place(unit)
+def _candidate(name: str, unit: nn.Module, ours: nn.Module, size: int, place: Place) -> Candidate:
+    unit, double = place(unit), place(copy.deepcopy(ours)).double()
     (x,) = random(place, (1, size, WIDTH))
-    # Not a multiple of the chunk size. Parameters are inputs of the timed runs, so that they get gradients.
-    check = lambda: compared(unit, partial(_written_out, unit), random(place, (1, min(size, 700), WIDTH)))
+    (short,) = random(place, (1, min(size, 700), WIDTH))  # not a multiple of the chunk size
+
+    def check() -> dict[str, float]:
+        exact = short.detach().double().requires_grad_()
+        loss, literal = lambda: unit(short).square().mean(), lambda: double(exact).square().mean()
+        return training_errors(loss, [short], literal, [exact], attention_written_out())
+
+    # Parameters are inputs of the timed runs, so that they get gradients.
     runs = runs_of(lambda x, *_: unit(x), [x, *unit.parameters()])
     return Candidate(name, size, runs, check, is_model=True)
-
-
-def _written_out(unit: nn.Module, x: Tensor) -> Tensor:
-    """Either unit in the dtype of x, with its attention as a map of all pairs of tokens: (1, n, d) -> (1, n, d)."""
-    weights = {name: parameter.detach().to(x) for name, parameter in unit.named_parameters()}
-    linear = lambda x, name: F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-    normed = F.layer_norm(x, x.shape[-1:], weights["norm.weight"], weights["norm.bias"])
-    if isinstance(unit, GatedAttentionUnit):
-        gate, value, shared = F.silu(linear(normed, "in_proj")).split(unit.widths, dim=-1)
-        scales, order, out = zip(weights["gamma"][:, 0], weights["beta"][:, 0]), (0, 1, 2, 3), "out_proj"
-    else:
-        value, gate = F.silu(linear(normed, "to_hidden.0")).chunk(2, dim=-1)
-        shared = F.silu(linear(normed, "to_qk.0"))
-        scales = zip(weights["qk_offset_scale.gamma"], weights["qk_offset_scale.beta"])
-        order, out = (0, 2, 1, 3), "to_out"
-    heads = [shared * gamma + beta for gamma, beta in scales]
-    attended = attention_maps.mixed_chunk_attention(*(heads[i] for i in order), value, chunk_size=CHUNK, bias=None)
-    return x + linear(gate * attended, out)
 
 
 CASES = {

@@ -1,7 +1,5 @@
 """Training steps of image models: our and the authors' hierarchical model, DeiT with Flow-Attention and softmax."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,14 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import timm_plugin  # noqa: F401  registers the models
-from common.attention import FlowAttention
-from timm_plugin.layers.attention import SelfAttention
 from timm_plugin.models._weights import released_name
 from timm_plugin.models.flowformer import Flowformer
 
 from .measure import TRAINING, Candidate, Case, Place
-from .models import attention_written_out, training_errors, training_step
-from .peers import released_attention
+from .models import attention_by_reference, attention_written_out, training_errors, training_step
 from .peers.released_image_model import released_forward, released_shapes
 
 CLASSES = 1000
@@ -59,13 +54,8 @@ def authors_parameters(model: Flowformer) -> dict[str, Tensor]:
     widths, depths = [x["num_chs"] for x in model.feature_info], [len(stage.blocks) for stage in model.stages]
     patch_embed = model.patch_embed
     shapes = released_shapes(model.num_classes, patch_embed.img_size[0], widths, depths, patch_embed.patch_size[0])
-    example, named = next(model.parameters()), {}
-    for name, shape in shapes.items():
-        parameter = ours.get(released_name(name))
-        if parameter is None and not name.endswith(".gamma"):
-            raise ValueError(f"the model has no {released_name(name)}; allowed: one of the authors' shape")
-        named[name] = torch.ones(shape).to(example) if parameter is None else parameter
-    return named
+    ones = next(model.parameters()).new_ones
+    return {name: ours.get(released_name(name), ones(shape)) for name, shape in shapes.items()}
 
 
 def authors_loss(state: dict[str, Tensor], model: Flowformer, images: Tensor, classes: Tensor) -> Tensor:
@@ -95,30 +85,6 @@ def hierarchical(side: int, place: Place, batch: int = 4, **arguments: Any) -> l
     return [*made, Candidate(AUTHORS, batch, {TRAINING: step}, partial(training_errors, *pair), is_model=True)]
 
 
-class _Authors(FlowAttention):
-    """The authors' formula in place of our Flow-Attention."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *other: Any) -> Tensor:
-        """q, k, v (B, H, N, d) -> (B, H, N, d), without masks or dropout."""
-        if any(x is not None and x != 0.0 for x in other):
-            raise ValueError(f"{other} is given; allowed: no mask, and no dropout")
-        return released_attention.full(q, k, v)
-
-
-@contextmanager
-def authors_attention(model: nn.Module) -> Iterator[None]:
-    """Compute every Flow-Attention of ``model`` by the authors' formula."""
-    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    mechanisms = [layer.attention for layer in layers]
-    try:
-        for layer in layers:
-            layer.attention = _Authors()
-        yield
-    finally:
-        for layer, mechanism in zip(layers, mechanisms):
-            layer.attention = mechanism
-
-
 def deit(side: int, place: Place, **arguments: Any) -> list[Candidate]:
     """DeiT-S with Flow-Attention, and with timm's fused softmax attention; larger images one at a time."""
     images, classes = random_images(4 if side == 224 else 1, side, place)
@@ -126,12 +92,10 @@ def deit(side: int, place: Place, **arguments: Any) -> list[Candidate]:
     for name in (FLOW, SOFTMAX):
         model = built(name, side, place, **arguments)
 
-        def check(name: str = name, model: nn.Module = model) -> dict[str, float]:
-            at = side
-            if name == SOFTMAX:  # the maps of the largest images would take gigabytes
-                at = min(side, 224)
-                model = built(name, at, place, **arguments)
-            literal = authors_attention(model) if name == FLOW else attention_written_out()
+        def check(name: str = name) -> dict[str, float]:
+            at = min(side, 224)  # the maps of the largest images would take gigabytes
+            model = built(name, at, place, **arguments)
+            literal = attention_by_reference(model) if name == FLOW else attention_written_out()
             loss, weights = partial(loss_of, model, *random_images(1, at, place)), list(model.parameters())
             return training_errors(loss, weights, loss, weights, literal)
 

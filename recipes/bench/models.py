@@ -23,8 +23,6 @@ from .peers import attention_maps
 WORDS = 996
 #: Gated attention units, two of which count as one layer.
 UNITS = ("flash_lm", "flash_quad_lm")
-#: The options of mixed chunk attention that the map can compute; the models use these values.
-PLAIN = {"causal": True, "kernel": "relu2", "local": True, "linear": True}
 State = dict[str, dict[str, Tensor | None]]
 
 
@@ -112,10 +110,7 @@ def training_errors(
 def attention_written_out() -> Iterator[None]:
     """Compute gated attention units and fused softmax attention by maps of all pairs of tokens."""
 
-    def literal(*heads: Tensor, chunk_size: int, bias: Tensor | None = None, **other: Any) -> Tensor:
-        given = {name: x for name, x in other.items() if x is not None}
-        if wrong := [name for name, x in given.items() if isinstance(x, Tensor) or x != PLAIN.get(name, False)]:
-            raise ValueError(f"mixed chunk attention is called with {wrong}; allowed here: {PLAIN}, without masks")
+    def literal(*heads: Tensor, chunk_size: int, bias: Tensor | None = None, **_: Any) -> Tensor:
         return attention_maps.mixed_chunk_attention(*heads, chunk_size=chunk_size, bias=bias)
 
     with mock.patch.object(mixed_chunk, "mixed_chunk_attention", literal), sdpa_kernel(SDPBackend.MATH):
@@ -126,13 +121,13 @@ def attention_written_out() -> Iterator[None]:
 def attention_by_reference(model: nn.Module) -> Iterator[None]:
     """Compute every attention of ``model`` by its literal ``reference``, without dropout."""
 
-    def literal(attention: InnerAttention, *inputs: Tensor, dropout_p: float = 0.0, **further: Any) -> Tensor:
-        return attention.reference(*inputs, **further)
+    def literal(attention: InnerAttention, *inputs: Tensor | float, dropout_p: float = 0.0, **further: Any) -> Tensor:
+        return attention.reference(*inputs[:5], **further)  # q, k, v and two masks
 
     with ExitStack() as patches:
         for module in model.modules():
-            if isinstance(getattr(module, "inner", None), InnerAttention):  # between a host's projections
-                patches.enter_context(mock.patch.object(module.inner, "forward", partial(literal, module.inner)))
+            if isinstance(module, InnerAttention):
+                patches.enter_context(mock.patch.object(module, "forward", partial(literal, module)))
         yield
 
 
