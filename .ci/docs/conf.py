@@ -15,13 +15,13 @@ from sphinx.application import Sphinx
 import common
 
 FOLDERS = ("common", "fairseq_plugin", "recipes", "timm_plugin")
-API = ".ci/docs/api"
+API = "recipes/guides/api/api"
 
 project = "lineartime"
 release = common.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 root_doc = "README"
-include_patterns = ["*.md", *(f"{folder}/**.md" for folder in FOLDERS), ".ci/docs/**.rst"]
+include_patterns = ["*.md", *(f"{folder}/**.md" for folder in FOLDERS), "recipes/guides/api/**.rst"]
 exclude_patterns = ["build", "dist", "work", "tests", "**.egg-info", "**/__pycache__"]
 suppress_warnings = ["myst.header"]  # generated pages begin their sections at the third level
 
@@ -47,7 +47,7 @@ html_additional_pages = {"index": "redirect.html"}  # web servers and readers lo
 
 def parent_of(page: str, pages: set[str]) -> str | None:
     """The page that lists ``page`` in its navigation: the README of its folder, or of the nearest folder above."""
-    if page == root_doc or page.startswith(".ci/docs/"):
+    if page == root_doc or page.startswith("recipes/guides/api/"):
         return root_doc if page == API else None  # the page of the API lists the others itself
     folders = PurePosixPath(page).parents
     return next(str(folder / "README") for folder in folders if str(folder / "README") in pages - {page})
