@@ -148,10 +148,16 @@ def loaders(
     return create_loader(train, is_training=True, **settings, **gentle), create_loader(held_out, **settings)
 
 
-def train_epoch(model: nn.Module, loader: Loader, optimizer: Optimizer, schedule: LRScheduler | None = None) -> float:
+def train_epoch(
+    model: nn.Module,
+    loader: Loader,
+    optimizer: Optimizer,
+    schedule: LRScheduler | None = None,
+    smoothing: float = 0.1,
+) -> float:
     """Train for one pass; returns the mean loss. ``schedule`` goes on after each update."""
     model.train()
-    criterion, losses = LabelSmoothingCrossEntropy(0.1), AverageMeter()
+    criterion, losses = LabelSmoothingCrossEntropy(smoothing), AverageMeter()
     for images, labels in loader:
         loss = criterion(model(images), labels)
         optimizer.zero_grad()

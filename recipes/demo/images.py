@@ -1,5 +1,6 @@
 """The image half of the demo: a hierarchical Flowformer learns handwritten digits with timm."""
 
+import math
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -7,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from timm.data import create_dataset, create_transform, resolve_data_config
 from timm.models import create_model
+from torch import Tensor
 
 import timm_plugin  # noqa: F401  (registers the model)
 from common.attention import record_attention
@@ -19,34 +20,26 @@ MODEL = "flowformer_hier_digits"
 
 
 class Maps(NamedTuple):
-    """Flow-Attention's weights for a few digits, as arrays (digit, height, width)."""
+    """Flow-Attention's weights for a few digits, (digit, height, width)."""
 
     labels: list[int]
     predictions: list[int]
-    images: np.ndarray  # 0..1
-    competition: np.ndarray
-    allocation: np.ndarray
+    images: Tensor  # 0..1
+    competition: Tensor  # mean over heads
+    allocation: Tensor
     layer: str
 
 
-def train_command(trainer: list[object], data: Path, epochs: int, folder: Path, seed: int = 1) -> list[object]:
-    """The words with which Python trains on the digits in ``data``; it writes to ``folder``."""
-    return [
-        *(*trainer, "--data-dir", data, "--device-modules", "timm_plugin", "--device", "cpu"),
-        *("--model", MODEL, "--num-classes", 10, "--epochs", epochs),
-        *("--warmup-epochs", min(2, epochs - 1), "--batch-size", 64),
-        *"--opt adamw --lr 2e-3 --weight-decay 0.05 --sched cosine --smoothing 0.1".split(),
-        *"--scale 0.7 1.0 --hflip 0 --color-jitter 0 --workers 0".split(),
-        *("--seed", seed, "--checkpoint-hist", 1, "--log-interval", 1000),
-        *("--output", folder.parent, "--experiment", folder.name),
-    ]
-
-
-def train(out: Path, epochs: int, trainer: list[object]) -> tuple[pd.DataFrame, float]:
+def train(out: Path, epochs: int) -> tuple[pd.DataFrame, float]:
     """Train unless that is done; timm's summary, and the peak of memory in MiB."""
     print("Images: scikit-learn's handwritten digits", flush=True)
     images.write_digits(out / "digits")
-    command = train_command(trainer, out / "digits", epochs, out / "runs" / MODEL)
+    command = [
+        *("-m", "recipes.demo.train_digits", "--data-dir", out / "digits", "--device-modules", "timm_plugin"),
+        *("--model", MODEL, "--num-classes", 10, "--epochs", epochs, "--warmup-epochs", min(2, epochs - 1)),
+        *"--lr 2e-3 --scale 0.7 1.0 --hflip 0 --color-jitter 0 --workers 0 --seed 1 --checkpoint-hist 1".split(),
+        *("--output", out / "runs", "--experiment", MODEL),
+    ]
     peak = out / f"{MODEL}.MiB"  # written last
     if not peak.exists():
         peak_MiB = runs.run(command, out / f"{MODEL}.log", os.cpu_count())
@@ -58,11 +51,7 @@ def train(out: Path, epochs: int, trainer: list[object]) -> tuple[pd.DataFrame, 
 def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple[int, float, Maps]:
     """The parameters of a checkpoint, its accuracy on the held-out digits in percent, and maps of its attention."""
     model = create_model(MODEL, num_classes=10, checkpoint_path=str(checkpoint)).eval()
-    data = resolve_data_config({}, model=model)
-    dataset = create_dataset("", root=str(folder), split="validation")
-    dataset.transform = create_transform(**data, is_training=False)
-    pixels, labels = zip(*(dataset[i] for i in range(len(dataset))))
-    pixels, labels = torch.stack(pixels), torch.tensor(labels)
+    pixels, labels = map(torch.cat, zip(*images.loaders(folder, model)[1]))
     # One image for each of ``digits_shown`` digits, spread over the ten.
     digits = np.linspace(0, 9, digits_shown).round().astype(int)
     shown = [int((labels == digit).nonzero()[0]) for digit in digits]
@@ -71,23 +60,16 @@ def examine(checkpoint: Path, folder: Path, digits_shown: int = 6) -> tuple[int,
         model(pixels[shown])
     # A layer of the first stage, which has the finest map.
     finest = max(records, key=lambda record: record.allocation.shape[-1])
-    mean, std = (torch.tensor(data[name])[:, None, None] for name in ("mean", "std"))
+    mean, std = (torch.tensor(model.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
     maps = Maps(
         labels[shown].tolist(),
         predictions[shown].tolist(),
-        (pixels[shown] * std + mean).mean(1).clamp(0, 1).numpy(),
-        _as_map(finest.competition),
-        _as_map(finest.allocation),
+        (pixels[shown] * std + mean).mean(1).clamp(0, 1),
+        *(x.mean(1).unflatten(-1, (math.isqrt(x.shape[-1]), -1)) for x in (finest.competition, finest.allocation)),
         finest.name,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return parameters, 100 * (predictions == labels).double().mean().item(), maps
-
-
-def _as_map(weights: torch.Tensor) -> np.ndarray:
-    """Weights (B, H, n) of a square map -> mean over heads (B, side, side)."""
-    side = round(weights.shape[-1] ** 0.5)
-    return weights.mean(1).unflatten(-1, (side, side)).numpy()
 
 
 def draw_losses(axes: runs.plt.Axes, summary: pd.DataFrame) -> None:

@@ -2,11 +2,15 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pandas as pd
+import torch
+from fairseq.data import Dictionary
+from torch.nn import functional as F
 
-from .. import library, runs, texts
+from .. import library, models, runs, texts
 
 #: Architecture -> its attention. All have the same shape; gates and norms of an attention add parameters. The fair
 #: baseline for Flowformer is torch's fused kernel.
@@ -96,6 +100,32 @@ def read(folder: Path, size: int, tokens: int) -> dict[str, object]:
         "tokens/s": inner.wps.median(),
         "curve": points[["split", "num_updates", "wall", "loss"]].to_dict("records"),
     }
+
+
+def speed(architecture: str, length: int, tokens_per_step: int, data: Path, least: float) -> float:
+    """Tokens per second of the fastest of at least two training steps that take ``least`` seconds together.
+
+    A step has ``tokens_per_step``, or one sequence if that is longer, so that only the length changes.
+    """
+    torch.manual_seed(1)
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    model = models.build(["--task", "language_modeling", *model_arguments(architecture, length)], dictionary).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    tokens = torch.randint(dictionary.nspecial, len(dictionary), (max(1, tokens_per_step // length), length))
+
+    def step() -> float:
+        started = time.perf_counter()
+        logits, _ = model(tokens)
+        F.cross_entropy(logits.flatten(0, 1).float(), tokens.roll(-1, 1).flatten(), reduction="sum").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.perf_counter() - started
+
+    step()
+    seconds = [step(), step()]
+    while sum(seconds) < least:
+        seconds.append(step())
+    return tokens.numel() / min(seconds)
 
 
 def samples(out: Path, architecture: str) -> list[str]:

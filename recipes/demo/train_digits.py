@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 from timm.data import create_dataset, create_loader, resolve_data_config
-from timm.loss import LabelSmoothingCrossEntropy
 from timm.models import create_model
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.utils import AverageMeter, CheckpointSaver, ParseKwargs, random_seed, update_summary
+from timm.utils import CheckpointSaver, ParseKwargs, random_seed, update_summary
 
-from ..images import validate
+from ..images import train_epoch, validate
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,22 +73,14 @@ def main(arguments: list[str] | None = None) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     saver = CheckpointSaver(model, optimizer, options, checkpoint_dir=folder, max_history=options.checkpoint_hist)
-    criterion = LabelSmoothingCrossEntropy(options.smoothing)
     for epoch in range(epochs):
-        model.train()
-        losses = AverageMeter()
-        for images, labels in train_loader:
-            loss = criterion(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.update(loss.item(), len(labels))
+        loss = train_epoch(model, train_loader, optimizer, smoothing=options.smoothing)
         scheduler.step(epoch + 1)
         metrics = validate(model, validation_loader)
         lr = optimizer.param_groups[0]["lr"]
-        update_summary(epoch, {"loss": losses.avg}, metrics, folder / "summary.csv", lr=lr)
+        update_summary(epoch, {"loss": loss}, metrics, folder / "summary.csv", lr=lr)
         saver.save_checkpoint(epoch, metric=metrics["top1"])
-        print(f"Train: {epoch} loss {losses.avg:.3f}  Test: top1 {metrics['top1']:.2f}", flush=True)
+        print(f"Train: {epoch} loss {loss:.3f}  Test: top1 {metrics['top1']:.2f}", flush=True)
 
 
 if __name__ == "__main__":
