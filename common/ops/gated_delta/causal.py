@@ -117,7 +117,9 @@ def _decayed(chunks: Chunks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _sums_after(x: Tensor) -> Tensor:
     """Sums over the tokens after each one, (..., C, d) -> (..., C, d)."""
-    return F.pad(reverse_cumsum(x.transpose(-2, -1))[..., 1:], (0, 1)).transpose(-2, -1)
+    sums = reverse_cumsum(x.transpose(-2, -1))
+    # torch 2.6 cannot compile the backward pass of F.pad for blocks of one token, which leave nothing to pad.
+    return torch.cat([sums[..., 1:], torch.zeros_like(sums[..., :1])], dim=-1).transpose(-2, -1)
 
 
 def _products_of_channels(a: Tensor, b: Tensor, log_decay: Tensor) -> Tensor:
