@@ -223,3 +223,25 @@ def test_docstrings_begin_with_what_the_thing_is_or_does():
     broken = [f"{path.relative_to(ROOT)}: {text}" for path in paths for text in unclear_docstrings(path.read_text())]
     assert not broken, "\n".join(broken)
     assert len(unclear_docstrings('"""What is here."""\ndef f():\n  """Return x."""\nclass A:\n  """The same."""')) == 2
+
+
+def test_recipes_remove_and_replace_nothing():
+    """Safe by construction: no command of a recipe removes, renames or moves a file or folder."""
+    removing = {"rmtree", "unlink", "rmdir", "removedirs", "renames"}
+    of_modules = {"os.remove", "os.rename", "os.replace", "shutil.move"}
+    calls = [
+        (path, node.lineno, ast.unparse(node.func))
+        for path in (ROOT / "recipes").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    assert len(calls) > 1_000
+    found = [
+        f"{path}:{line}: {name}"
+        for path, line, name in calls
+        if {name, name.rpartition(".")[2]} & (removing | of_modules)
+    ]
+    scripts = {
+        path: re.findall(r"(?m)^[^#\n]*?\b(?:rm|mv) ", path.read_text()) for path in ROOT.glob("recipes/**/*.sh")
+    }
+    assert scripts and not found and not any(scripts.values()), f"{found} {scripts}"
