@@ -17,10 +17,10 @@ task="--task language_modeling"
 data="work/flash/$corpus/data-bin --user-dir fairseq_plugin"
 [ -f work/flash/$corpus/text.json ] || python -m recipes.flash.data $corpus
 for n in $lengths; do
-  fairseq-train $data $task --arch $model "$@" --tokens-per-sample $n --sample-break-mode none --max-tokens 8192 \
+  fairseq-train $data $task --arch $model --tokens-per-sample $n --sample-break-mode none --max-tokens 8192 \
     --update-freq 4 --max-update 125000 --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-06 \
     --weight-decay 0.01 --clip-norm $clip --lr 0.0007 --lr-scheduler polynomial_decay --warmup-updates 10000 \
-    --total-num-update 125000 --end-learning-rate 0 --save-dir $saved.$n
+    --total-num-update 125000 --end-learning-rate 0 "$@" --save-dir $saved.$n
   if [ $corpus = c4 ]; then
     fairseq-validate $data $task --path $saved.$n/checkpoint_last.pt --max-tokens 8192
   else

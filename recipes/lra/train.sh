@@ -3,6 +3,9 @@
 set -e
 tasks=$1 name=$2; shift 2
 folder=checkpoints/lra/$(echo "$name $*" | sed 's/ --/./g; s/ *$//; s/ /_/g')
+for task in $tasks; do  # all data before the first training: retrieval and pathfinder need the Arena's archive
+  [ -e work/lra/$task/data-bin/label/dict.txt ] || python -m recipes.lra.data $task
+done
 for task in $tasks; do
   kind=sentence_prediction classes=2 first="--init-token 0" batch=32
   root="--weight-decay 0.1 --lr-scheduler inverse_sqrt" cosine="--lr-scheduler cosine"
@@ -17,7 +20,6 @@ for task in $tasks; do
     pathfinder) first= longest=1024 batch=512
       schedule="$cosine --lr 1e-3 --warmup-updates 312 --lr-period-updates 62088 --max-update 62400" ;;
   esac
-  [ -e work/lra/$task/data-bin/label/dict.txt ] || python -m recipes.lra.data $task
   data="work/lra/$task/data-bin --user-dir fairseq_plugin --task $kind --num-classes $classes $first
     --criterion sentence_prediction --max-positions $longest --batch-size $batch"
   fairseq-train $data --arch ${name}_lra_$task "$@" --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-9 \

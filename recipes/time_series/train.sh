@@ -1,4 +1,5 @@
-# A column of Flowformer's Table 6 on some of its data sets, or all ten; it reads the test series every second epoch:
+# A column of Flowformer's Table 6 on some of its data sets, or all ten. Accuracy on the test series, of
+# every second epoch and the best so far, is in the log of fairseq-train:
 #   sh recipes/time_series/train.sh flowformer JapaneseVowels
 set -e
 model=$1; shift
