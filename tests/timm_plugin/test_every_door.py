@@ -43,6 +43,8 @@ def shown_models() -> dict[str, tuple[str, dict]]:
             given, _ = parser.parse_known_args(training.arguments)
             stored = yaml.safe_load((CHECKOUT / given.config).read_text()) if given.config else {}
             model = given.model or stored["model"]
+            if given.model_kwargs.get("attn_layer") == "nearby":
+                continue  # the guide's own attention, which only processes with LINEARTIME_MECHANISMS know
             small = next(sizes for start, sizes in SMALL.items() if model.startswith(start))
             arguments = {**stored.get("model_kwargs", {}), **given.model_kwargs, **small, "num_classes": 10}
             found[" ".join([model, *(f"{name}={x}" for name, x in given.model_kwargs.items())])] = (model, arguments)
