@@ -44,7 +44,8 @@ for folder in folders:
     for model in (local, *((remote, kind.from_pretrained(folder / "again")) if folder == folders[0] else ())):
         with torch.no_grad():
             # Not to the bit: the sums of matrix products depend on the alignment of memory, another in each process.
-            torch.testing.assert_close(model(**stored["inputs"]).logits, stored["logits"], msg=lambda text: folder.name + text)
+            logits = model(**stored["inputs"]).logits
+        torch.testing.assert_close(logits, stored["logits"], msg=lambda text: folder.name + text)
     print(folder.name)
 """
 
