@@ -20,7 +20,7 @@ from .attention import ATTENTIONS, InnerAttention, NoReference, build_attention,
 from .command_parser import CommandParser
 
 #: H, d, the lengths that are tried, from the smallest on, and those between which memory grows.
-HEADS, CHANNELS, LENGTHS, LONG = 2, 4, (1, 2, 3, 5, 8, 13, 21), (256, 512)
+HEADS, CHANNELS, LENGTHS, LONG = 2, 4, (1, 2, 3, 5, 8, 13, 21), (1024, 2048)
 #: The largest relative differences: in float64, of steps of differences, and in bfloat16, which has 8 bits.
 EXACT, DIFFERENCES, ROUGH = 1e-8, 1e-5, 5e-2
 
@@ -37,6 +37,8 @@ class Subject(NamedTuple):
 
     def build(self, dtype: torch.dtype = torch.float64, longest: int = LENGTHS[-1]) -> InnerAttention:
         """Build it in evaluation mode, with parameters and buffers that are the same each time."""
+        if "spatial_shape" in ATTENTIONS[self.name].needs:
+            raise DoesNotApply("it is for images alone, which this command does not make")
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(1)
             shape = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": longest}
@@ -44,8 +46,6 @@ class Subject(NamedTuple):
 
     def inputs(self, module: InnerAttention, n: int, batch: int = 2) -> dict[str, Any]:
         """Random tensors in float64 for n tokens; those of fewer tokens are their beginnings."""
-        if "spatial_shape" in module.needs:
-            raise DoesNotApply("it is for images alone, which this command does not make")
         generator, widths = torch.Generator().manual_seed(2), module.projections(CHANNELS)
         longest = max(n, LENGTHS[-1])
         shapes = {name: (batch, HEADS, longest, widths[name]) for name in ("q", "k", "v") if name in widths}

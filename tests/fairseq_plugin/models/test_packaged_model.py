@@ -78,13 +78,12 @@ def test_it_samples_characters_of_its_text(hub: GeneratorHubInterface) -> None:
 
 def test_it_is_what_the_recipe_trains(hub: GeneratorHubInterface) -> None:
     """The options that the recipe gives to fairseq-train are those that are stored with the weights."""
-    command = [str(word) for word in characters.train_arguments(Path("data"), Path("out"), 2000)]
+    _, _, *command = map(str, characters.train_command(Path("data"), updates=2000))
     given = options.parse_args_and_arch(options.get_training_parser(), command)
     stored, model_options = hub.cfg.model, ("decoder_", "gated_delta_", "dropout", "max_target_positions")
     named = [name for name in vars(given) if name in stored and name.startswith(model_options)]
     assert {"decoder_layers", "decoder_embed_dim", "gated_delta_short_conv", "dropout"} <= set(named)
     for name in named:
         assert stored[name] == getattr(given, name), name
-    assert (
-        hub.cfg.bpe._name == "lineartime_characters" and hub.cfg.task.tokens_per_sample == characters.TOKENS_PER_SAMPLE
-    )
+    assert hub.cfg.bpe._name == given.bpe == "lineartime_characters"
+    assert hub.cfg.task.tokens_per_sample == given.tokens_per_sample
