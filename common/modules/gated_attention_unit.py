@@ -68,7 +68,7 @@ class GatedAttentionUnit(StoresOptions):
         forget: gates from norm(x) that make the linear term's sum forget: ``head``, one for each head, ``channel``, one
             for each channel of its keys, or ``none``. Causal only; our addition, not in the FLASH paper.
         rotary: rotate queries and keys by their position among the real tokens.
-        bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``, the first two by length.
+        bias: relative bias on scores: ``toeplitz``, ``rotary``, ``none``, or ``auto``: toeplitz below 512 tokens.
         norm: ``layernorm`` or ``scalenorm``.
         first_softmax, first_to_all: the fine-tuning forms of Table 4; not causal.
         dropout, attention_dropout, activation_dropout: probabilities for the output of the branch, for whole source

@@ -1,5 +1,6 @@
 """Relative position biases on scores: a free vector over distances, or two rotated vectors."""
 
+import functools
 import logging
 from typing import Any
 
@@ -11,7 +12,8 @@ from .rotary import check_even, rotate
 
 logger = logging.getLogger(__name__)
 
-#: For fewer tokens a relative bias is a free vector, else a product of two rotated vectors; FLASH's text has no limit.
+#: For fewer tokens ``auto`` is toeplitz, else rotary, as in FLASH's pseudocode: the number of free parameters, one per
+#: distance, grows with the tokens, that of two rotated vectors does not.
 TOEPLITZ_LIMIT = 512
 RELATIVE_BIASES = ("auto", "toeplitz", "rotary", "none")
 
@@ -99,11 +101,20 @@ class RotaryBias(nn.Module):
 def relative_bias(kind: str, tokens: int, dim: int, heads: int = 1) -> nn.Module | None:
     """The module for a ``kind`` of RELATIVE_BIASES over at most ``tokens`` tokens; None for ``none``.
 
-    ``auto`` is ``toeplitz`` for fewer than 512 tokens, else ``rotary``. ValueError for an unknown kind.
+    ``auto`` is ``toeplitz`` for fewer than 512 tokens, else ``rotary``, and says which in the log. ValueError for an
+    unknown kind.
     """
     check_choice("bias", kind, RELATIVE_BIASES)
     if kind == "auto":
-        kind = "toeplitz" if tokens < TOEPLITZ_LIMIT else "rotary"
+        kind = _chosen(tokens)
     if kind == "none":
         return None
     return ToeplitzBias(tokens, heads) if kind == "toeplitz" else RotaryBias(dim, heads)
+
+
+@functools.cache  # a line for all layers of a model
+def _chosen(tokens: int) -> str:
+    """The bias that ``auto`` is for so many tokens."""
+    kind = "toeplitz" if tokens < TOEPLITZ_LIMIT else "rotary"
+    logger.info(f"the relative bias for {tokens} tokens is {kind}: auto is toeplitz below {TOEPLITZ_LIMIT} tokens")
+    return kind

@@ -36,7 +36,8 @@ class GatedAttentionUnitOptions(FlashOptions):
     flash_relative_bias: ChoiceEnum(RELATIVE_BIASES) = option_field(
         "auto",
         "learned bias on scores by distance: toeplitz, one per distance; rotary, from two rotated vectors; "
-        "auto: toeplitz below 512 tokens (a chunk's, or the position limit of FLASH-Quad), else rotary",
+        "auto: toeplitz below 512 tokens (a chunk's, or the position limit of FLASH-Quad), else rotary, as in the "
+        "paper's pseudocode: parameters of one per distance grow with the tokens. Name one to compare models",
     )
     flash_no_gate: bool = option_field(False, "no gate U (Table 1, with --flash-separate-ffn)")
     flash_separate_ffn: bool = option_field(
