@@ -117,7 +117,7 @@ def read(folder: Path) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the table."""
-    defaults = {"updates": 300, "width": 64, "tokens_per_sample": 128}
+    defaults = {"updates": 2_000, "width": 64, "tokens_per_sample": 128}
     parser = models.parser(__doc__.splitlines()[0], "work/papers/PAPER_TABLE", **defaults)
     parser.add_argument("paper", choices=sorted({paper for paper, _ in TABLES}))
     parser.add_argument("table", help=", ".join(map(" ".join, TABLES)))
