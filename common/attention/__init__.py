@@ -8,23 +8,15 @@ the code that mechanisms share. The mechanisms of the files and modules that the
 
 import os
 
-from ._about import About
 from ._base import FACTS, INPUTS, SUPPORTS, AttentionShape, InnerAttention, NoReference, OpAttention
+from ._build import build_attention, options_of
 from ._forget import ForgetAttention
 from ._layer_kinds import layer_kinds, pattern_names
-from ._options import AttentionOptions, Option, choice, count, default_of, flag, number
+from ._options import About, AttentionOptions, Option, choice, count, default_of, flag, number
 from ._output_gate import OutputGateAttention
 from ._own import VARIABLE, how_to_import, import_own
 from ._record import AttentionRecord, KeyRecord, MapRecord, record_attention, record_keys
-from ._registry import (
-    ATTENTIONS,
-    build_attention,
-    for_each_attention,
-    import_mechanisms,
-    options_of,
-    register_attention,
-    supporting,
-)
+from ._registry import ATTENTIONS, for_each_attention, import_mechanisms, register_attention, supporting
 from ._rotary import RotaryAttention, build_rotary_attention
 from ._short_conv import ShortConvAttention
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..modules.stored_options import StoresOptions
-from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import (
     check_heads,
     check_key_value,
@@ -21,8 +20,7 @@ from ..ops.shared.checks import (
     check_positive_int,
 )
 from ..ops.shared.state import State
-from ._about import About
-from ._options import AttentionOptions
+from ._options import About, AttentionOptions
 
 #: Features that a mechanism may support.
 SUPPORTS = {
@@ -406,6 +404,8 @@ class OpAttention(InnerAttention):
 
         Without attention dropout. Costs m / e calls of ``forward`` and O(n m) memory: for short inputs.
         """
+        from ..ops.shared.attention_matrix import read_attention_matrix  # for this alone
+
         masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
         arguments = {**self._needed(inputs), **self.packing(segment_ids)}
         return read_attention_matrix(

@@ -25,6 +25,7 @@ from ..ops.shared.state import State, check_continuation
 from ..ops.shared.tracing import may_be_exported
 from ._base import AttentionShape, OpAttention
 from ._options import AttentionOptions, flag, option
+from ._registry import Parameters
 
 _TENSORS = ("q", "k", "v")
 #: Arguments that a function may have beside tensors, options and parameters.
@@ -33,9 +34,6 @@ _GIVEN = ("causal", "key_padding_mask")
 _RESERVED = {*AttentionShape._fields, "forget", "short_conv", "rotary", "query_padding_mask", "segment_ids", "x"}
 #: Tokens with which a function is tried before it is trained, and the part of them that must not see the others.
 _TRIED, _FIRST = 7, 4
-
-#: Initial values of a function's parameters by name, from the numbers of heads H and of channels of a head d.
-Parameters = Callable[[int, int], Mapping[str, Tensor]]
 
 
 @takes_segments(*_TENSORS)

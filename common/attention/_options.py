@@ -1,4 +1,4 @@
-"""Declaration of a mechanism's options: fields of a frozen dataclass, which checks the values when it is built.
+"""Declaration of a mechanism's options, fields of a frozen dataclass that checks them, and of facts for people.
 
 Both hosts derive their command lines and keyword arguments from these fields.
 """
@@ -7,10 +7,33 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..ops.shared.checks import ArgumentError, allowed_names, check_choice, shortened
-from ..ops.shared.chunks import CHUNK_SIZE
+
+
+class About(NamedTuple):
+    """The name of a mechanism in prose, its paper, and its cost; ``make tables`` writes them into the READMEs.
+
+    The first line of the class's docstring says what the mechanism computes.
+
+    In formulas n is the number of tokens, d the channels of a head, and ``a b`` a product; ``sizes`` maps the other
+    letters to options.
+    """
+
+    title: str
+    paper: str
+    #: Multiplications of one head, up to a constant factor.
+    cost: str
+    #: Size of one head's decoding state after n tokens, in numbers, up to a few; empty if it cannot decode.
+    state: str = ""
+    #: Options by their letter in ``cost`` and ``state``.
+    sizes: Mapping[str, str] = MappingProxyType({})
+    #: The map that ``record_attention(model, maps=True)`` records, if it is not simply the weights of the values.
+    map: str = ""
+    #: Where the paper is read; empty for mechanisms of our own.
+    url: str = ""
 
 
 class Option(NamedTuple):
@@ -77,10 +100,10 @@ def count(
     return option(default, help, int, parse, speed_only=speed_only, setup_only=setup_only)
 
 
-def causal_chunk_size(default: int = CHUNK_SIZE) -> Any:
-    """The field ``chunk_size`` of mechanisms whose causal form processes a sequence chunk by chunk."""
+def causal_chunk_size(op: Callable) -> Any:
+    """The field ``chunk_size`` of a mechanism whose ``op`` processes a causal sequence chunk by chunk."""
     help = "tokens computed at once by the causal form: speed and memory, never the result"
-    return count(default, help, speed_only=True)
+    return count(default_of(op, "chunk_size"), help, speed_only=True)
 
 
 def number(

@@ -1,19 +1,13 @@
 """The registry of mechanisms by name. Each file of this folder registers its own mechanism; no list is edited."""
 
-import functools
-from collections.abc import Callable, Collection
-from dataclasses import make_dataclass
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
 
-from ..modules.forget_gate import NONE
-from ..ops.shared.checks import check_choice, check_positive_int
+from torch import Tensor
+
 from ._base import InnerAttention
-from ._forget import ForgetAttention, ForgetOptions
-from ._function import Parameters, function_class
-from ._options import AttentionOptions
-from ._short_conv import ShortConvAttention, ShortConvOptions, takes_short_conv
 
 #: Every mechanism by name, in the alphabetical order of the files.
 ATTENTIONS: dict[str, type[InnerAttention]] = {}
@@ -21,6 +15,8 @@ ATTENTIONS: dict[str, type[InnerAttention]] = {}
 #: What hosts do with the name of each mechanism, when it is registered; see ``for_each_attention``.
 _HOSTS: list[Callable[[str], None]] = []
 
+#: Initial values of a function's parameters by name, from the numbers of heads H and of channels of a head d.
+Parameters = Callable[[int, int], Mapping[str, Tensor]]
 _Attention = TypeVar("_Attention", bound=type[InnerAttention] | Callable)
 
 
@@ -48,7 +44,11 @@ def register_attention(
             raise ValueError(
                 f"attention {name!r} is {present.__module__}.{present.__qualname__} already; allowed: a new name"
             )
-        kind = attention if isinstance(attention, type) else function_class(name, attention, supports, parameters)
+        kind = attention
+        if not isinstance(attention, type):
+            from ._function import function_class  # not above: a mechanism that is a class does not need it
+
+            kind = function_class(name, attention, supports, parameters)
         kind.name = name
         if kind is not attention:
             kind.try_out()
@@ -83,52 +83,3 @@ def supporting(what: str, images: bool = False) -> tuple[str, ...]:
     """Names of the mechanisms that support ``what``, a key of ``SUPPORTS``; with ``images``, also those for images."""
     names = (name for name, kind in ATTENTIONS.items() if what in kind.supports)
     return tuple(name for name in names if images or "spatial_shape" not in ATTENTIONS[name].needs)
-
-
-@functools.cache
-def options_of(name: str, causal: bool) -> type[AttentionOptions]:
-    """A dataclass of all options that ``build_attention(name, causal)`` accepts, for the command line of a host.
-
-    These are the mechanism's own options, and ``forget`` and ``short_conv`` where these are allowed.
-    """
-    attention = ATTENTIONS[name]
-    shared = (ForgetOptions,) if causal and "forget" in attention.supports else ()
-    shared += (ShortConvOptions,) if causal and takes_short_conv(attention) else ()
-    if not shared:
-        return attention.Options
-    # A dataclass lists the fields of its last base first.
-    return make_dataclass("CausalOptions", (), bases=(*reversed(shared), attention.Options), frozen=True)
-
-
-def build_attention(
-    name: str,
-    causal: bool = False,
-    *,
-    num_heads: int | None = None,
-    head_dim: int | None = None,
-    max_tokens: int | None = None,
-    spatial_dims: int = 1,
-    forget: str = NONE,
-    short_conv: int | None = None,
-    **options,
-) -> InnerAttention:
-    """The attention module called ``name``; the arguments before ``forget`` are those of ``InnerAttention``.
-
-    ``forget``, "head" or "channel", wraps it in a ``ForgetAttention``; ``short_conv``, a number of taps, wraps that
-    in a ``ShortConvAttention``. Both need ``num_heads`` and ``head_dim``.
-
-    Raises:
-        ValueError: an unknown name, an option the mechanism does not have or a value it does not allow, or a missing
-            fact that it needs; ``forget`` where ``ForgetAttention`` refuses it, ``short_conv`` where
-            ``ShortConvAttention`` does.
-    """
-    check_choice("attention", name, tuple(ATTENTIONS))
-    attention = ATTENTIONS[name](
-        causal, num_heads=num_heads, head_dim=head_dim, max_tokens=max_tokens, spatial_dims=spatial_dims, **options
-    )
-    forget, taps = ForgetOptions(forget).forget, ShortConvOptions(short_conv).short_conv
-    if forget != NONE:
-        for fact, value in {"num_heads": num_heads, "head_dim": head_dim}.items():
-            check_positive_int(fact, value)
-        attention = ForgetAttention(attention, forget, num_heads, head_dim)
-    return attention if taps is None else ShortConvAttention(attention, taps, num_heads, head_dim)

@@ -11,7 +11,8 @@ from ..ops.shared.reference_tools import rotated
 from ..ops.shared.segments import find_documents
 from ..ops.shared.state import State, state_entry
 from ._base import InnerAttention
-from ._registry import ATTENTIONS, build_attention
+from ._build import build_attention
+from ._registry import ATTENTIONS
 from ._short_conv import ShortConvAttention
 from ._wrapper import WrappingAttention
 

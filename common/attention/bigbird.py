@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ..ops.bigbird import bigbird_attention, draw_numbers
 from ..ops.bigbird.reference import bigbird_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count
+from ._options import About, AttentionOptions, count
 from ._registry import register_attention
 
 

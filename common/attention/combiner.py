@@ -12,13 +12,12 @@ from ..ops.combiner.decoding import extend, state_before
 from ..ops.combiner.reference import combiner_attention_reference, row_attention_reference
 from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import check_masks, check_query_key_value, check_tokens
-from ..ops.shared.packed import attend_by_document
+from ..ops.shared.documents import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, rotated, side_by_side
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count, flag
+from ._options import About, AttentionOptions, count, flag
 from ._registry import register_attention
 
 

@@ -8,9 +8,8 @@ from torch import Tensor
 from ..ops.cosformer import MAPS, attend_source, cosformer_attention, source_state
 from ..ops.cosformer.reference import cosformer_attention_reference
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, choice, default_of
+from ._options import About, AttentionOptions, causal_chunk_size, choice, default_of
 from ._registry import register_attention
 
 
@@ -21,7 +20,7 @@ class CosformerOptions(AttentionOptions):
     phi: str = choice(
         default_of(cosformer_attention, "phi"), MAPS, "feature map of queries and keys; the paper has relu"
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(cosformer_attention)
 
 
 @register_attention("cosformer")

@@ -12,9 +12,8 @@ from ..ops.daft.conv_reference import daft_conv_reference, filters_reference
 from ..ops.daft.select import daft_select, daft_select_in_torchscript
 from ..ops.shared.checks import ArgumentError, check_query_key_value, shape_of, shortened
 from ..ops.shared.precision import compute_dtype
-from ._about import About
 from ._daft import DaftAttention
-from ._options import AttentionOptions, flag, number, option
+from ._options import About, AttentionOptions, flag, number, option
 from ._registry import register_attention
 
 Window = int | tuple[int, int]

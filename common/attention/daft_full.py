@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from ..ops.daft.full import daft_full, daft_full_in_torchscript
 from ..ops.daft.full_reference import daft_full_reference
 from ..ops.shared.checks import check_query_key_value, check_table
-from ._about import About
 from ._daft import DaftAttention
-from ._options import AttentionOptions, count, flag
+from ._options import About, AttentionOptions, count, flag
 from ._registry import register_attention
 
 

@@ -11,9 +11,8 @@ from ..ops.favor import LENGTHS, attend_source, draw_directions, favor_attention
 from ..ops.favor.reference import favor_attention_reference
 from ..ops.shared.state import State
 from ..ops.shared.tracing import is_exported
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, choice, count
+from ._options import About, AttentionOptions, causal_chunk_size, choice, count
 from ._registry import register_attention
 
 
@@ -34,7 +33,7 @@ class FavorOptions(AttentionOptions):
         optional=True,
         setup_only=True,
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(favor_attention)
 
 
 @register_attention("favor")

@@ -14,9 +14,8 @@ from ..ops.flow.reference import flow_attention_reference
 from ..ops.shared.checks import check_both_masks
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention, drop_sources
-from ._options import AttentionOptions, causal_chunk_size, choice, default_of, number
+from ._options import About, AttentionOptions, causal_chunk_size, choice, default_of, number
 from ._registry import register_attention
 
 
@@ -56,7 +55,7 @@ class FlowAttentionOptions(SharedFlowOptions):
     allocation: str = choice(
         default_of(flow_attention, "allocation"), ALLOCATIONS, "how sinks are gated, none being an ablation (Table 11)"
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(flow_attention)
 
 
 @register_attention("flow")

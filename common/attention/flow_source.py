@@ -14,9 +14,8 @@ from ..ops.flow_source import (
 )
 from ..ops.flow_source.reference import flow_source_attention_reference
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention
-from ._options import choice, default_of
+from ._options import About, choice, default_of
 from ._registry import register_attention
 from .flow import SharedFlowOptions
 

@@ -14,8 +14,7 @@ from ..ops.gated_delta.reference import gated_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.precision import autocast_off, compute_dtype
-from ._about import About
-from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
+from ._options import About, AttentionOptions, causal_chunk_size, choice, default_of, flag
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
 
@@ -50,7 +49,7 @@ class GatedDeltaOptions(AttentionOptions):
     )
     output_norm: str = output_norm("rms")
     output_gate: str = output_gate("swish")
-    chunk_size: int = causal_chunk_size(default_of(gated_delta_attention, "chunk_size"))
+    chunk_size: int = causal_chunk_size(gated_delta_attention)
 
 
 @register_attention("gated_delta")

@@ -8,8 +8,7 @@ from torch import nn
 from ..modules.linear_weights import weights_of
 from ..ops.gla import gla_attention
 from ..ops.gla.reference import gla_attention_reference
-from ._about import About
-from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
+from ._options import About, AttentionOptions, causal_chunk_size, count, default_of, number
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
 
@@ -31,7 +30,7 @@ class GlaOptions(AttentionOptions):
     )
     output_norm: str = output_norm("group")
     output_gate: str = output_gate("swish")
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(gla_attention)
 
 
 @register_attention("gla")

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from ..ops.hedgehog import attend_source, hedgehog_attention, source_state
 from ..ops.hedgehog.reference import hedgehog_attention_reference
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, count
+from ._options import About, AttentionOptions, causal_chunk_size, count
 from ._registry import register_attention
 
 
@@ -25,7 +24,7 @@ class HedgehogOptions(AttentionOptions):
         optional=True,
         setup_only=True,
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(hedgehog_attention)
 
 
 @register_attention("hedgehog")

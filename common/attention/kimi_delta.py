@@ -15,8 +15,7 @@ from ..ops.shared.checks import check_padding_mask, check_query_key_value, check
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.precision import autocast_off, compute_dtype
 from ..ops.shared.reference_tools import by_head
-from ._about import About
-from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of
+from ._options import About, AttentionOptions, causal_chunk_size, choice, count, default_of
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
 from .gated_delta import draw_decay
@@ -41,7 +40,7 @@ class KimiDeltaOptions(AttentionOptions):
     )
     output_norm: str = output_norm("rms")
     output_gate: str = output_gate("sigmoid")
-    chunk_size: int = causal_chunk_size(default_of(kimi_delta_attention, "chunk_size"))
+    chunk_size: int = causal_chunk_size(kimi_delta_attention)
 
 
 @register_attention("kimi_delta")

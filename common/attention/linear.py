@@ -8,9 +8,8 @@ from ..ops.linear import CUMULATIVE_SUMS, attend_source, linear_attention, sourc
 from ..ops.linear.reference import linear_attention_reference
 from ..ops.shared.feature_maps import FEATURE_MAPS
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, choice, default_of
+from ._options import About, AttentionOptions, causal_chunk_size, choice, default_of
 from ._registry import register_attention
 
 
@@ -19,7 +18,7 @@ class LinearAttentionOptions(AttentionOptions):
     """Options of linear attention; see ``common.ops.linear_attention``."""
 
     phi: str = choice(default_of(linear_attention, "phi"), FEATURE_MAPS, "feature map of queries and keys")
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(linear_attention)
     cumulative_sum: str = choice(
         default_of(linear_attention, "cumulative_sum"),
         CUMULATIVE_SUMS,

@@ -9,9 +9,8 @@ from torch import nn
 from ..ops.linformer import linformer_attention
 from ..ops.linformer.reference import linformer_attention_reference
 from ..ops.shared.checks import check_table
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count, flag
+from ._options import About, AttentionOptions, count, flag
 from ._registry import register_attention
 
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from ..ops.local import local_attention
 from ..ops.local.reference import local_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count, flag
+from ._options import About, AttentionOptions, count, flag
 from ._registry import register_attention
 
 

@@ -13,9 +13,8 @@ from ..ops.lolcats import PARTS, lolcats_attention
 from ..ops.lolcats.reference import lolcats_attention_reference
 from ..ops.shared.checks import check_choice
 from ..ops.shared.learned_features import LEARNED_MAPS
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, choice, count, default_of, number
+from ._options import About, AttentionOptions, causal_chunk_size, choice, count, default_of, number
 from ._registry import register_attention
 
 
@@ -42,7 +41,7 @@ class LolcatsOptions(AttentionOptions):
         setup_only=True,
         below=1.0,
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(lolcats_attention)
 
 
 @register_attention("lolcats")

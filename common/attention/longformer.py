@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from ..ops.longformer import longformer_attention
 from ..ops.longformer.reference import longformer_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count
+from ._options import About, AttentionOptions, count
 from ._registry import register_attention
 
 

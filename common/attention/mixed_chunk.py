@@ -14,9 +14,8 @@ from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import cleared, rotated
 from ..ops.shared.score_kernels import SCORE_KERNELS
 from ..ops.shared.state import State, state_entry
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count, flag
+from ._options import About, AttentionOptions, choice, count, flag
 from ._registry import register_attention
 
 

@@ -7,9 +7,8 @@ from torch import nn
 
 from ..ops.nystrom import MOST_ITERATIONS, nystrom_attention
 from ..ops.nystrom.reference import nystrom_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count, default_of
+from ._options import About, AttentionOptions, count, default_of
 from ._registry import register_attention
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from ..ops.quadratic import gau_attention
 from ..ops.quadratic.reference import gau_attention_reference
 from ..ops.shared.score_kernels import SCORE_KERNELS
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, default_of, number
+from ._options import About, AttentionOptions, choice, default_of, number
 from ._registry import register_attention
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from ..ops.reformer import draw_rotations, reformer_attention
 from ..ops.reformer.decoding import most_held
 from ..ops.reformer.reference import reformer_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count
+from ._options import About, AttentionOptions, count
 from ._registry import register_attention
 
 

@@ -12,8 +12,7 @@ from ..ops.retention.reference import retention_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value
 from ..ops.shared.reference_tools import rotated
 from ..ops.shared.state import State, state_entry
-from ._about import About
-from ._options import AttentionOptions, causal_chunk_size, choice, default_of, flag
+from ._options import About, AttentionOptions, causal_chunk_size, choice, default_of, flag
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
 
@@ -34,7 +33,7 @@ class RetentionOptions(AttentionOptions):
     rotary: bool = flag(True, "rotary positions of queries and keys", setup_only=True)
     output_norm: str = output_norm("group")
     output_gate: str = output_gate("swish")
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(retention_attention)
 
 
 @register_attention("retention")

@@ -10,9 +10,8 @@ from ..ops.rfa import attend_source, rfa_attention, source_state
 from ..ops.rfa.reference import rfa_attention_reference
 from ..ops.shared.precision import compute_dtype
 from ..ops.shared.state import State
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
+from ._options import About, AttentionOptions, causal_chunk_size, count, default_of, number
 from ._registry import register_attention
 
 
@@ -24,7 +23,7 @@ class RfaOptions(AttentionOptions):
     floor: float = number(
         default_of(rfa_attention, "floor"), "least normaliser; features may be negative (the released code has 1)"
     )
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(rfa_attention)
 
 
 @register_attention("rfa")

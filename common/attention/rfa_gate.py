@@ -8,8 +8,7 @@ from torch import nn
 from ..modules.linear_weights import weights_of
 from ..ops.rfa import rfa_gate_attention
 from ..ops.rfa.reference import rfa_gate_attention_reference
-from ._about import About
-from ._options import default_of, number
+from ._options import About, default_of, number
 from ._registry import register_attention
 from .rfa import RfaAttention, RfaOptions
 

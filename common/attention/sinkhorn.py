@@ -8,9 +8,8 @@ from torch import nn
 
 from ..ops.sinkhorn import NORMALISERS, SORTS, sinkhorn_attention
 from ..ops.sinkhorn.reference import sinkhorn_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count, number
+from ._options import About, AttentionOptions, choice, count, number
 from ._registry import register_attention
 
 

@@ -7,9 +7,8 @@ from torch import nn
 
 from ..ops.soft import MOST_ITERATIONS, soft_attention
 from ..ops.soft.reference import soft_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, count, default_of, number
+from ._options import About, AttentionOptions, count, default_of, number
 from ._registry import register_attention
 
 

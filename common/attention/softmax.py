@@ -5,8 +5,8 @@ from torch import Tensor
 from ..ops.shared.state import State
 from ..ops.softmax import softmax_attention
 from ..ops.softmax.reference import softmax_attention_reference
-from ._about import About
 from ._base import OpAttention
+from ._options import About
 from ._registry import register_attention
 
 

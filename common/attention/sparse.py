@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from ..ops.sparse import PATTERNS, sparse_attention
 from ..ops.sparse.reference import sparse_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count
+from ._options import About, AttentionOptions, choice, count
 from ._registry import register_attention
 
 

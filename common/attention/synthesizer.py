@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from ..ops.shared.checks import check_query_key_value, check_table
 from ..ops.synthesizer import synthesizer_attention
 from ..ops.synthesizer.reference import synthesizer_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count
+from ._options import About, AttentionOptions, choice, count
 from ._registry import register_attention
 
 FORMS = ("dense", "random", "factorized_random")

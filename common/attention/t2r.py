@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from ..ops.shared.state import State
 from ..ops.t2r import attend_source, source_state, t2r_attention
 from ..ops.t2r.reference import t2r_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, causal_chunk_size, count, default_of, number
+from ._options import About, AttentionOptions, causal_chunk_size, count, default_of, number
 from ._registry import register_attention
 
 
@@ -21,7 +20,7 @@ class T2rOptions(AttentionOptions):
 
     features: int = count(32, "features of a query or key in each head", setup_only=True)
     floor: float = number(default_of(t2r_attention, "floor"), "least normaliser; relu may leave a query without one")
-    chunk_size: int = causal_chunk_size()
+    chunk_size: int = causal_chunk_size(t2r_attention)
 
 
 @register_attention("t2r")

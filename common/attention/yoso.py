@@ -12,9 +12,8 @@ from ..ops.shared.precision import compute_dtype
 from ..ops.yoso import GRADIENTS, yoso_attention
 from ..ops.yoso.interface import COSINE_LIMIT
 from ..ops.yoso.reference import yoso_attention_reference
-from ._about import About
 from ._base import OpAttention
-from ._options import AttentionOptions, choice, count, default_of
+from ._options import About, AttentionOptions, choice, count, default_of
 from ._registry import register_attention
 
 

@@ -20,7 +20,7 @@ from ..ops.shared.checks import (
     check_positive_int,
     check_probability,
 )
-from ..ops.shared.packed import attend_by_document
+from ..ops.shared.documents import attend_by_document
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.relative_bias import resize_toeplitz
 from ..ops.shared.score_kernels import SCORE_KERNELS

@@ -1,9 +1,12 @@
 """The core only needs torch."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +44,8 @@ assert common.DISTRIBUTION == "lineartime"
 BLOCKED = "fairseq", "timm", "numba", "torchvision", "torchaudio", "omegaconf", "hydra", "PIL", "scipy", "sklearn"
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,6 +63,42 @@ def test_numba_is_imported_at_the_first_use_of_a_kernel():
     code += "x = torch.randn(1, 2, 9, 4)\nbuild_attention('linear', causal=True)(x, x, x)\n"
     code += "print('numba' in sys.modules)"
     assert run(code).split() == ["False", "True"]
+
+
+#: Imports each mechanism in a child of one process that has torch. Packages whose ``__init__`` imports all of their
+#: files, which no reader of one mechanism opens, are empty there.
+CLOSURES = """
+import os, sys, types, torch
+for name in sys.argv[1:]:
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        for package in ("common", "common.attention", "common.modules", "common.ops"):
+            sys.modules[package] = types.ModuleType(package)
+            sys.modules[package].__path__ = [package.replace(".", "/")]
+        __import__(f"common.attention.{name}")
+        paths = {x.__file__ for x in list(sys.modules.values()) if x.__name__.startswith("common.") and x.__spec__}
+        print(name, len(paths), sum(len(open(path).readlines()) for path in paths), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+#: The most files of this project, and lines, that a reader of a mechanism may need.
+SUMS = dict.fromkeys(("linear", "t2r", "hedgehog", "favor", "rfa", "gla"), (30, 3200))
+LARGEST = SUMS | {
+    "softmax": (18, 1900),
+    "local": (20, 2400),
+    "cosformer": (30, 3200),
+    "rfa_gate": (32, 3300),
+    "retention": (31, 3400),
+    "lolcats": (35, 3750),
+    "flow": (55, 5900),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_mechanism_imports_only_what_it_is_made_of():
+    for line in run(CLOSURES, *LARGEST).splitlines():
+        name, files, lines = line.split()
+        assert int(files) <= LARGEST[name][0] and int(lines) <= LARGEST[name][1], line
 
 
 def test_its_checks_survive_python_without_asserts():

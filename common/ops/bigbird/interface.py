@@ -49,7 +49,7 @@ def bigbird_attention(
     transformers the last chunk and the random chunks are chosen by the padded length, and in evaluation each random
     chunk is the first chunk again.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.

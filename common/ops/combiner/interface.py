@@ -33,7 +33,7 @@ def row_attention(
     ``key_padding_mask``: bool (B, n), True = padding, on any side; rows count real tokens, a padded token gives 0.
     O(n R (d + e)) time, O(n R) memory.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype or mask that does not fit, or ``row_length`` below 1.
@@ -68,7 +68,7 @@ def combiner_attention(
     token. Causal: a token sees its row up to itself, and the rows before. O(n (R + n / R) (d + e)) time, O(n (R + n /
     R)) memory: n √n at R = √n.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype or mask that does not fit, or ``row_length`` below 1.

@@ -65,7 +65,7 @@ def cosformer_attention(
     The authors' code uses the length of the batch as M, so its output depends on padding and on the other sequences of
     the batch, and decoding does not give the same result as the whole sequence.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, one mask alone

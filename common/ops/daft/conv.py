@@ -48,7 +48,7 @@ def daft_conv(
     ``mean`` (B, h, d / h) and ``log_weight`` (B, h): the quotient of the two sums and the logarithm of the second. With
     ``local_only`` both keep their initial values.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype, mask or state that does not fit; heads that do not divide d; an even window that is

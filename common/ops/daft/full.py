@@ -48,7 +48,7 @@ def daft_full(
     and ``v`` (B, 1, m, d), and ``padding_mask`` (B, m). It grows, since the definition needs all of them. One token
     after m others costs O(m (d + n)).
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype, mask or state that does not fit, more tokens than ``w`` has, or a state without

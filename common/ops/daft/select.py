@@ -37,7 +37,7 @@ def daft_select(
     or, for images, a pair (height, width), odd unless causal; bias (h,). A neighbour that is outside of the input or
     padding adds nothing. Cost: O(T d), causal O(T d log window), time, and O(T d) memory; no convolution.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype, mask or window that does not fit; an index outside of the window (not checked

@@ -51,7 +51,7 @@ def favor_attention(
     Exponents are relative to the largest one, which cancels: nothing overflows, and in causal attention no token
     depends on a later one. The README describes what underflows, and the difference from the authors' code.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state or gates without ``causal``.

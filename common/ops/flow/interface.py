@@ -97,7 +97,7 @@ def flow_attention(
     Cost: O(n d e) time; causal, O(n (C + d) + (n / C) d e) memory, nothing of size n x n. Sums and normalisers are
     float32 (float64 for float64 inputs), also under autocast.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, name, clamp, chunk size or state that does not fit; a state or gates without

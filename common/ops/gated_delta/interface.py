@@ -47,7 +47,7 @@ def gated_delta_attention(
     O(n (d + e) + (n / C) d e) memory with C = ``chunk_size``, which changes no result. ``initial_state`` and
     ``return_state`` continue a sequence: state ``memory`` (B, H, d, e), Sᵀ, float32.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.

@@ -43,7 +43,7 @@ def gla_attention(
     (n / C) d e) memory with C = ``chunk_size``, rounded up to a power of two. ``initial_state`` and ``return_state``
     continue a sequence: state ``sum_kv`` (B, H, d, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; ``causal=False``.

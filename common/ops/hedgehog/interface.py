@@ -46,7 +46,7 @@ def hedgehog_attention(
     C = ``chunk_size``. ``initial_state`` and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, 2r),
     ``sum_kv`` (B, H, 2r, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; maps of different r; a state without ``causal``.

@@ -50,7 +50,7 @@ def kimi_delta_attention(
     O(n (d + e) log C + (n / C) d e) memory with C = ``chunk_size``, rounded up to a power of two. ``initial_state`` and
     ``return_state`` continue a sequence: state ``memory`` (B, H, d, e), S, float32.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.

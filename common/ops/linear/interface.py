@@ -56,7 +56,7 @@ def linear_attention(
     ``log_decay`` (causal) makes both sums decay: before token t is added they are multiplied by exp(log_decay_t). It is
     (B, H, n), one gate per head, or (B, H, n, d), one per channel of the keys.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, a state or gates without ``causal``, or gates with

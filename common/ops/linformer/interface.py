@@ -31,7 +31,7 @@ def linformer_attention(
     dtype. Masks: bool (B, m) and (B, n), True = padding; a padded query gives 0, a padded key is in no sum. Cost: O((n
     + m) p (d + e)) time, O(n p) memory.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape or mask that does not fit, or more than M real keys.

@@ -37,7 +37,7 @@ def local_attention(
     O(n w (d + e)) time, O(n w) memory. ``initial_state`` and ``return_state`` (causal) continue a sequence: state
     ``count`` (B,), ``k`` (B, H, w, d), ``v`` (B, H, w, e), float32; O(w (d + e)) per token.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.

@@ -63,7 +63,7 @@ def lolcats_attention(
     ``part`` is "both" in the paper. "window" is only the softmax over the near tokens, "linear" only the learned linear
     attention, which then sees the near tokens too, with 1e-6 added to its normaliser. Both are for whole sequences.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number, name or state that does not fit; maps of different r; a state without

@@ -39,7 +39,7 @@ def longformer_attention(
     The paper has separate projections for global tokens; here, as in the Long Range Arena's code, all projections are
     shared. Windows are not dilated; the paper dilates some heads of its upper layers.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit, or a state without ``causal``.

@@ -78,7 +78,7 @@ def mixed_chunk_attention(
             ``chunk_summaries`` the state holds all tokens so far, each input by its name as (B, H, m, s or e) and
             ``padding_mask`` (B, m), and each call computes the whole sequence.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; ``chunk_size`` below 1; both terms

@@ -42,7 +42,7 @@ def nystrom_attention(
     Queries and keys are the same tokens: a token that is padding by either mask gives 0 and is in no landmark of
     queries. Cost: O(n m (d + e) + m³ + n K e) time, O(n m + m²) memory.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or number that does not fit.

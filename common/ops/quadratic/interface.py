@@ -60,7 +60,7 @@ def gau_attention(
             ``padding_mask`` (B, m), so it grows; the n of ``bias`` is then the number of all tokens, including these m.
             With ``segment_ids``, m is ``k.shape[2]`` of the state, which drops documents that have ended.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, dtype, mask, bias, name or state that does not fit; a divisor that is not above 0;

@@ -46,7 +46,7 @@ def reformer_attention(
     (B, H, L, d), ``v`` (B, H, L, e) and ``codes`` (B, H, L, R) of the tokens that may still be found, at most
     L = R 2D C, and ``count`` (B, H, R, 2D). One token costs O(L (d + e + R)).
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.

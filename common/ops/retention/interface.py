@@ -45,7 +45,7 @@ def retention_attention(
     ``chunk_size``. ``initial_state`` and ``return_state`` continue a sequence: state ``sum_k`` (B, H, d), ``sum_kv``
     (B, H, d, e), float32, and ``count`` (B,), real tokens so far.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit; ``causal=False``.

@@ -57,7 +57,7 @@ def rfa_attention(
     ``initial_state`` and ``return_state``
     (causal) continue a sequence: state ``sum_k`` (B, H, 2r), ``sum_kv`` (B, H, 2r, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state or a gate without ``causal``; both gates.
@@ -110,7 +110,7 @@ def rfa_gate_attention(
     x (B, n, D) are the tokens before their projection, ``gate_weight`` (H, D) and ``gate_bias`` (H,). Otherwise shapes,
     masks, state, cost and errors as in ``rfa_attention``, and ``causal=False`` is a ValueError.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
     """
     check_query_key_value(q, k, v, one_length=True)
     check_padding_mask("key_padding_mask", key_padding_mask, k)

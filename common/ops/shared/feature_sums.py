@@ -7,8 +7,7 @@ G chunks. A mechanism computes the features, 0 at padding, and divides by the su
 import torch
 from torch import Tensor
 
-from .channel_decay import channel_decayed_sums
-from .chunked_sums import sums_in_chunks
+from .chunked_sums import channel_decayed_sums, sums_in_chunks
 from .cpu.sums import applies as kernels_apply
 from .cpu.sums import causal_sums as sums_by_kernels
 from .feature_maps import feature_map

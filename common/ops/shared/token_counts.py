@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .gpu.launch import is_capturing
+from .tracing import is_capturing
 
 
 def check_real_tokens(x: Tensor, padding_mask: Tensor | None, before: Tensor | None, max_tokens: int) -> Tensor:

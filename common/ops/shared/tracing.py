@@ -46,3 +46,8 @@ def may_checkpoint() -> bool:
 def is_compiled() -> bool:
     """Whether torch.compile traces, and not torch.export, whose graphs must contain only PyTorch's own operators."""
     return torch.compiler.is_dynamo_compiling() and not may_be_exported()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, which would include all launches."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

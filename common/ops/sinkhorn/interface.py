@@ -61,7 +61,7 @@ def sinkhorn_attention(
             rows, once. The paper's Gumbel noise in training is not implemented.
         normaliser: "joint", one softmax over both chunks; "separate", one over each, and the sum of both.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or option that does not fit, or more than ``max_tokens`` real tokens.

@@ -37,7 +37,7 @@ def softmax_attention(
     ``initial_state`` and ``return_state`` (causal) continue a sequence: the state holds all tokens so far, ``k``, ``v``
     and ``padding_mask`` (B, m), so it grows.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, or a state without ``causal``.

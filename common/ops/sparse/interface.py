@@ -58,7 +58,7 @@ def sparse_attention(
     The paper only has causal attention. So does the Long Range Arena, which also classifies with it; in its code the
     first token of each chunk is visible too. Not causal, the patterns here are the same in both directions.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name, number or state that does not fit, or a state without ``causal``.

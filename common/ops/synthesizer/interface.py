@@ -43,7 +43,7 @@ def synthesizer_attention(
     (causal) continue a sequence; the state holds all values so far, ``v`` (B, H, m, e), and ``padding_mask`` (B, m),
     and a token costs O(m (c + e)).
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask or state that does not fit, more than M real tokens, or a state without ``causal``.

@@ -41,7 +41,7 @@ def t2r_attention(
     Cost: O(n f (d + e)) time and, causal, O(n (C + f) + (n / C) f e) memory with C = ``chunk_size``. ``initial_state``
     and ``return_state`` (causal) continue a sequence: state ``sum_k`` (B, H, f), ``sum_kv`` (B, H, f, e), float32.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, number or state that does not fit; a state without ``causal``.

@@ -57,7 +57,7 @@ def yoso_attention(
             derivatives. "exact": tau w^(1 - 1/tau) / (π √(1 - x²)). In both cases x is clamped to ±(1 - 1e-6), beyond
             which its gradient is 0: there the exact gradient grows to infinity, and its direction is lost to rounding.
 
-    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/packed.py``.
+    ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
     Raises:
         ValueError: a shape, mask, name or state that does not fit, or a state without ``causal``.

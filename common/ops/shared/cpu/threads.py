@@ -1,17 +1,17 @@
 """Runs a kernel on several threads, each of which does some of the heads.
 
 As many threads as ``torch.get_num_threads()`` are used: those of torch's own OpenMP (``team``) or, where there is none,
-a pool of Python threads (``pool``). A child process that was made by a fork has no threads of OpenMP, which would wait
+a pool of Python threads. A child process that was made by a fork has no threads of OpenMP, which would wait
 for them forever; it uses a pool.
 """
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
-
-from . import pool
 
 #: Multiply-adds for which another thread is worth waking: about 0.08 ms for one of OpenMP and 0.5 ms for one of a pool.
 _WORTH_A_THREAD, _WORTH_A_POOL = 2**21, 2**24
@@ -40,7 +40,7 @@ def run(kernel: Callable, heads: int, operations: int, work_size: int, like: tor
         team.run(kernel, like.dtype, torch.get_num_threads(), heads, parts, work.data_ptr(), stride, arguments)
     else:
         borders = [heads * i // parts for i in range(parts + 1)]
-        pool.run(kernel, [(*pair, *arguments, x.data_ptr()) for *pair, x in zip(borders, borders[1:], work)])
+        run_in_pool(kernel, [(*pair, *arguments, x.data_ptr()) for *pair, x in zip(borders, borders[1:], work)])
 
 
 def _parts(heads: int, operations: int) -> int:
@@ -59,3 +59,25 @@ def uses_openmp() -> bool:
     from . import team
 
     return team.EXISTS
+
+
+def run_in_pool(function: Callable, parts: Sequence[tuple]) -> None:
+    """Call ``function(*part)`` for all parts, the first one on the calling thread, the others on Python threads.
+
+    There are at most ``torch.get_num_threads()`` parts. An error of a part is raised when all have ended. It may be
+    called from several Python threads at the same time.
+    """
+    pool = _pool(os.getpid(), torch.get_num_threads())
+    others = [pool.submit(function, *part) for part in parts[1:]]
+    try:
+        function(*parts[0])
+    finally:
+        wait(others)  # also after an interrupt: they write to tensors that the caller would free
+    for other in others:
+        other.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """The pool of this process, not that of its parent; the pool of another number of threads ends when replaced."""
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="lineartime")

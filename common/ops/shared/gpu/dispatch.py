@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tracing import is_compiled, runs_eagerly
+from ..tracing import is_capturing, is_compiled, runs_eagerly
 from .first_use import FirstUse, compare, right
-from .launch import interpreted, is_capturing, wait_for
+from .launch import interpreted, wait_for
 
 #: The environment variable that turns kernels off, or on without a check.
 VARIABLE = "LINEARTIME_TRITON"

@@ -56,11 +56,6 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured, which would include all launches."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def processors(device: torch.device) -> int:
     """The number of multiprocessors of a GPU; unreachably large for the interpreter, which runs programs in turn."""
     if device.type != "cuda":

@@ -1,7 +1,7 @@
 """Kernels as opaque operators for torch.compile.
 
 An operator of a mechanism runs the same code as eager PyTorch: kernels, compared before their first use, or plain
-PyTorch if they fail; or blocks on a CPU, if compiling their graph would take minutes (``channel_decay``). Its gradients
+PyTorch if they fail; or blocks on a CPU, if compiling their graph would take minutes (``chunked_sums``). Its gradients
 are a second operator, which recomputes the output: only inputs are kept.
 """
 

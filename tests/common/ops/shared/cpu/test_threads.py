@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.shared.cpu import pool, threads
+from common.ops.shared.cpu import threads
 from tests.common.ops.shared.cpu.recurrence import GATES, Inputs, random_inputs
 from tests.compare import gradients
 from tests.processes import run_program
@@ -106,7 +106,7 @@ def run_in_pool(count: int) -> set[threading.Thread]:
         together.wait(timeout=20)  # each part on a thread of its own, or it never ends
         used.add(threading.current_thread())
 
-    pool.run(function, [()] * count)
+    threads.run_in_pool(function, [()] * count)
     return used
 
 
@@ -174,7 +174,7 @@ def test_an_error_in_a_pool_is_raised_when_all_have_ended(failing, error, thread
         ended.append(part)
 
     with pytest.raises(error):
-        pool.run(function, [(0,), (1,)])
+        threads.run_in_pool(function, [(0,), (1,)])
     assert ended == [1 - failing]
 
 
