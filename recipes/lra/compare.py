@@ -197,7 +197,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.quick:
         options.updates, options.speed_lengths, sizes = 8, [64, 128], {"train": 200, "valid": 40, "test": 40}
         options.length = options.length or (64 if generated else None)
-    options.length = options.length or TASKS[options.task][1]
+    options.length = TASKS[options.task][1] if options.length is None else options.length
+    if options.length < 2:
+        parser.error(f"--length is {options.length}; allowed: from 2 on")
     options.models, options.data = TABLES.get(options.table, options.models), options.data or options.out / "data"
     runs.begin(options.out, ["recipes.lra.compare", options.task, options.data, options.length])
     if generated and not options.speed and not (options.data / data.LAST).exists():
