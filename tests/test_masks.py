@@ -22,9 +22,9 @@ from tests.fairseq_plugin.helpers import huggingface_models
 from tests.fairseq_plugin.helpers.audio import FEATURES, build_audio, build_speech, recording
 from tests.fairseq_plugin.helpers.encoder_decoders import build_model
 from tests.fairseq_plugin.helpers.episodes import build_decision, window
+from tests.fairseq_plugin.helpers.kinds import SHORT
 from tests.fairseq_plugin.helpers.language_models import build_tiny
 from tests.fairseq_plugin.helpers.masked_models import build_random, features, randomised
-from tests.fairseq_plugin.helpers.registry import SHORT
 from tests.fairseq_plugin.helpers.series import CHANNELS, build_classifier, scores
 from timm_plugin.layers.gated_attention_block import GatedAttentionBlock
 

@@ -25,7 +25,7 @@ from common.ops.shared.tracing import may_be_exported
 from ..data.episodes import TOKENS
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
-from ..modules.multihead_attention import IncrementalState, read_padding
+from ..modules.multihead_attention import IncrementalState, read_padding, zeros_at_padding
 from ..modules.not_exportable import NoTorchScript
 from ..modules.positions import find_max_tokens
 from ._decoder import wrap_layer
@@ -176,11 +176,11 @@ class DecisionTransformer(DecisionModel):
             ValueError: wrong shapes, a step without an embedding, or more steps than an attention accepts.
         """
         self.check_window(returns, states, actions, timesteps)
+        padding_mask = read_padding(padding_mask)
+        returns, states, actions = (zeros_at_padding(x, padding_mask) for x in (returns, states, actions))
         embedded = (self.embed_return(returns), self.embed_state(states), self.embed_action(actions))
         tokens = torch.stack(embedded, dim=2) + self.embed_timestep(timesteps)[:, :, None]  # (B, K, 3, D)
-        padding_mask = read_padding(padding_mask)
         if padding_mask is not None:
-            tokens = tokens.masked_fill(padding_mask[..., None, None], 0.0)
             padding_mask = padding_mask.repeat_interleave(TOKENS, dim=1)  # (B, 3K)
         features = self._decode(tokens.flatten(1, 2), padding_mask)  # (B, 3K, D)
         return self.predict_action(features[:, 1::TOKENS])

@@ -24,7 +24,7 @@ from common.ops.shared.padding import real_positions
 
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
-from ..modules.multihead_attention import read_padding
+from ..modules.multihead_attention import read_padding, zeros_at_padding
 from ..modules.not_exportable import NoTorchScript, check_not_exported
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
@@ -122,7 +122,7 @@ class TimeSeriesEncoder(LinearTimeEncoder):
         padding_mask = read_padding(padding_mask)
         check_batch(source, padding_mask, self.embed_tokens.in_features, self.max_positions())
         tokens = (~padding_mask).long() * _STEP
-        embedded = self.embed_tokens(source)
+        embedded = self.embed_tokens(zeros_at_padding(source, padding_mask))
         features = self.forward_scriptable(tokens, token_embeddings=embedded)["encoder_out"][0]
         return features.transpose(0, 1)  # (T, B, D) -> (B, T, D)
 

@@ -14,7 +14,7 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from ..loading.known_options import option_field
-from ..modules.multihead_attention import IncrementalState
+from ..modules.multihead_attention import IncrementalState, zeros_at_padding
 from ._decision import DecisionModel
 from ._options import option
 from ._registration import register_checked
@@ -68,7 +68,7 @@ class StatePolicy(DecisionModel):
             ValueError: wrong shapes, or a step later than ``--max-episode-length``.
         """
         self.check_window(returns, states, actions, timesteps)
-        return self.policy(states)
+        return self.policy(zeros_at_padding(states, padding_mask))
 
     def extend(
         self,

@@ -205,6 +205,11 @@ def read_padding(padding_mask: Tensor | None) -> Tensor | None:
     return None if padding_mask is None else padding_mask.to(torch.bool)
 
 
+def zeros_at_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """x (B, T, C) with zeros at padding: its NaN would be in the gradients of the layer that reads ``x``."""
+    return x if padding_mask is None else x.masked_fill(read_padding(padding_mask)[..., None], 0.0)
+
+
 def check_no_mask(attn_mask: Tensor | None) -> None:
     """Raise ValueError for a mask of pairs of tokens, which none of our attentions supports."""
     if attn_mask is not None:

@@ -41,7 +41,7 @@ def _losses(checkpoint: str, data: str) -> tuple[float, float]:
 # Commands differ by what a layer and a configuration are, not by the attention inside of a layer: one of fairseq's own
 # layer, and a named size of gated attention units, whose checkpoint holds another kind of configuration; it trains on
 # samples of the greatest length with --add-bos-token, which makes each one token longer. Loading in Python is in
-# test_every_option.py, and what a command needs of a model, for every model, in models/test_every_model.py.
+# test_every_option.py, and what a command needs of a model, for every model, in models/test_contract.py.
 TRAINED = ("flowformer_lm", "flash_lm_base")
 WITH_BOS = TRAINED[1:]
 
@@ -107,7 +107,7 @@ def test_generation(trained: Trained) -> None:
 def test_adaptive_softmax_trains_evaluates_and_generates(data_bin: str, tmp_path: Path) -> None:
     """With --add-bos-token on samples of the greatest length.
 
-    Precision and accumulation are in test_masked_models.py, and for every model in models/test_every_model.py.
+    Precision and accumulation are in test_masked_models.py, and for every model in models/test_contract.py.
     """
     adaptive = "--criterion adaptive_loss --adaptive-softmax-cutoff 20,40 --add-bos-token --ddp-backend legacy_ddp"
     training = training_command(data_bin, str(tmp_path), "flash_lm", "--max-update", "4", *adaptive.split())

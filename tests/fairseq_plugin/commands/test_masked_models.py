@@ -15,9 +15,9 @@ from tests.fairseq_plugin.helpers.commands import USER_DIR, masked_training_comm
 from tests.fairseq_plugin.helpers.logs import entries, losses
 from tests.fairseq_plugin.helpers.text import write_text
 
-#: One of gated attention units, one of fairseq's own layer; for the others see models/test_every_model.py.
+#: One of gated attention units, one of fairseq's own layer; for the others see models/test_contract.py.
 TRAINED = ("flash_mlm", "transformer_pp_mlm")
-#: Options of ``flash_mlm``; with checkpointed activations models/test_every_model.py compares gradients.
+#: Options of ``flash_mlm``; with checkpointed activations models/test_contract.py compares gradients.
 MODES = {
     "fp16": ["--fp16", "--fp16-no-flatten-grads"],
     "memory-efficient fp16": ["--memory-efficient-fp16"],

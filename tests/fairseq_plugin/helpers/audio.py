@@ -14,8 +14,8 @@ import fairseq_plugin  # noqa: F401  registers the architectures
 from common.attention import ATTENTIONS
 from recipes.models import model_options
 
+from .kinds import SHORT
 from .language_models import flags_of
-from .registry import SHORT
 from .text import PAD, dictionary
 from .transfer import configuration, save_trained
 

@@ -17,8 +17,8 @@ from common.huggingface import (
 from fairseq_plugin.export.huggingface import configuration_of
 
 from . import encoder_decoders, masked_models
+from .kinds import SHORT
 from .language_models import build, build_tiny
-from .registry import SHORT
 from .text import dictionary
 
 #: The longest input of the language models.

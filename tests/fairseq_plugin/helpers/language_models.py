@@ -68,7 +68,7 @@ def build(command: Sequence[str], words: int = 60, seed: int = 1) -> nn.Module:
     """The model that ``fairseq-train COMMAND`` builds for a dictionary of ``words``.
 
     From what the parser returns. fairseq-train turns that into another kind of configuration before, which takes most
-    of a second; what models/test_every_model.py stores is of that kind.
+    of a second; what models/test_contract.py stores is of that kind.
     """
     given = model_options(command)
     symbols = dictionary(words)
