@@ -93,6 +93,8 @@ def fit_vision_transformer(state_dict: StateDict, model: nn.Module, values_only:
             "another model; python -m timm_plugin.transfer teaches its attention what the softmax attention gave"
         )
     grid, prefix, in_part = model.patch_embed.grid_size, model.num_prefix_tokens, []
+    if "pos_embed" in state_dict and "pos_embed" in own:  # timm takes any number for a square
+        source_grid(state_dict["pos_embed"].shape[1] - (0 if model.no_embed_class else prefix), patches, model)
     for name, tensor in state_dict.items():
         parameter = name.rpartition(".attn.attention.")[2]
         if name in own and parameter in ("pe0", "pe1", "w"):

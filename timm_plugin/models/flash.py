@@ -30,6 +30,7 @@ __all__ = ["FlashVisionTransformer"]  # register_model appends every entry point
 _WITHOUT = {
     "class_token": False,
     "dynamic_img_size": False,
+    "dynamic_img_pad": False,
     "reg_tokens": 0,
     "no_embed_class": False,
     "pool_include_prefix": False,
@@ -54,8 +55,8 @@ class FlashVisionTransformer(CheckedVisionTransformer):
         query_dim, chunk_rows, kernel: as in ``GatedAttentionBlock``: ``chunk_rows`` rows of patches are a chunk of
             FLASH, O(N) for images of one width; None is FLASH-Quad, O(N²).
         global_pool, fc_norm: as in timm; by default the mean of normalised tokens.
-        dynamic_img_pad: as in timm. Images have one size, which ``set_input_size`` changes.
-        kwargs: all other arguments of timm's, except those for parts that this model replaces or lacks.
+        kwargs: all other arguments of timm's, except those for parts that this model replaces or lacks. Images have
+            one size of whole patches, which ``set_input_size`` changes.
 
     Raises:
         ValueError: an invalid argument; an image of another size than the model's.
@@ -77,15 +78,14 @@ class FlashVisionTransformer(CheckedVisionTransformer):
         kernel: str = "relu2",
         global_pool: str = "avg",
         fc_norm: bool = False,
-        dynamic_img_pad: bool = False,
         **kwargs: Any,
     ) -> None:
         refuse_arguments(kwargs, _WITHOUT, "gated attention units")
         check_global_pool(global_pool, False)
-        height, width = check_img_size(img_size, patch_size, dynamic_img_pad)
+        height, width = check_img_size(img_size, patch_size, False)
         if chunk_rows is not None:
             check_positive_int("chunk_rows", chunk_rows)
-        grid_size = tuple(-(-side // patch) for side, patch in zip((height, width), to_2tuple(patch_size)))
+        grid_size = tuple(side // patch for side, patch in zip((height, width), to_2tuple(patch_size)))
         unit_args = dict(grid_size=grid_size, query_dim=query_dim, chunk_rows=chunk_rows, kernel=kernel)
         super().__init__(
             img_size,
@@ -96,7 +96,6 @@ class FlashVisionTransformer(CheckedVisionTransformer):
             class_token=False,
             global_pool=global_pool,
             fc_norm=fc_norm,
-            dynamic_img_pad=dynamic_img_pad,
             block_fn=partial(GatedAttentionBlock, **unit_args),
             **{name: value for name, value in kwargs.items() if name not in _WITHOUT},
         )
@@ -119,7 +118,7 @@ class FlashVisionTransformer(CheckedVisionTransformer):
         """
         super().set_input_size(img_size, patch_size)
         for block in self.blocks:
-            block.set_grid_size(self.patch_embed.dynamic_feat_size(self.patch_embed.img_size))
+            block.set_grid_size(self.patch_embed.grid_size)
 
     @torch.jit.ignore
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:

@@ -1,6 +1,7 @@
 """Each kind of our models supports what torch and timm do with a stock vision transformer, or refuses with a message.
 
-timm_plugin/REFERENCE.md names the models and the operations, and which of these have limits.
+timm_plugin/REFERENCE.md names the models and the operations, and which of these have limits. Programs for any batch
+and size of image are made of a few kinds, since exporting and compiling takes seconds.
 """
 
 import copy
@@ -19,28 +20,30 @@ from timm.models._features_fx import create_feature_extractor, get_graph_node_na
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.export import Dim
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.swa_utils import AveragedModel
 
-from tests.compare import assert_close
+from tests.compare import assert_close, gradients
 from tests.processes import CHECKOUT
+from tests.timm_plugin.helpers.models import PATCHES_ONLY, SMALL, VIT, build, images, vit
+from tests.torch_versions import needs_newer_than_2_6
 from timm_plugin import create_model, replace_attention
 
-VIT = dict(img_size=32, depth=1, embed_dim=32, num_heads=2, num_classes=3)
-STOCK = "vit_tiny_patch16_224"
+TINY = dict(SMALL, depth=1)
 COLUMNS = {
     "`flowformer_hier_*`": [
         lambda: timm.create_model("flowformer_hier_test", img_size=32, embed_dims=(16, 24), depths=(1, 1))
     ],
-    "`flowformer_deit_*`": [lambda: timm.create_model("flowformer_deit_ti", **VIT)],
+    "`flowformer_deit_*`": [lambda: timm.create_model("flowformer_deit_ti", **TINY)],
     "`daft_*`": [
-        lambda: timm.create_model("daft_full_s", bias_dim=8, **VIT),
-        lambda: timm.create_model("daft_conv_test", **VIT),
+        lambda: timm.create_model("daft_full_s", bias_dim=8, **TINY),
+        lambda: timm.create_model("daft_conv_test", **TINY),
     ],
-    "`flash_*`": [lambda: timm.create_model("flash_vit_s", query_dim=16, **VIT | {"num_heads": 1})],
-    '`attn_layer="flow"`': [lambda: create_model(STOCK, attn_layer="flow", **VIT)],
-    '`replace_attention(vit, "hedgehog")`': [lambda: replace_attention(timm.create_model(STOCK, **VIT), "hedgehog")],
+    "`flash_*`": [lambda: timm.create_model("flash_vit_s", query_dim=16, **TINY | {"num_heads": 1})],
+    '`attn_layer="flow"`': [lambda: create_model(VIT, attn_layer="flow", **TINY)],
+    '`replace_attention(vit, "hedgehog")`': [lambda: replace_attention(vit(depth=1), "hedgehog")],
 }
 #: If the answer is not "yes": the text of the refusal.
 REFUSED = {
@@ -236,7 +239,7 @@ def test_the_reference_says_which_operations_work_and_which_have_limits():
 
 def test_softmax_has_second_derivatives_where_torch_has_them():
     """Like a stock model, differentiated once through torch's fused kernel."""
-    model = _built(lambda: replace_attention(timm.create_model(STOCK, **VIT), "softmax"))
+    model = _built(lambda: replace_attention(vit(depth=1), "softmax"))
     with sdpa_kernel(SDPBackend.MATH):
         _differentiated_twice(model)
         _forward_mode(model)
@@ -245,7 +248,7 @@ def test_softmax_has_second_derivatives_where_torch_has_them():
 @pytest.mark.parametrize("kind", ["script", "trace", "fx", "export"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_attention_is_not_replaced_in_a_program(kind):
-    model = _built(lambda: timm.create_model(STOCK, **VIT))
+    model = vit(depth=1).eval()
     for block in model.blocks:
         block.attn.fused_attn = False  # torch.fx of torch 2.6 cannot trace the call of the fused kernel
     program = {
@@ -256,3 +259,103 @@ def test_attention_is_not_replaced_in_a_program(kind):
     }[kind]()
     with pytest.raises(ValueError, match=f"model is a {type(program).__name__}, .*allowed"):
         replace_attention(program, "flow")
+
+
+# ---- any batch and any size
+
+TWO_STAGES = dict(embed_dims=(16, 24), depths=(1, 1))
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@needs_newer_than_2_6
+@pytest.mark.parametrize(
+    ("case", "arguments", "step"),
+    [("hier", dict(TWO_STAGES, dynamic_img_size=True), 8), ("daft_conv", dict(depth=1), 16)],
+)
+def test_export_of_any_size(case, arguments, step):
+    model = build(case, **arguments)
+    height, width = Dim("height", min=2, max=64), Dim("width", min=2, max=64)
+    example = images(model, size=(96, 128))
+    program = torch.export.export(model, (example,), dynamic_shapes=({2: step * height, 3: step * width},))
+    for size in ((96, 128), (64, 96), (48, 160)):
+        x = images(model, size=size)
+        assert_close(f"exported at {size}", program.module()(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments"),
+    [
+        ("hier", TWO_STAGES),
+        pytest.param("daft_full", dict(depth=1), marks=needs_newer_than_2_6),
+        pytest.param("daft_gumbel", dict(depth=1), marks=needs_newer_than_2_6),
+    ],
+)
+def test_export_and_onnx_of_any_batch(case, arguments):
+    model = build(case, **arguments)
+    x = images(model)
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch", min=1, max=64)},))
+    batches = [(batch, model(batch)) for batch in (x, images(model, batch=3))]
+    for batch, expected in batches:
+        assert_close("exported", exported.module()(batch), expected)
+    # Runs afterwards, since torch 2.6 writes the sizes of its example into the program that it converts to ONNX.
+    session = ReferenceEvaluator(torch.onnx.export(exported, dynamo=True, verbose=False).model_proto)
+    for batch, expected in batches:
+        (out,) = session.run(None, {session.input_names[0]: batch.numpy()})
+        assert_close("onnx", torch.from_numpy(out), expected, 1e-4)
+
+
+#: Case -> backend and arguments: one of each kind of block. "aot_eager" traces both passes, which takes seconds; the
+#: contract does so for the attentions of the others. With ``dynamic_img_pad`` an image may have any size; without, timm's
+#: own check of the size is part of the graph.
+COMPILED = {
+    "hier": ("aot_eager", TWO_STAGES),
+    "hier_soft": ("eager", TWO_STAGES),
+    "flash": ("aot_eager", dict(depth=1)),
+    "daft_full": ("eager", dict(depth=1)),
+    "daft_conv_vit": ("eager", dict(depth=1)),
+    "daft_gumbel": ("eager", dict(depth=1, dynamic_img_pad=True)),
+}
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_for_any_batch(case):
+    """Logits and gradients, in one graph that is compiled once."""
+    backend, arguments = COMPILED[case]
+    model = build(case, **arguments)
+    padded = "dynamic_img_pad" in arguments
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    parameters = dict(model.named_parameters())
+
+    def compare(x: Tensor) -> None:
+        out, expected = compiled(x), model(x)
+        assert_close("logits", out, expected)
+        wanted = gradients(expected, parameters.values())
+        for name, gradient, other in zip(parameters, gradients(out, parameters.values()), wanted):
+            assert_close(f"gradient of {name}", gradient, other, 5e-5)
+
+    compare(images(model, batch=4, size=(101, 75) if padded else ()))  # 3 would also be the size of another dimension
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compare(images(model, batch=7, size=(83, 118) if padded else ()))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("name", ["daft_full", "soft"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_checks_of_positions_are_part_of_a_program(name):
+    model = vit(patch_drop_rate=0.5, img_size=64, **({} if name == "daft_full" else PATCHES_ONLY))
+    model = replace_attention(model, name).eval()
+    x = images(model)
+    if name == "daft_full":
+        scripted = torch.jit.script(model)
+        assert_close("scripted", scripted(x), model(x))
+        with pytest.raises(torch.jit.Error, match=f"patch_drop_rate is 0.5.*'{name}'"):
+            scripted.train()(x)
+    assert_close("exported", torch.export.export(model, (x,)).module()(x), model(x))
+    assert_close("compiled", torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
