@@ -46,8 +46,9 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
     try:
         model = timms_create_model(model_name, *positional, attn_layer=layer, **arguments)
     except (TypeError, AssertionError) as error:
-        argument = "attn_layer" if isinstance(error, TypeError) else "attn"  # a TypeError may be about attn_drop
-        if argument not in str(error):
+        # A TypeError may be about attn_drop; "SelfAttention" is in one of a network that calls the layer in another way.
+        words = ("attn_layer", "SelfAttention") if isinstance(error, TypeError) else ("attn",)
+        if not any(word in str(error) for word in words):
             raise
         raise ValueError(_refusal(model_name, attn_layer, f"does not take it: {error}")) from error
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]

@@ -316,6 +316,7 @@ def _copy_values(new: SelfAttention, qkv: nn.Linear) -> None:
             f"qkv is a {type(qkv).__name__} of parameters {', '.join(old)}; allowed with attention {new.mechanism!r}, "
             "which projects to other widths: a torch.nn.Linear without parametrisation, pruning or adapters"
         )
+    new.qkv.train(qkv.training)
     with torch.no_grad():
         for name, parameter in new.qkv.named_parameters():
             parameter[-new.widths[2] :] = old[name][-new.widths[2] :]

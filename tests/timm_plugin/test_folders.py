@@ -14,14 +14,11 @@ from timm.models import push_to_hf_hub, save_for_hf
 from torch import nn
 
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.checkpoint_files import Hostile, randomise
-from tests.timm_plugin.helpers.logs import warnings_of
+from tests.timm_plugin.helpers.models import PATCHES_ONLY, VIT, Hostile, images, one_line, randomise, warnings_of
 from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
 from timm_plugin.layers.attention import SelfAttention
 
-VIT = "vit_tiny_patch16_224"
 SMALL = dict(img_size=32, depth=3, embed_dim=32, num_heads=2, num_classes=3)
-NO_CLASS_TOKEN = dict(class_token=False, global_pool="avg")
 PLACES = {"blocks.0-1": "flow", "blocks.2": ("lolcats", {"window": 16})}
 
 
@@ -58,7 +55,7 @@ WAYS = {
     "a class for timm": lambda: _stored(_vit(attn_layer=attention_layer("flow", form="paper"))),
     "positions": lambda: create_model(VIT, attn_layer="daft_full", **SMALL),
     "positions, resized": lambda: _resized(create_model(VIT, attn_layer="daft_full", **SMALL), 64),
-    "a grid": lambda: create_model(VIT, attn_layer="soft", **{**SMALL, **NO_CLASS_TOKEN, "img_size": (32, 64)}),
+    "a grid": lambda: create_model(VIT, attn_layer="soft", **{**SMALL, **PATCHES_ONLY, "img_size": (32, 64)}),
     "replaced": lambda: replace_attention(_vit(), "favor"),
     "places": lambda: replace_attention(_vit(), PLACES),
     "other widths": lambda: replace_attention(_vit(), "reformer"),
@@ -78,7 +75,7 @@ WAYS = {
     "FLASH": lambda: timm.create_model("flash_vit_s", img_size=32, embed_dim=48, depth=1, query_dim=16, num_classes=3),
 }
 
-#: Code that a user, or a script of timm's, runs in a separate interpreter.
+#: A script that the launcher runs, as one of timm's.
 LOAD = """
 import sys, torch, timm
 from timm_plugin.layers.attention import SelfAttention
@@ -96,29 +93,23 @@ def _kinds(model: nn.Module) -> list[tuple[str, str, str]]:
     return [(path, x.mechanism, str(x.options)) for path, x in layers]
 
 
-def _size(model: nn.Module) -> tuple[int, int]:
-    return getattr(getattr(model, "patch_embed", None), "img_size", None) or model.pretrained_cfg["input_size"][1:]
-
-
 def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
-    """Loaded by another interpreter and through the launcher, without a warning, bit for bit."""
+    """Loaded by another interpreter, through the launcher, without a warning, bit for bit."""
     folders, expected = [], []
     for number, make in enumerate(WAYS.values()):
         model, folder = randomise(make()), tmp_path / str(number)
         save_for_hf(model, folder, safe_serialization=number % 2 == 0)
-        x = torch.randn(1, 3, *_size(model))
+        x = images(model, 1, () if hasattr(model, "patch_embed") else (64, 64))
         with torch.no_grad():
             torch.save((x, model(x)), folder / "images.pt")
         folders.append(str(folder))
         expected.append(f"True {_kinds(model)!r}")
-    code = f"import torch\ntorch.set_grad_enabled(False)\n{LOAD}"
-    (tmp_path / "script.py").write_text(code)
-    python = [sys.executable, "-W", "error::UserWarning"]
-    for command in ([*python, "-c", code], [*python, "-m", "timm_plugin", str(tmp_path / "script.py")]):
-        done = subprocess.run([*command, *folders], cwd=CHECKOUT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert dict(zip(WAYS, done.stdout.splitlines())) == dict(zip(WAYS, expected))
-        assert "warn" not in done.stderr.lower() and "something else" not in done.stderr, done.stderr
+    (tmp_path / "script.py").write_text(f"import torch\ntorch.set_grad_enabled(False)\n{LOAD}")
+    command = [sys.executable, "-W", "error::UserWarning", "-m", "timm_plugin", str(tmp_path / "script.py"), *folders]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert dict(zip(WAYS, done.stdout.splitlines())) == dict(zip(WAYS, expected))
+    assert "warn" not in done.stderr.lower() and "something else" not in done.stderr, done.stderr
 
 
 def _folder(tmp_path: Path, model: nn.Module, **changes) -> str:
@@ -156,9 +147,7 @@ def test_what_is_loaded_is_stored_again_and_adapts(tmp_path, caplog):
 )
 def test_what_would_not_reach_the_stored_attention_is_refused(arguments, said, tmp_path):
     path = _folder(tmp_path, create_model(VIT, attn_layer="flow*2,softmax", **SMALL))
-    with pytest.raises(ValueError, match=said) as raised:
-        timm.create_model(path, pretrained=True, **arguments)
-    assert len(str(raised.value)) < 700
+    one_line(said, lambda: timm.create_model(path, pretrained=True, **arguments))
 
 
 KIND = {"name": "flow", "options": {}, "places": ["blocks.0.attn"]}
@@ -201,20 +190,13 @@ TAKEN = ("name", "max_tokens", "grid_size")
 )
 def test_a_changed_configuration_is_refused_in_one_line(changes, said, tmp_path):
     path = _folder(tmp_path, replace_attention(_vit(), "flow"), **changes)
-    with pytest.raises(ValueError, match=said) as raised:
-        timm.create_model(path, pretrained=True)
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 700
-
-
-def test_a_pattern_of_many_layers_in_a_configuration_builds_no_list(tmp_path):
-    path = _folder(tmp_path, timm.create_model("flowformer_hier_test"), attn_layer="flow*1000000000")
-    with pytest.raises(ValueError, match=r"attn_layer is 'flow\*1000000000'.*allowed"):
-        timm.create_model(path)
+    one_line(said, lambda: timm.create_model(path, pretrained=True))
 
 
 @pytest.mark.parametrize(
     ("make", "depth"),
     [
+        (lambda: timm.create_model("flowformer_hier_test"), dict(attn_layer="flow*1000000000")),
         (lambda: replace_attention(_vit(), "flow"), dict(depth=10**9)),
         (lambda: replace_attention(_davit(), "flow"), dict(depths=[1, 10**9])),
         (lambda: timm.create_model("flowformer_hier_test"), dict(depths=[1, 1, 1, 10**400])),
@@ -223,10 +205,9 @@ def test_a_pattern_of_many_layers_in_a_configuration_builds_no_list(tmp_path):
         (lambda: timm.create_model("flash_vit_s", img_size=32, embed_dim=48, depth=1), dict(depth=10**9)),
     ],
 )
-def test_blocks_without_end_in_a_configuration_are_not_built(make, depth, tmp_path):
+def test_layers_without_end_in_a_configuration_are_not_built(make, depth, tmp_path):
     path = _folder(tmp_path, make(), **depth)
-    with pytest.raises(ValueError, match="depths? is .*allowed: at most 1,000"):
-        timm.create_model(path, pretrained=True)
+    one_line(f"{next(iter(depth))} is .*allowed", lambda: timm.create_model(path, pretrained=True))
 
 
 def test_weights_that_hold_code_do_not_run_it(tmp_path):
@@ -249,12 +230,6 @@ def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
             save_for_hf(model, tmp_path)
         with pytest.raises(ValueError, match="Own, a class of your own"):
             store_attention(model)
-    for what, message in (
-        (nn.Sequential(model), "Sequential that does not know its"),
-        (_vit(), "without attention of"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            store_attention(what)
 
 
 def test_push_to_the_hub_writes_the_same(tmp_path, monkeypatch):

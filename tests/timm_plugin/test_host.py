@@ -1,27 +1,96 @@
-"""An incompatible host raises one ImportError with the cause and a command that helps."""
+"""Importing the plugin: it registers its models once, changes nothing of timm, and says what does not fit."""
 
+import configparser
 import importlib
 import runpy
 import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+import timm
 
+import timm_plugin
+from common._installed import version_numbers
+from tests.golden.make_timm import registered
 from tests.processes import CHECKOUT
 from timm_plugin import _host as host
 
 INSTALL = r"pip install '\.\[timm\]'"
+#: Patterns that match exactly our models.
+PATTERNS = ["daft*", "flash*", "flowformer*", "*_hier_s", "mixer_deit_s"]
 
 
-def _fake(monkeypatch, tmp_path, name: str, source: str) -> Path:
-    """Create a package ``name`` that is found before the real one, which is unloaded for the test."""
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text(source)
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path / name
+def test_names():
+    names = timm.list_models(PATTERNS)
+    assert set(names) == {*registered(), "mixer_deit_s"}
+    modules = [
+        value
+        for value in vars(timm_plugin).values()
+        if getattr(value, "__name__", "").startswith("timm_plugin.models.")
+    ]
+    exported = {name for module in modules for name in module.__all__}
+    for name in names:
+        assert name in exported and timm.models.model_entrypoint(name).__doc__
+
+
+IMPORT_AGAIN = """
+import warnings
+warnings.simplefilter("error", UserWarning)
+sys.modules["fairseq"] = None  # any attempt to import it fails
+import timm, timm.task
+def methods():
+    tasks = [task for task in vars(timm.task).values() if isinstance(task, type)]
+    return [(task, name, value) for task in tasks for name, value in vars(task).items() if callable(value)]
+methods_before, create_before = methods(), timm.create_model
+import timm_plugin
+assert methods() == methods_before and len(methods_before) > 20  # timm is not patched
+assert timm.create_model is create_before
+before = timm.list_models(PATTERNS, include_tags=True)
+import importlib
+importlib.reload(timm_plugin)
+for name in [name for name in sys.modules if name.startswith("timm_plugin.")]:
+    importlib.reload(sys.modules[name])
+for name in [name for name in sys.modules if name.startswith("timm_plugin")]:
+    del sys.modules[name]
+import timm_plugin
+assert timm.list_models(PATTERNS, include_tags=True) == before and len(before) == 26, before
+timm.create_model("flash_vit_s", depth=1)
+timm.create_model("soft_hier_s", depths=(1, 1, 1, 1))
+timm.create_model("deit_tiny_patch16_224", attn_layer="flow", img_size=32, depth=1)
+timm.create_model("daft_conv_test")
+assert not [name for name in sys.modules if name.startswith("fairseq.")]
+print("done")
+from timm_plugin.models._registry import register_once
+def flowformer_hier_test(pretrained=False, **kwargs):
+    return None
+flowformer_hier_test.__module__ = "timm.models.vision_transformer"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    register_once(flowformer_hier_test)
+print([str(warning.message).split(" in registry")[0] for warning in caught])
+"""
+
+
+def test_import_twice_reload_and_without_fairseq():
+    """In a new interpreter. timm is unchanged, and replacing another package's model still warns."""
+    code = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\nPATTERNS = {PATTERNS}\n{IMPORT_AGAIN}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "done\n['Overwriting flowformer_hier_test']\n"
+
+
+def test_minimum_version_is_the_one_installed_by_the_extra():
+    config = configparser.ConfigParser()
+    config.read(CHECKOUT / "setup.cfg")
+    wanted = [line for line in config["options.extras_require"]["timm"].splitlines() if line.startswith("timm>=")]
+    assert wanted == ["timm>=" + ".".join(map(str, host.MINIMUM_TIMM))]
+    assert version_numbers(timm.__version__) >= host.MINIMUM_TIMM
+
+
+# ---- hosts that do not fit: one ImportError with the cause and a command that helps
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +100,13 @@ def modules_put_back(monkeypatch):
         monkeypatch.setitem(sys.modules, name, sys.modules[name])
 
 
-def test_this_host_fits():
-    host.check_host()
+def _fake(monkeypatch, tmp_path, name: str, source: str) -> Path:
+    """Create a package ``name`` that is found before the real one, which is unloaded for the test."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(source)
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / name
 
 
 @pytest.mark.parametrize(
@@ -45,6 +119,7 @@ def test_this_host_fits():
             ("timm", f"__version__ = {version!r}", rf"timm 1\.0\.31 or newer; {version} is in FOLDER.*{INSTALL}")
             for version in ("0.9.16", "1.0.30", "1.0.9")
         ),
+        *(("timm", f"__version__ = {version!r}", None) for version in ("1.0.32.dev0", "1.1", "2.0.0rc1")),
         ("timm", "raise ModuleNotFoundError('no torch._six', name='torch._six')", f"timm.*no torch._six.*{INSTALL}"),
         ("timm", "raise RuntimeError('broken')", f"needs timm.*broken.*{INSTALL}"),
         ("torchvision", "raise RuntimeError('no torchvision::nms')", "torchvision::nms.*--force-reinstall torch"),
@@ -52,18 +127,16 @@ def test_this_host_fits():
     ],
 )
 def test_a_package_that_does_not_fit(monkeypatch, tmp_path, name, source, said):
+    """None: it fits."""
     if source is None:
         monkeypatch.setitem(sys.modules, name, None)
     else:
-        said = said.replace("FOLDER", str(_fake(monkeypatch, tmp_path, name, source)))
-    with pytest.raises(ImportError, match=said):
+        folder = str(_fake(monkeypatch, tmp_path, name, source))
+    if said is None:
         host.check_host()
-
-
-@pytest.mark.parametrize("version", ["1.0.31", "1.0.32.dev0", "1.1", "2.0.0rc1"])
-def test_new_timm(monkeypatch, tmp_path, version):
-    _fake(monkeypatch, tmp_path, "timm", f"__version__ = {version!r}")
-    host.check_timm()
+        return
+    with pytest.raises(ImportError, match=said.replace("FOLDER", folder if source else "")):
+        host.check_host()
 
 
 @pytest.mark.parametrize("plugin", ["timm_plugin", "fairseq_plugin"])
@@ -77,23 +150,19 @@ def test_an_error_of_our_own_package_is_not_called_a_foreign_one(monkeypatch, tm
         checks["check_host"]()
 
 
-@pytest.mark.parametrize("error", ["import no_such_module", "raise RuntimeError('broken')", "1 +"])
+@pytest.mark.parametrize("error", ["import no_such_module", "raise RuntimeError('broken')", "1 +", None])
 @pytest.mark.parametrize("plugin", ["timm_plugin", "fairseq_plugin"])
-def test_foreign_common_that_fails(monkeypatch, tmp_path, plugin, error):
-    folder = _fake(monkeypatch, tmp_path, "common", error)
+def test_foreign_common_that_fails_or_is_only_a_folder(monkeypatch, tmp_path, plugin, error):
+    if error is None:
+        namespace, folder = types.ModuleType("common"), tmp_path
+        namespace.__path__ = [str(folder)]
+        monkeypatch.setitem(sys.modules, "common", namespace)
+    else:
+        folder = _fake(monkeypatch, tmp_path, "common", error)
     checks = runpy.run_path(str(CHECKOUT / plugin / "_host.py"))
-    with pytest.raises(ImportError, match=f"{plugin} needs .*another one in .*which fails") as caught:
+    with pytest.raises(ImportError, match=f"(?s)another one in .*export PYTHONPATH='{CHECKOUT}'") as caught:
         checks["check_host"]()
-    assert type(caught.value) is ImportError
-    assert str(folder) in str(caught.value) and f"export PYTHONPATH='{CHECKOUT}'" in str(caught.value)
-
-
-def test_foreign_common_that_is_only_a_folder(monkeypatch):
-    namespace = types.ModuleType("common")
-    namespace.__path__ = ["/somewhere/common"]
-    monkeypatch.setitem(sys.modules, "common", namespace)
-    with pytest.raises(ImportError, match=r"another one in .*/somewhere/common.*export PYTHONPATH="):
-        host.check_host()
+    assert type(caught.value) is ImportError and str(folder) in str(caught.value) and plugin in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An error in any argument of ours is a ValueError of one line: the argument, the value, and what is allowed."""
 
 import re
+from typing import Any
 
 import pytest
 import timm
@@ -8,7 +9,7 @@ import torch
 from timm.layers import Attention
 from torch import nn
 
-from tests.timm_plugin.helpers.models import SMALL, VIT, build, images, one_line, vit
+from tests.timm_plugin.helpers.models import CASES, SMALL, VIT, build, images, one_line, vit
 from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
 from timm_plugin.models.flowformer import Flowformer
 
@@ -84,7 +85,8 @@ VALUES = {
 
 
 @pytest.mark.parametrize(
-    ("case", "name", "value"), [(case, name, x) for case, names in VALUES.items() for name in names for x in names[name]]
+    ("case", "name", "value"),
+    [(case, name, x) for case, names in VALUES.items() for name in names for x in names[name]],
 )
 def test_a_value_of_a_model(case, name, value):
     shown = re.escape(str(value).strip("()")) if value != (1, 0, 1, 1) else "0"
@@ -126,9 +128,7 @@ def test_arguments_of_a_model(case, arguments, said):
 def test_images_and_sizes_afterwards(case, size, allowed):
     case, _, dynamic = case.partition(" ")
     model = build(case, **({"dynamic_img_size": True} if dynamic else {}))
-    one_line(
-        f"x has image size {size[0]} x {size[1]}; allowed: {allowed}", lambda: model(images(model, size=size))
-    )
+    one_line(f"x has image size {size[0]} x {size[1]}; allowed: {allowed}", lambda: model(images(model, size=size)))
     for shape in ([2, 1, 64, 64], [3, 64, 64]):
         said = re.escape(f"x has shape {shape}; allowed: (batch, 3, height, width)")
         one_line(said, lambda shape=shape: model(torch.randn(shape)))
@@ -161,13 +161,18 @@ NO_ATTENTION = [
 ]
 
 
+def _timms(case: str, **arguments: Any) -> nn.Module:
+    """The model of ``case`` by timm's own ``create_model``."""
+    name, small = CASES[case]
+    return timm.create_model(name, **{**small, **arguments})
+
+
 @pytest.mark.parametrize(("name", "said"), NO_ATTENTION)
 def test_attention_that_is_none(name, said):
     if name is not nn.Linear:  # a class of layers that does not accept heads, as timm reports
         one_line(f"attn_layer is .*{said}", lambda: create_model(VIT, attn_layer=name, **SMALL))
-        for model in ("flowformer_hier_test", "flowformer_deit_ti"):
-            small = SMALL if "deit" in model else {}
-            one_line(f"attn_layer is .*{said}", lambda: timm.create_model(model, attn_layer=name, **small))
+        for case in ("hier", "deit"):
+            one_line(f"attn_layer is .*{said}", lambda case=case: _timms(case, attn_layer=name))
     one_line(said, lambda: replace_attention(vit(), name))
     if not isinstance(name, dict):  # a pattern is never one module path
         in_place = "'blocks.0' is .*allowed" if "*" in str(name) or "," in str(name) else said
@@ -245,11 +250,14 @@ Flow = attention_layer("flow")
         ("num_heads is 5 and dim 24; allowed", lambda: Flow(24, 5)),
         *(("num_heads is ", lambda x=x: Flow(24, x)) for x in (0, 2.0, True, "2", None, [2])),
         ("norm_layer is None; allowed with qk_norm", lambda: Flow(24, 3, qk_norm=True)),
-        ("qk_norm.*'reformer'.*False", lambda: attention_layer("reformer")(24, 3, qk_norm=True, norm_layer=nn.LayerNorm)),
+        (
+            "qk_norm.*'reformer'.*False",
+            lambda: attention_layer("reformer")(24, 3, qk_norm=True, norm_layer=nn.LayerNorm),
+        ),
         ("number of tokens.*allowed", lambda: attention_layer("daft_full")(24, 3)),
         ("Flowformer has no argument 'depht'; .*nearest: 'depths'", lambda: Flowformer(depht=3)),
         ("model is 3", lambda: tell_grid(3)),
-        ("model is 3", lambda: store_attention(3)),
+        ("model is a int", lambda: store_attention(3)),
         ("model is 3", lambda: replace_attention(3, "flow")),
         ("model is a Attention .*attention itself", lambda: replace_attention(Attention(32, 2), "flow")),
         ("no module is one", lambda: replace_attention(nn.Linear(2, 2), "flow")),

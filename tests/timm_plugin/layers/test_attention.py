@@ -111,11 +111,10 @@ def test_masks_of_padding_are_honoured_and_others_refused(tokens, name):
         layer(tokens, is_causal=True)
 
 
-@pytest.mark.parametrize(("compiled", "key_only"), [(False, False), (True, True)])
-def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
+def test_a_compiled_naflexvit_with_images_of_several_sizes():
     """Uses its dictionary of patches, where the second image has fewer."""
     model = timm.create_model("naflexvit_base_patch16_gap", attn_layer="flow", embed_dim=48, num_heads=4, depth=2)
-    model.use_key_only_attn_mask = key_only
+    model.use_key_only_attn_mask = True
     model.eval()
     patches = torch.randn(2, 12, 768)
     grid = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij"), -1).flatten(0, 1)
@@ -123,7 +122,7 @@ def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
     valid[1, 8:] = False
     coordinates = grid.expand(2, 12, 2).masked_fill(~valid[..., None], 0)
     torch._dynamo.reset()
-    run = torch.compile(model, backend="eager") if compiled else model
+    run = torch.compile(model, backend="eager")
     batch = run(dict(patches=patches, patch_coord=coordinates, patch_valid=valid))
     assert sum(getattr(module, "mechanism", "") == "flow" for module in model.modules()) == 2
     alone = model(
@@ -137,7 +136,7 @@ def test_naflexvit_with_images_of_several_sizes(key_only, compiled):
 
 @every_layer
 def test_dropout_norms_and_copies(tokens, name):
-    """Dropout in training alone; norms under autocast, in half precision; copies and pickles, whose class is unnamed."""
+    """Dropout in training alone; norms under autocast; copies and pickles, whose class has no name; half precision."""
     layer = LAYERS[name](C, H, attn_drop=0.5).eval()
     assert torch.equal(layer(tokens), layer(tokens))
     layer.train()

@@ -117,14 +117,14 @@ def test_another_number_of_tokens_than_a_layer_was_built_for(name):
     assert layer(torch.randn(2, 17, 32)).shape == (2, 17, 32)
     mask = torch.ones(2, 1, 1, 17, dtype=torch.bool)
     mask[..., 9:] = False
-    for shape, mask, said in (
+    for shape, given, said in (
         ((16, 32), None, "x has 16 tokens; allowed .*max_tokens=17"),
         ((18, 32), None, "x has 18 tokens; allowed .*max_tokens=17"),
         ((17, 1, 32), None, "17 x 1 tokens; allowed .*1 x 17"),
         ((17, 32), mask, "attn_mask is given; allowed .*None"),
     ):
         with pytest.raises(ValueError, match=said):
-            layer(torch.randn(2, *shape), attn_mask=mask)
+            layer(torch.randn(2, *shape), attn_mask=given)
     model = timm.create_model(VIT, attn_layer=attention_layer(name, max_tokens=17), **dict(SMALL, **SIZE)).eval()
     model.set_input_size((32, 32))
     with pytest.raises(ValueError, match=r"max_tokens is 17, and 2 x 2 .* 5; allowed: .*tell_grid before"):

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 
 import pytest
 import timm
@@ -11,10 +10,9 @@ from timm.layers import DropPath
 from timm.models import FeatureInfo, create_feature_extractor, get_graph_node_names, group_parameters
 from timm.optim import create_optimizer_v2
 from timm.utils import reparameterize_model
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from common.attention.soft import SoftAttention
 from tests.compare import assert_close, gradients
 from tests.golden.make_timm import registered
 from tests.timm_plugin.helpers.models import CASES, HIERARCHICAL, UNITS, build, images, randomise
@@ -191,32 +189,6 @@ def test_fx_forward_is_exact_and_backward_reaches_every_parameter(case):
     for name, parameter in traced.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
     assert sum(p.numel() for p in traced.parameters()) == sum(p.numel() for p in model.parameters())
-
-
-class Wrapped(nn.Module):
-    """Stands for an adapter's wrapper of a layer: it calls the layer, and has none of its attributes."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-@every_case
-def test_every_projection_and_convolution_can_be_wrapped(case):
-    model = build(case)
-    x = images(model)
-    with torch.no_grad():
-        expected = model(x)
-        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
-        # SOFT's function takes the weights of its own convolutions.
-        own = {id(x) for module in model.modules() if isinstance(module, SoftAttention) for x in module.children()}
-        for name, layer in [(name, layer) for name, layer in layers if id(layer) not in own]:
-            parent, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, Wrapped(layer))
-        assert torch.equal(model(x), expected)
 
 
 # ---- sizes
@@ -417,19 +389,3 @@ def test_an_argument_has_an_effect(case, name):
         assert torch.equal(other.eval()(x), plain.eval()(x))
         other.reset_classifier(7)
         assert name != "drop_rate" or not torch.equal(other.train()(x), other(x))
-
-
-@pytest.mark.parametrize(("pool", "shape"), [("", (2, 48, 2, 2)), ("avgmax", (2, 48)), ("catavgmax", (2, 96))])
-def test_pooling_of_a_hierarchical_model(pool, shape):
-    """When built, and set afterwards."""
-    model, other = build("hier", num_classes=0, global_pool=pool), build("hier")
-    x = images(model)
-    other.reset_classifier(0, pool)
-    model.load_state_dict(other.state_dict())
-    for each in (model, other):
-        assert each(x).shape == each.forward_head(each.forward_features(x), pre_logits=True).shape == shape
-        assert each.head_hidden_size == shape[1] and each.global_pool == pool
-    assert_close("pooled", other(x), model(x))
-    if pool:
-        other.reset_classifier(9)
-        assert other(x).shape == (2, 9) and other.get_classifier().in_features == shape[1]

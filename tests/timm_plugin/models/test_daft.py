@@ -1,7 +1,7 @@
 """DAFT's layers, models, resampled biases and regulariser, against formulas computed from their weights."""
 
-import timm
 import pytest
+import timm
 import torch
 from timm.task import ClassificationTask, FeatureDistillationTask, LogitDistillationTask
 from torch import Tensor, nn

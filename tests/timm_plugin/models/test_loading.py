@@ -323,7 +323,7 @@ def test_released_with_other_channels_classes_and_size(classes, channels, releas
 # ---- our own
 
 
-def start(source: nn.Module, case: str = "hier", overlay: dict = {}, **kwargs: Any) -> nn.Module:
+def start(source: nn.Module, case: str = "hier", overlay: Any = (), **kwargs: Any) -> nn.Module:
     """The model of ``case`` with the weights of ``source``, as ``pretrained=True`` adapts them."""
     name, small = CASES[case]
     overlay = dict(overlay, state_dict={key: x.clone() for key, x in source.state_dict().items()})

@@ -45,7 +45,9 @@ def test_parameter_counts(name, arguments, millions):
 
 
 def test_flowformers_of_the_paper_and_of_its_release():
-    paper, released = (timm.create_model(name, device="meta") for name in ("flowformer_hier_s", "flowformer_hier_s_12h"))
+    paper, released = (
+        timm.create_model(name, device="meta") for name in ("flowformer_hier_s", "flowformer_hier_s_12h")
+    )
     assert [len(stage.blocks) for stage in paper.stages] == [3, 3, 10, 3]
     maps = paper.forward_intermediates(torch.empty(1, 3, 224, 224, device="meta"), intermediates_only=True)
     assert [tuple(x.shape[1:]) for x in maps] == [(96, 56, 56), (192, 28, 28), (384, 14, 14), (768, 7, 7)]

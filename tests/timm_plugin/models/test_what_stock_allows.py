@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tests.compare import assert_close, gradients
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.models import PATCHES_ONLY, SMALL, VIT, build, images, vit
+from tests.timm_plugin.helpers.models import SMALL, VIT, build, images, vit
 from tests.torch_versions import needs_newer_than_2_6
 from timm_plugin import create_model, replace_attention
 
@@ -105,23 +105,23 @@ def _quantised(model: nn.Module) -> None:
 
 
 class _Int8(nn.Module):
-    """A linear layer with 8-bit weights, as in libraries for weight-only quantisation."""
+    """A layer with 8-bit weights, as libraries for quantisation have: it has none of the attributes of the layer."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         weight = layer.weight.detach()
-        self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / 127)
-        self.register_buffer("weight", (weight / self.scale).round().to(torch.int8))
-        self.bias = layer.bias
+        self.scale = weight.abs().amax() / 127
+        self.small = (weight / self.scale).round().to(torch.int8)
+        self.layer = [layer]
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight.to(x) * self.scale, self.bias)
+        return functional_call(self.layer[0], {"weight": self.small.to(x) * self.scale}, (x,))
 
 
 def _of_eight_bits(model: nn.Module) -> None:
     small = copy.deepcopy(model)
     for name, layer in list(small.named_modules()):
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
             parent, _, child = name.rpartition(".")
             setattr(small.get_submodule(parent), child, _Int8(layer))
     _same("of eight bits", small, model, 0.05)
@@ -311,8 +311,8 @@ def test_export_and_onnx_of_any_batch(case, arguments):
 
 
 #: Case -> backend and arguments: one of each kind of block. "aot_eager" traces both passes, which takes seconds; the
-#: contract does so for the attentions of the others. With ``dynamic_img_pad`` an image may have any size; without, timm's
-#: own check of the size is part of the graph.
+#: contract does so for the attentions of the others. With ``dynamic_img_pad`` an image may have any size; without,
+#: timm's own check of the size is part of the graph.
 COMPILED = {
     "hier": ("aot_eager", TWO_STAGES),
     "hier_soft": ("eager", TWO_STAGES),
@@ -343,19 +343,3 @@ def test_compiled_for_any_batch(case):
     compare(images(model, batch=4, size=(101, 75) if padded else ()))  # 3 would also be the size of another dimension
     with torch.compiler.set_stance("fail_on_recompile"):
         compare(images(model, batch=7, size=(83, 118) if padded else ()))
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["daft_full", "soft"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_checks_of_positions_are_part_of_a_program(name):
-    model = vit(patch_drop_rate=0.5, img_size=64, **({} if name == "daft_full" else PATCHES_ONLY))
-    model = replace_attention(model, name).eval()
-    x = images(model)
-    if name == "daft_full":
-        scripted = torch.jit.script(model)
-        assert_close("scripted", scripted(x), model(x))
-        with pytest.raises(torch.jit.Error, match=f"patch_drop_rate is 0.5.*'{name}'"):
-            scripted.train()(x)
-    assert_close("exported", torch.export.export(model, (x,)).module()(x), model(x))
-    assert_close("compiled", torch.compile(model, backend="eager", fullgraph=True)(x), model(x))

@@ -1,6 +1,7 @@
-"""Attention transfer: the parameters that learn, their targets, and refused arguments."""
+"""Attention transfer as a task: what learns, from which targets, and what stays the teacher's."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import timm
@@ -13,19 +14,19 @@ from torch.nn import functional as F
 
 from tests.common.parallel.processes import in_processes
 from tests.compare import assert_all_close, assert_close
-from tests.timm_plugin.helpers import two_processes
+from tests.timm_plugin.helpers.models import PATCHES_ONLY, VIT, one_line, vit
 from timm_plugin import attention_layer, create_model, replace_attention
 from timm_plugin.transfer import LOSSES, AttentionImitation, AttentionTransferTask
 
 SMALL = dict(img_size=32, patch_size=8, depth=3, embed_dim=24, num_heads=2, num_classes=3)
-NAME = "vit_tiny_patch16_224"
+#: Mechanisms with parameters that learn, and options with which they differ from softmax.
+LEARNING = {"hedgehog": {}, "t2r": {}, "lolcats": {"window": 2}}
 
 
 @pytest.fixture
 def teacher() -> nn.Module:
     """A vision transformer whose attention is far from uniform, in training mode, with dropout."""
-    torch.manual_seed(0)
-    model = timm.create_model(NAME, proj_drop_rate=0.5, drop_path_rate=0.5, **SMALL)
+    model = vit(proj_drop_rate=0.5, drop_path_rate=0.5, **SMALL)
     with torch.no_grad():
         for block in model.blocks:
             block.attn.qkv.weight.mul_(12)
@@ -41,6 +42,10 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+def learning(task: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in task.parameters() if parameter.requires_grad]
+
+
 def learn(task: AttentionTransferTask, x: Tensor, updates: int) -> list[float]:
     optimizer = create_optimizer_v2(task.get_trainable_module(), "adamw", lr=1e-2, weight_decay=0.1)
     losses = []
@@ -53,32 +58,29 @@ def learn(task: AttentionTransferTask, x: Tensor, updates: int) -> list[float]:
     return losses
 
 
-def layers_of(kind: str, **options) -> tuple[nn.Module, nn.Module]:
+def layers_of(kind: str) -> tuple[nn.Module, nn.Module]:
     """A softmax layer, and another one with the same projections."""
-    torch.manual_seed(2)
-    softmax = attention_layer("softmax")(24, num_heads=2, qkv_bias=True)
-    student = attention_layer(kind, **options)(24, num_heads=2, qkv_bias=True)
+    softmax, student = (attention_layer(name)(24, num_heads=2, qkv_bias=True) for name in ("softmax", kind))
     student.qkv, student.proj = softmax.qkv, softmax.proj
     nn.init.normal_(softmax.qkv.weight)
     return softmax, student
 
 
-def test_softmax_is_its_own_imitation(x):
+# ---- losses
+
+
+def test_softmax_is_its_own_imitation(teacher, x):
     tokens = torch.randn(2, 9, 24)
     imitation = AttentionImitation(*layers_of("softmax"))
     assert torch.equal(imitation(tokens), imitation.teacher(tokens))
     loss, gradients = imitation.collect()
-    assert loss == 0
-    assert all((gradient == 0).all() for gradient in gradients)
-
-
-def test_a_window_of_all_tokens_is_softmax(teacher, x):
-    assert AttentionTransferTask(teacher, "lolcats", window=33)(x)["loss"] < 1e-6
+    assert loss == 0 and all((gradient == 0).all() for gradient in gradients)
+    assert AttentionTransferTask(teacher, "lolcats", window=33)(x)["loss"] < 1e-6  # a window of all tokens
     assert AttentionTransferTask(teacher, "lolcats", window=2)(x)["loss"] > 1.0
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_padding_does_not_count(loss):
+def test_padding_does_not_count_and_two_calls_have_their_mean(loss):
     """The loss of a batch is the mean over the real tokens of its images, in NaFlexViT's padding and masks."""
     imitation = AttentionImitation(*layers_of("hedgehog"), loss)
     tokens, real = torch.randn(2, 9, 24), torch.arange(9) < torch.tensor([[9], [4]])
@@ -87,8 +89,14 @@ def test_padding_does_not_count(loss):
     alone = []
     for image, count in zip(tokens, (9, 4)):
         imitation(image[None, :count])
-        alone.append(imitation.collect()[0] * count)
-    assert_close("loss", batch, sum(alone) / 13)
+        alone.append(imitation.collect())
+    assert_close("loss", batch, (9 * alone[0][0] + 4 * alone[1][0]) / 13)
+    for image, count in zip(tokens, (9, 4)):
+        imitation(image[None, :count])
+    together, gradients = imitation.collect()
+    assert_close("loss of two calls", together, (alone[0][0] + alone[1][0]) / 2)
+    for gradient, *each in zip(gradients, alone[0][1], alone[1][1]):
+        assert_close("gradient", gradient, sum(each) / 2)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -99,7 +107,6 @@ def test_the_losses_and_their_gradients_are_those_of_the_formulas(teacher, x, ki
     The student's weights are its reference's output for identity values. Gradients scale with the loss.
     """
     x, task = x[:1], AttentionTransferTask(teacher, kind, loss=loss, learn_projections=kind == "linear")
-    learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
     value = task(x)["loss"]
     (3 * value).backward()
     inputs = []
@@ -118,51 +125,12 @@ def test_the_losses_and_their_gradients_are_those_of_the_formulas(teacher, x, ki
         if loss == "outputs":
             expected = expected + 1000 * F.mse_loss(own @ own_v, weights @ v) / 3
         else:
-            expected = (
-                expected + (torch.xlogy(weights, weights) - weights * own.clamp(min=1e-6).log()).sum(-1).mean() / 3
-            )
+            divergence = (torch.xlogy(weights, weights) - weights * own.clamp(min=1e-6).log()).sum(-1).mean()
+            expected = expected + divergence / 3
     torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-5)
-    for parameter, gradient in zip(learning, torch.autograd.grad(3 * expected, learning, allow_unused=True)):
+    wanted = torch.autograd.grad(3 * expected, learning(task), allow_unused=True)
+    for parameter, gradient in zip(learning(task), wanted):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "loss"),
-    [(kind, loss) for kind in ("hedgehog", "t2r", "lolcats") for loss in LOSSES]
-    + [(kind, "outputs") for kind in ("flow", "linear", "cosformer")],
-)
-def test_what_is_asked_learns_and_the_loss_falls(teacher, x, kind, loss):
-    """New parameters learn, or the projections if a mechanism has none; the teacher and all else are unchanged."""
-    options, before = {"window": 2} if kind == "lolcats" else {}, copied(teacher)
-    has_parameters = kind in ("hedgehog", "t2r", "lolcats")
-    if not has_parameters:
-        with pytest.raises(ValueError, match=f"'{kind}' has no parameters of its own.*--learn-projections"):
-            AttentionTransferTask(teacher, kind)
-        options["learn_projections"] = True
-    task = AttentionTransferTask(teacher, kind, loss=loss, **options)
-    at_first = copied(task.get_eval_model())
-    losses = learn(task, x, 15)
-    assert losses[-1] < (1.0 if not has_parameters else 0.8 if loss == "outputs" else 0.995) * losses[0]
-    after = task.converted().state_dict()
-    changed = {name for name, tensor in after.items() if not torch.equal(tensor, at_first[name])}
-    assert changed and all((".attn.attention." if has_parameters else ".attn.qkv.") in name for name in changed)
-    assert {name for name in after if ".attn.attention." not in name} == before.keys()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if name not in changed)
-    assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
-
-
-def test_a_layer_that_is_called_twice_has_the_mean_of_both_calls():
-    imitation = AttentionImitation(*layers_of("hedgehog"))
-    inputs, alone = torch.randn(2, 2, 9, 24), []
-    for tokens in inputs:
-        imitation(tokens)
-        alone.append(imitation.collect())
-    for tokens in inputs:
-        imitation(tokens)
-    loss, gradients = imitation.collect()
-    assert_close("loss", loss, (alone[0][0] + alone[1][0]) / 2)
-    for gradient, *each in zip(gradients, alone[0][1], alone[1][1]):
-        assert_close("gradient", gradient, sum(each) / 2)
 
 
 def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
@@ -183,34 +151,41 @@ def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
     assert torch.equal(task(x)["layer_losses"], after["layer_losses"])
 
 
-def test_a_stack_keeps_its_softmax_layers(teacher, x):
-    task = AttentionTransferTask(teacher, "hedgehog,softmax")
-    assert task.layer_names == ("blocks.0.attn", "blocks.2.attn")
-    learn(task, x, 2)
-    built = create_model(NAME, attn_layer="hedgehog,softmax", **SMALL).eval()
-    built.load_state_dict(task.converted().state_dict(), strict=True)
-    assert_close("logits", built(x), task.converted()(x))
+# ---- what learns
 
 
-def test_the_student_has_the_teachers_memory(teacher):
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [(kind, loss) for kind in LEARNING for loss in LOSSES] + [(kind, "outputs") for kind in ("flow", "cosformer")],
+)
+def test_what_is_asked_learns_and_the_loss_falls(teacher, x, kind, loss):
+    """New parameters learn, or the projections if a mechanism has none; the teacher and all else are unchanged."""
+    options, before = LEARNING.get(kind, {"learn_projections": True}), copied(teacher)
+    task = AttentionTransferTask(teacher, kind, loss=loss, **options)
+    at_first = copied(task.get_eval_model())
+    losses = learn(task, x, 15)
+    assert losses[-1] < (1.0 if kind not in LEARNING else 0.8 if loss == "outputs" else 0.995) * losses[0]
+    after = task.converted().state_dict()
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, at_first[name])}
+    part = ".attn.attention." if kind in LEARNING else ".attn.qkv."
+    assert changed and all(part in name for name in changed)
+    assert {name for name in after if ".attn.attention." not in name} == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items() if name not in changed)
+    assert all(torch.equal(teacher.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_the_student_has_the_teachers_memory_and_no_layer_keeps_its_pass(teacher, x):
     task = AttentionTransferTask(teacher, "hedgehog")
     own = {parameter.data_ptr() for parameter in teacher.parameters()}
     new = [parameter for parameter in task.parameters() if parameter.data_ptr() not in own]
     assert len(new) == 4 * 3 and all(parameter.requires_grad for parameter in new)
     converted = task.converted()
     assert not own & {parameter.data_ptr() for parameter in converted.parameters()}
-    assert all(parameter.requires_grad for parameter in converted.parameters())
-    assert all(parameter.requires_grad for parameter in teacher.parameters()) and teacher.training
-    assert all(type(block.attn) is Attention for block in teacher.blocks)
-
-
-def test_no_layer_keeps_its_pass(teacher, x):
-    """Only one gradient per learning parameter waits for the backward pass."""
-    task = AttentionTransferTask(teacher, "hedgehog")
+    assert all(parameter.requires_grad for model in (converted, teacher) for parameter in model.parameters())
+    assert all(type(block.attn) is Attention for block in teacher.blocks) and teacher.training
     loss = task(x)["loss"]  # torch 2.6 frees tensors that a loss saves if nothing else refers to them
     saved = loss.grad_fn.saved_tensors
-    learning = [parameter for parameter in task.parameters() if parameter.requires_grad]
-    assert [tensor.shape for tensor in saved] == [parameter.shape for parameter in learning]
+    assert [tensor.shape for tensor in saved] == [parameter.shape for parameter in learning(task)]
     assert all(tensor.grad_fn is None for tensor in saved)
     with torch.no_grad():
         without = task(x)["loss"]
@@ -221,41 +196,37 @@ def test_no_layer_keeps_its_pass(teacher, x):
 def test_accumulation(teacher, x):
     task = AttentionTransferTask(teacher, "t2r")
     task(x)["loss"].backward()
-    whole = [parameter.grad.clone() for parameter in task.parameters() if parameter.requires_grad]
+    whole = [parameter.grad.clone() for parameter in learning(task)]
     task.zero_grad()
     for part in x.split(2):
         (task(part)["loss"] / 2).backward()
-    for gradient, parameter in zip(whole, (y for y in task.parameters() if y.requires_grad)):
+    for gradient, parameter in zip(whole, learning(task)):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_an_average_is_that_of_the_student(teacher, x):
-    """timm's own would average the teacher with both attentions in it, which nobody can validate or load."""
-    task = AttentionTransferTask(teacher, "hedgehog")
-    task.setup_ema(decay=0.75)
+@pytest.mark.parametrize(("kind", "options"), [("hedgehog,softmax", {}), ("favor", dict(learn_projections=True))])
+def test_states_and_averages_of_the_student(teacher, x, kind, options):
+    """What is stored of one student makes another the same, with random features as they were drawn."""
+    task = AttentionTransferTask(teacher, kind, **options)
+    assert task.layer_names == ("blocks.0.attn", "blocks.2.attn") if "softmax" in kind else len(task.layer_names) == 3
+    task.setup_ema(decay=0.75)  # of the student, not of the teacher with both attentions in it
     before = copied(task.get_eval_model())
     learn(task, x, 1)
     task.update_ema()
     averaged, learned = task.get_checkpoint_state(ema=True)["state_dict_ema"], task.get_eval_model().state_dict()
     assert averaged.keys() == learned.keys()
-    for name, tensor in averaged.items():
-        assert_close(name, tensor, 0.75 * before[name] + 0.25 * learned[name])
-    assert task.get_eval_model(ema=True)(x).shape == (4, 3)
-
-
-def test_two_processes_one_of_which_has_padding(tmp_path):
-    """Each process gets the mean gradient of both batches; starting them takes seconds."""
-    in_processes(2, tmp_path, two_processes.save_gradients, str(tmp_path))
-    for loss in LOSSES:
-        alone = [two_processes.gradients(number, loss) for number in range(2)]
-        expected = [sum(each[name] for each in alone) / 2 for name in alone[0]]
-        for rank in range(2):
-            together = torch.load(tmp_path / f"{loss}.{rank}.pt")
-            assert_all_close(alone[0], [together[name] for name in alone[0]], expected)
+    for name, parameter in task.get_eval_model().named_parameters():
+        assert_close(name, averaged[name], 0.75 * before[name] + 0.25 * parameter.detach())
+    torch.manual_seed(9)
+    other = AttentionTransferTask(teacher, kind, **options)
+    other.load_own_state(task.own_state())
+    assert torch.equal(other.converted()(x), task.converted()(x))
+    built = create_model(VIT, attn_layer=kind, **SMALL).eval()
+    built.load_state_dict(task.converted().state_dict(), strict=True)
+    assert_close("logits", built(x), task.converted()(x))
 
 
 def test_attention_of_maps_and_of_stages(x):
-    torch.manual_seed(0)
     model = timm.create_model("flowformer_hier_test", attn_layer="softmax", img_size=32, num_classes=3)
     task = AttentionTransferTask(model, {"stages.0-1": "hedgehog"})
     assert task.layer_names == ("stages.0.blocks.0.attn", "stages.1.blocks.0.attn")
@@ -263,34 +234,74 @@ def test_attention_of_maps_and_of_stages(x):
     assert losses[-1] < losses[0]
 
 
-def test_refusals(teacher):
+# ---- two processes
+
+
+def gradients(number: int, loss: str, distributed: bool = False) -> dict[str, Tensor]:
+    """Gradients of one pass of a batch of NaFlexViT; of four of the nine patches of an image in the second batch."""
+    torch.manual_seed(0)
+    model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=24, num_heads=2, depth=2, num_classes=3)
+    for block in model.blocks:
+        torch.nn.init.normal_(block.attn.qkv.weight)
+    task = AttentionTransferTask(model, "hedgehog", loss, verbose=False)
+    named = {name: x for name, x in task.trainable_module.named_parameters() if x.requires_grad}
+    if distributed:
+        task.prepare_distributed()
+    valid = torch.arange(9) < torch.tensor(((9, 9), (9, 4))[number])[:, None]
+    grid = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij"), -1).flatten(0, 1)
+    patches = torch.randn(2, 9, 768, generator=torch.Generator().manual_seed(number))
+    coordinates = grid.expand(2, 9, 2).masked_fill(~valid[..., None], 0)
+    task({"patches": patches, "patch_coord": coordinates, "patch_valid": valid})["loss"].backward()
+    return {name: x.grad.clone() for name, x in named.items()}
+
+
+def save_gradients(rank: int, folder: str) -> None:
+    """In one of two processes, write the gradients of this process's batch for each loss."""
+    for loss in LOSSES:
+        torch.save(gradients(rank, loss, distributed=True), Path(folder, f"{loss}.{rank}.pt"))
+
+
+def test_two_processes_one_of_which_has_padding(tmp_path):
+    """Each process gets the mean gradient of both batches; starting them takes seconds."""
+    in_processes(2, tmp_path, save_gradients, str(tmp_path))
+    for loss in LOSSES:
+        alone = [gradients(number, loss) for number in range(2)]
+        expected = [sum(each[name] for each in alone) / 2 for name in alone[0]]
+        for rank in range(2):
+            together = torch.load(tmp_path / f"{loss}.{rank}.pt")
+            assert_all_close(alone[0], [together[name] for name in alone[0]], expected)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("attention", "arguments", "said"),
+    [
+        ("softmax", {}, "attention is 'softmax', which the teacher has"),
+        ({"blocks.1": "softmax"}, {}, "at least one other than softmax"),
+        ("flow", {}, "'flow' has no parameters of its own.*--learn-projections"),
+        ("hedgehog*2,flow", {}, "'flow' has no parameters of its own"),
+        ("hedgehog*9", {}, "a pattern of 9 layers"),
+        ({"blocks.7": "hedgehog"}, {}, "blocks.7 is not there"),
+        ("hedgehog", {"rows": 0.5}, "rows is 0.5"),
+        ("hedgehog", {"loss": "logits"}, "loss is 'logits'"),
+        ("flow", {"loss": "weights", "learn_projections": True}, "loss is weights and .* flow attention.*: outputs"),
+        ("daft_conv", {}, "'daft_conv' has projections of other widths"),
+    ],
+)
+def test_a_student_that_is_refused(attention, arguments, said):
+    model = vit(**SMALL, **PATCHES_ONLY)
+    one_line(said, lambda: AttentionTransferTask(model, attention, **arguments))
+
+
+def test_a_teacher_that_is_refused(teacher):
     flow = replace_attention(copy.deepcopy(teacher), "flow")
-    on_grid = timm.create_model(NAME, class_token=False, global_pool="avg", **SMALL)
-    for model, attention, arguments, message in (
-        (teacher, "softmax", {}, "attention is 'softmax', which the teacher has"),
-        (teacher, {"blocks.1": "softmax"}, {}, "at least one other than softmax"),
-        (teacher, "hedgehog*2,flow", {}, "'flow' has no parameters of its own"),
-        (teacher, "hedgehog*9", {}, "a pattern of 9 layers"),
-        (teacher, {"blocks.7": "hedgehog"}, {}, "blocks.7 is not there"),
-        (teacher, "hedgehog", {"rows": 0.5}, "rows is 0.5"),
-        (teacher, "hedgehog", {"loss": "logits"}, "loss is 'logits'"),
-        (
-            teacher,
-            "flow",
-            {"loss": "weights", "learn_projections": True},
-            "loss is weights and .* flow attention, .*allowed with it: outputs",
-        ),
-        (on_grid, "daft_conv", {}, "'daft_conv' has projections of other widths"),
-        (flow, "hedgehog", {}, "blocks.0.attn has attention 'flow'"),
-        (timm.create_model("resnet18"), "hedgehog", {}, "ResNet whose attention cannot be replaced"),
-        (NAME, "hedgehog", {}, "teacher is 'vit_tiny"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            AttentionTransferTask(model, attention, **arguments)
+    one_line("blocks.0.attn has attention 'flow'", lambda: AttentionTransferTask(flow, "hedgehog"))
+    one_line("ResNet whose attention", lambda: AttentionTransferTask(timm.create_model("resnet18"), "hedgehog"))
+    one_line("teacher is 'vit_tiny", lambda: AttentionTransferTask(VIT, "hedgehog"))
     softmax, student = layers_of("hedgehog")
-    with pytest.raises(ValueError, match="the teacher's attention is 'hedgehog'"):
-        AttentionImitation(student, softmax)
-    with pytest.raises(ValueError, match="has 3 heads of 8 channels; allowed: 2 of 12"):
-        AttentionImitation(softmax, attention_layer("hedgehog")(24, num_heads=3))
-    with pytest.raises(ValueError, match="did not call an attention"):
-        AttentionImitation(softmax, student).collect()
+    one_line("the teacher's attention is 'hedgehog'", lambda: AttentionImitation(student, softmax))
+    other = attention_layer("hedgehog")(24, num_heads=3)
+    one_line("has 3 heads of 8 channels; allowed: 2 of 12", lambda: AttentionImitation(softmax, other))
+    one_line("did not call an attention", lambda: AttentionImitation(softmax, student).collect())
