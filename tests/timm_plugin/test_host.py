@@ -63,23 +63,14 @@ timm.create_model("deit_tiny_patch16_224", attn_layer="flow", img_size=32, depth
 timm.create_model("daft_conv_test")
 assert not [name for name in sys.modules if name.startswith("fairseq.")]
 print("done")
-from timm_plugin.models._registry import register_once
-def flowformer_hier_test(pretrained=False, **kwargs):
-    return None
-flowformer_hier_test.__module__ = "timm.models.vision_transformer"
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    register_once(flowformer_hier_test)
-print([str(warning.message).split(" in registry")[0] for warning in caught])
 """
 
 
 def test_import_twice_reload_and_without_fairseq():
-    """In a new interpreter. timm is unchanged, and replacing another package's model still warns."""
+    """In a new interpreter. timm is unchanged."""
     code = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\nPATTERNS = {PATTERNS}\n{IMPORT_AGAIN}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "done\n['Overwriting flowformer_hier_test']\n"
+    assert (result.returncode, result.stderr, result.stdout) == (0, "", "done\n")
 
 
 def test_minimum_version_is_the_one_installed_by_the_extra():
