@@ -46,7 +46,7 @@ def create_model(model_name: str, *positional: Any, attn_layer: LayerType, **arg
     try:
         model = timms_create_model(model_name, *positional, attn_layer=layer, **arguments)
     except (TypeError, AssertionError) as error:
-        # A TypeError may be about attn_drop; "SelfAttention" is in one of a network that calls the layer in another way.
+        # A TypeError may be about attn_drop; one about SelfAttention is of a network that calls layers in another way.
         words = ("attn_layer", "SelfAttention") if isinstance(error, TypeError) else ("attn",)
         if not any(word in str(error) for word in words):
             raise
