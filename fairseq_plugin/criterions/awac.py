@@ -51,7 +51,7 @@ def transitions(net_input: dict[str, Tensor], scale: float, context: int | None,
     valid = (real & next_real) | ends
     next_returns = F.pad(returns[:, 1:], (0, 1)).masked_fill(~next_real, 0.0)
     next_states = F.pad(states[:, 1:], (0, 0, 0, 1))
-    rewards = scale * (returns - next_returns)
+    rewards = scale * (returns.float() - next_returns.float())
     return Transitions(states[valid], net_input["actions"][valid], rewards[valid], next_states[valid], ends[valid])
 
 
@@ -61,7 +61,7 @@ class AWACCriterion(FairseqCriterion):
 
     The critics learn r + discount * min Q'(s', a'), with a' from the policy and Q' of their slow copies. The weight of
     an action is exp((min Q(s, a) - min Q(s, a')) / lambda), with a' from the policy in s. Neither loss has gradients
-    for the other part. ``action_mse`` is logged as ``--criterion action_mse`` computes it.
+    for the other part. Both are computed in float32. ``action_mse`` is logged as ``--criterion action_mse`` computes it.
     """
 
     def __init__(self, task, awac_lambda: float, awac_discount: float, awac_max_weight: float) -> None:
@@ -82,9 +82,9 @@ class AWACCriterion(FairseqCriterion):
         """
         net_input, task = sample["net_input"], self.task
         steps = transitions(net_input, task.cfg.return_scale, task.context, task.description.longest)
-        values = model.values(steps.states, steps.actions)
+        values = model.values(steps.states, steps.actions).float()
         errors = (values - self.critic_targets(model, steps)[:, None]).square().sum(1)
-        likelihood = model.distribution(steps.states).log_prob(steps.actions).sum(1)
+        likelihood = model.distribution(steps.states).log_prob(steps.actions).float().sum(1)
         losses = errors - self.weights(model, steps) * likelihood
         with torch.no_grad():
             real = ~net_input["padding_mask"]
@@ -103,14 +103,14 @@ class AWACCriterion(FairseqCriterion):
     @torch.no_grad()
     def critic_targets(self, model: nn.Module, steps: Transitions) -> Tensor:
         """The target of the critics for each transition, r + discount * min Q'(s', a'): (N,)."""
-        next_values = model.values(steps.next_states, model.sample(steps.next_states), targets=True).amin(1)
+        next_values = model.values(steps.next_states, model.sample(steps.next_states), targets=True).float().amin(1)
         return steps.rewards + self.discount * next_values.masked_fill(steps.ends, 0.0)
 
     @torch.no_grad()
     def weights(self, model: nn.Module, steps: Transitions) -> Tensor:
         """The weight of the action of each transition in the likelihood, at most ``max_weight``: (N,)."""
-        data_values = model.values(steps.states, steps.actions).amin(1)
-        policy_values = model.values(steps.states, model.sample(steps.states)).amin(1)
+        data_values = model.values(steps.states, steps.actions).float().amin(1)
+        policy_values = model.values(steps.states, model.sample(steps.states)).float().amin(1)
         return ((data_values - policy_values) / self.temperature).exp().clamp(max=self.max_weight)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Attention transfer: the loss literally, that all else stays as it was, and bad input."""
+"""``--criterion attention_transfer``: its loss literally, what learns and what does not, and what is refused."""
 
 import copy
 import math
@@ -9,9 +9,11 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.logging import metrics
+from fairseq.tasks.audio_pretraining import AudioPretrainingConfig, AudioPretrainingTask
 from torch import Tensor, nn
 
 from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
+from fairseq_plugin.criterions.distillation import DistillationCriterion
 from fairseq_plugin.distill.teacher import Teacher
 from fairseq_plugin.modules.converted import converted_attentions
 from fairseq_plugin.tasks.streaming_language_modeling import StreamingLanguageModelingTask
@@ -46,9 +48,6 @@ def case(request, tmp_path_factory) -> tuple[Pair, dict]:
 def hedgehog(tmp_path_factory) -> Pair:
     """A language model whose feature maps alone learn; what changes it takes a copy of the student."""
     return make_pair(tmp_path_factory.mktemp("hedgehog"), "lm", "hedgehog_lm")
-
-
-# ---- The loss, literally
 
 
 def _features(inner: nn.Module, x: Tensor, side: str) -> Tensor:
@@ -126,40 +125,32 @@ def _literal_loss(pair: Pair, sample: dict, loss: str) -> Tensor:
 
 @pytest.mark.parametrize("loss", ["outputs", "weights"])
 def test_loss_and_gradients_are_the_literal_ones(case, loss: str) -> None:
-    """Of the new parameters of every attention, with padding on either side and an odd length."""
+    """Of the new parameters of every attention, with padding on either side and an odd length; and what is printed."""
     pair, sample = case
     learned = {name: x for name, x in pair.student.named_parameters() if x.requires_grad}
     assert learned and all(".inner." in name for name in learned)
-    total, sample_size, logged = pair.transfer(loss)(pair.student, sample)
+    criterion = pair.transfer(loss)
+    total, sample_size, logged = criterion(pair.student, sample)
     expected = _literal_loss(pair, sample, loss)
     assert_close("loss", total / sample_size, expected)
-    assert logged["loss"] / logged["sample_size"] == pytest.approx(expected.item())
     actual = torch.autograd.grad(total / sample_size, learned.values())
     assert_all_close(learned, actual, torch.autograd.grad(expected, learned.values()), tolerance=1e-7)
-    parts, _, _ = pair.transfer(loss)(pair.student, sample, reduce=False)
+    parts, _, _ = criterion(pair.student, sample, reduce=False)
     assert len(parts) == len(converted_attentions(pair.student))
     assert_close("sum of all attentions", parts.sum().detach(), total.detach())
     sums = [x for name, x in logged.items() if name.endswith("_sum")]
     assert_close("sum of groups of layers", sum(sums) / len(parts), total.detach())
-
-
-def test_what_is_logged_is_a_mean_over_real_tokens(case) -> None:
-    """Of batches of unequal sizes, as from several workers."""
-    pair, sample = case
-    criterion = pair.transfer()
     shorter = {name: x[1:, :] for name, x in sample["net_input"].items() if name != "src_lengths"}
     shorter["src_lengths"] = sample["net_input"]["src_lengths"][1:]
-    logs = [criterion(pair.student, {**sample, "net_input": x})[2] for x in (sample["net_input"], shorter)]
-    with metrics.aggregate(new_root=True) as logged:
+    logs = [logged, criterion(pair.student, {**sample, "net_input": shorter})[2]]
+    with metrics.aggregate(new_root=True) as printed:
         criterion.reduce_metrics(logs)
-    values = logged.get_smoothed_values()
-    loss, size = (sum(float(x[name]) for x in logs) for name in ("loss", "sample_size"))
-    assert values["loss"] == pytest.approx(loss / size, rel=1e-3)
-    groups = [name.removesuffix("_sum") for name in logs[0] if name.endswith("_sum")]
-    for name in groups:
-        total, queries = (sum(float(x[name + end]) for x in logs) for end in ("_sum", "_queries"))
-        assert values[name] == pytest.approx(total / queries, rel=1e-3)
-    assert min(values[name] for name in groups) <= values["loss"] <= max(values[name] for name in groups)
+    values = printed.get_smoothed_values()
+    shown = {"loss": ("loss", "sample_size")}
+    groups = [name.removesuffix("_sum") for name in logged if name.endswith("_sum")]
+    for name, parts in (shown | {group: (f"{group}_sum", f"{group}_queries") for group in groups}).items():
+        total, count = (sum(float(x[part]) for x in logs) for part in parts)
+        assert values[name] == pytest.approx(total / count, rel=1e-3), name
 
 
 def test_queries_of_targets_alone_count(tmp_path: Path) -> None:
@@ -174,11 +165,8 @@ def test_queries_of_targets_alone_count(tmp_path: Path) -> None:
     assert sums[0] != sums[1]
 
 
-# ---- Training
-
-
-def test_the_target_stays_the_teachers(tmp_path: Path) -> None:
-    """Where projections learn as well, they are the student's alone."""
+def test_the_target_stays_the_teachers_and_all_else_as_it_was(tmp_path: Path) -> None:
+    """Where projections learn as well, they are the student's alone; an update changes nothing that was not chosen."""
     pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32, lineartime_trained_parameters="attention")
     criterion, sample = pair.transfer(), make_sample("lm")
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -188,38 +176,31 @@ def test_the_target_stays_the_teachers(tmp_path: Path) -> None:
         _, _, logged = criterion(student, sample)
         assert logged["decoder_1_sum"] / logged["decoder_1_queries"] > 1.0
         assert logged["decoder_0_sum"] < 1e-3
-
-
-def test_only_what_was_chosen_learns(tmp_path: Path) -> None:
-    """All else stays as it was, bit by bit, and the teacher has no memory of its own for that.
-
-    New parameters alone, and losses that fall, are in ../commands/test_transfer.py.
-    """
-    pair = make_pair(tmp_path, "lm", "hedgehog_lm", lineartime_trained_parameters="attention")
+    criterion = pair.transfer(window_dropout=1.0)
     before = {name: x.clone() for name, x in pair.student.state_dict().items()}
     learned = {name for name, x in pair.student.named_parameters() if x.requires_grad}
-    parts = [f"{x}_proj.{y}" for x in "qkv" for y in ("weight", "bias")]
-    assert learned >= {f"decoder.layers.{i}.self_attn.{part}" for i in range(3) for part in parts}
-    criterion = pair.transfer()
+    projections = [f"{x}_proj.{y}" for x in "qkv" for y in ("weight", "bias")]
+    assert learned >= {f"decoder.layers.{i}.self_attn.{part}" for i in range(3) for part in projections}
     optimizer = torch.optim.Adam([x for x in pair.student.parameters() if x.requires_grad], 2e-2)
-    total, size, _ = criterion(pair.student, make_sample("lm"))
+    total, size, _ = criterion(pair.student, sample)
     (total / size).backward()
     optimizer.step()
     changed = {name for name, x in pair.student.state_dict().items() if not torch.equal(before[name], x)}
     assert changed and changed <= learned
-    teacher = criterion.teacher.read()
-    assert teacher.decoder.layers[0].fc1.weight.data_ptr() == pair.student.decoder.layers[0].fc1.weight.data_ptr()
-    own = teacher.decoder.layers[0].self_attn.q_proj.weight
+    own = criterion.teacher.read().decoder.layers[0].self_attn.q_proj.weight
     assert torch.equal(own, before["decoder.layers.0.self_attn.q_proj.weight"])
 
 
-def test_reading_the_teacher_draws_nothing(hedgehog: Pair) -> None:
-    """What is random in a training does not depend on when the teacher is read."""
+def test_reading_the_teacher_draws_nothing_and_takes_no_memory(hedgehog: Pair) -> None:
+    """What is random in a training does not depend on when the teacher is read; it shares what does not learn."""
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
-    hedgehog.transfer().train()
+    criterion = hedgehog.transfer().train()
     assert torch.equal(torch.rand(3), expected)
+    criterion(hedgehog.student, make_sample("lm"))
+    ours, theirs = (x.decoder.layers[0].fc1.weight for x in (hedgehog.student, criterion.teacher.read()))
+    assert ours.data_ptr() == theirs.data_ptr()
 
 
 def test_half_precision(hedgehog: Pair) -> None:
@@ -240,23 +221,40 @@ def test_the_linear_part_may_be_alone(tmp_path: Path) -> None:
     total.backward()
     inner = pair.student.decoder.layers[0].self_attn.inner
     assert total / size > 1.0 and inner.key_weight.grad.abs().sum() > 0 and inner.window_gate.grad.abs().sum() == 0
-    pair.student.eval()
-    for loss in ("outputs", "weights"):
-        assert pair.transfer(loss)(pair.student, make_sample("lm", right=3))[0] / size < 1e-5
-    pair.student.train()
     drawn, half = set(), pair.transfer(window_dropout=0.5)
     for seed in range(8):
         torch.manual_seed(seed)
         drawn.add(bool(half(pair.student, sample)[0] / size > 1.0))
     assert drawn == {False, True}
+    pair.student.eval()
+    for loss in ("outputs", "weights"):
+        assert pair.transfer(loss, window_dropout=1.0)(pair.student, make_sample("lm", right=3))[0] / size < 1e-5
 
 
-# ---- Bad input
+def test_new_parameters_alone_learn_unless_asked_for() -> None:
+    model = build_model("hedgehog_lm", "--criterion", "attention_transfer", "--teacher", "x.pt")
+    places = [f"decoder.layers.{i}.self_attn.inner" for i in range(2)]
+    wanted = {f"{x}.{side}_{part}" for x in places for side in ("query", "key") for part in ("weight", "bias")}
+    assert {name for name, x in model.named_parameters() if x.requires_grad} == wanted
 
 
-def _refused(pair: Pair, said: str, loss: str = "outputs", **more) -> None:
-    with pytest.raises(ValueError, match=said):
-        pair.transfer(loss, **more)(pair.student, make_sample("lm"))
+def test_each_document_of_a_row_is_by_itself(tmp_path: Path) -> None:
+    """Of a teacher that separates them: the loss of a row is the sum over its documents, each alone."""
+    path, task = tmp_path / "teacher.pt", make_task("lm")
+    save_teacher(path, "lm", "--arch", "softmax_lm", "--lineartime-reset-at-eos")
+    overrides = {"model": {"_name": "linear_lm", "lineartime_trained_parameters": "attention"}}
+    (student,), *_ = load_model_ensemble_and_task([str(path)], overrides, task)
+    pair = Pair("lm", task, str(path), student.train())
+    eos, criterion = task.dictionary.eos(), pair.transfer()
+    documents = [[eos, 7, 8, 9], [eos, 10, 11, 12, 13, 14]]
+    together, *alone = (
+        criterion(pair.student, {**make_sample("lm"), "net_input": {"src_tokens": torch.tensor([row])}})[0].detach()
+        for row in (sum(documents, []), *documents)
+    )
+    assert_close("loss", together, sum(alone))
+
+
+# ---- What is refused
 
 
 def _criterion(**change) -> AttentionTransferCriterion:
@@ -271,20 +269,42 @@ def _streams() -> StreamingLanguageModelingTask:
     return task
 
 
+def _audio() -> AudioPretrainingTask:
+    return AudioPretrainingTask(AudioPretrainingConfig())
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("build", "said"),
     [
-        ({"teacher": None}, "--teacher is not given; allowed"),
-        ({"teacher": "nowhere.pt"}, "--teacher is 'nowhere.pt', which is no file; allowed"),
-        ({"transfer_window_dropout": 1.5}, "--transfer-window-dropout is 1.5; allowed: 0 to 1"),
-        ({"ddp_backend": "fully_sharded"}, "--ddp-backend is fully_sharded; allowed with --teacher: legacy_ddp"),
-        ({"distributed_world_size": 2}, "--ddp-backend is pytorch_ddp; allowed .*several processes: legacy_ddp"),
-        ({"task": _streams()}, "--task is streaming_language_modeling; allowed with --teacher: language_modeling"),
+        (lambda: _criterion(teacher=None), "--teacher is not given; allowed"),
+        (lambda: _criterion(teacher="nowhere.pt"), "--teacher is 'nowhere.pt', which is no file; allowed"),
+        (lambda: _criterion(transfer_window_dropout=1.5), "--transfer-window-dropout is 1.5; allowed: 0 to 1"),
+        (lambda: _criterion(ddp_backend="fully_sharded"), "--ddp-backend is fully_sharded; allowed .*: legacy_ddp"),
+        (lambda: _criterion(distributed_world_size=2), "--ddp-backend is pytorch_ddp; allowed .*: legacy_ddp"),
+        (lambda: _criterion(task=_streams()), "--task is streaming_language_modeling; allowed .*: language_modeling"),
+        (
+            lambda: DistillationCriterion(_audio(), "x.pt", 1.5, 0.3, False, ""),
+            "--criterion is distillation; allowed for models of audio: attention_transfer",
+        ),
+        (
+            lambda: build_model("softmax_lm", "--lineartime-trained-parameters", "attention"),
+            "softmax attention alone; allowed .*attention_transfer",
+        ),
+        (
+            lambda: build_model("flowformer_lm", "--lineartime-trained-parameters", "new"),
+            "flow attention has no parameters of its own; allowed .*-parameters attention",
+        ),
+        (
+            lambda: build_model(
+                "hedgehog_lm", *"--lineartime-trained-parameters all --criterion attention_transfer".split()
+            ),
+            "is all; allowed with --criterion attention_tr",
+        ),
     ],
 )
-def test_options_that_are_refused(change: dict, said: str) -> None:
+def test_options_that_are_refused(build, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        _criterion(**change)
+        build()
 
 
 @pytest.mark.parametrize(
@@ -321,64 +341,41 @@ def test_teachers_of_other_sizes(arguments: list[str], said: str, hedgehog: Pair
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_other_weights_and_other_attention(hedgehog: Pair) -> None:
-    pair = hedgehog._replace(student=copy.deepcopy(hedgehog.student))
+def _of_other_weights(pair: Pair) -> Pair:
     with torch.no_grad():
         pair.student.decoder.layers[1].fc2.bias[3] += 1
-    _refused(pair, "1 parameters are of other values .decoder.layers.1.fc2.bias")
-    own = hedgehog._replace(path=str(Path(pair.path).with_name("start.pt")))
-    _refused(own, "3 attentions are no softmax attention there .decoder.layers.0.self_attn")
+    return pair
 
 
-@pytest.mark.parametrize(
-    ("arch", "arguments", "said"),
-    [
-        ("softmax_lm", "attention", "softmax attention alone; allowed .*attention_transfer"),
-        ("flowformer_lm", "new", "flow attention has no parameters of its own; allowed .*-parameters attention"),
-        ("hedgehog_lm", "all --criterion attention_transfer", "is all; allowed with --criterion attention_tr"),
-    ],
-)
-def test_students_that_have_nothing_to_learn(arch: str, arguments: str, said: str) -> None:
+#: Pairs that do not fit, made of a copy of ``hedgehog`` or in a new folder, and options of the criterion.
+_MADE = {
+    "1 parameters are of other values .decoder.layers.1.fc2.bias": (lambda pair, _: _of_other_weights(pair), {}),
+    "3 attentions are no softmax attention there .decoder.layers.0.self_attn": (
+        lambda pair, _: pair._replace(path=str(Path(pair.path).with_name("start.pt"))),
+        {},
+    ),
+    "--lineartime-trained-parameters is all; allowed with --criterion attention_transfer": (
+        lambda pair, _: pair._replace(student=pair.student.requires_grad_(True)),
+        {},
+    ),
+    "--transfer-loss is weights and decoder.layers.0.self_attn is flow attention": (
+        lambda _, folder: make_pair(folder, "lm", "flowformer_lm", lineartime_trained_parameters="attention"),
+        {"loss": "weights"},
+    ),
+    "--transfer-window-dropout is 0.5; allowed .*without lolcats attention: 0": (
+        lambda pair, _: pair,
+        {"window_dropout": 0.5},
+    ),
+    "--lineartime-reset-at-eos is given; allowed with --teacher .*: as the teacher has it": (
+        lambda _, folder: make_pair(folder, "lm", "hedgehog_lm", lineartime_reset_at_eos=True),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("said", _MADE)
+def test_pairs_that_do_not_fit(said: str, hedgehog: Pair, tmp_path: Path) -> None:
+    make, options = _MADE[said]
+    pair = make(hedgehog._replace(student=copy.deepcopy(hedgehog.student)), tmp_path)
     with pytest.raises(ValueError, match=said):
-        build_model(arch, "--lineartime-trained-parameters", *arguments.split())
-
-
-def test_students_in_which_all_learns(hedgehog: Pair) -> None:
-    """They are refused; by default new parameters alone learn."""
-    pair = hedgehog._replace(student=copy.deepcopy(hedgehog.student).requires_grad_(True))
-    _refused(pair, "--lineartime-trained-parameters is all; allowed with --criterion attention_transfer")
-    model = build_model("hedgehog_lm", "--criterion", "attention_transfer", "--teacher", "x.pt")
-    assert {name for name, x in model.named_parameters() if x.requires_grad} == {
-        f"decoder.layers.{i}.self_attn.inner.{side}_{part}"
-        for i in range(2)
-        for side in ("query", "key")
-        for part in ("weight", "bias")
-    }
-
-
-def test_losses_that_an_attention_does_not_have(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path, "lm", "flowformer_lm", lineartime_trained_parameters="attention")
-    _refused(pair, "--transfer-loss is weights and decoder.layers.0.self_attn is flow attention", loss="weights")
-    _refused(pair, "--transfer-window-dropout is 0.5; allowed .*without lolcats attention: 0", window_dropout=0.5)
-
-
-def test_documents_of_a_row(tmp_path: Path) -> None:
-    """A student that separates documents needs a teacher that does."""
-    pair = make_pair(tmp_path, "lm", "hedgehog_lm", lineartime_reset_at_eos=True)
-    _refused(pair, "--lineartime-reset-at-eos is given; allowed with --teacher .*: as the teacher has it")
-
-
-def test_each_document_of_a_row_is_by_itself(tmp_path: Path) -> None:
-    """Of a teacher that separates them: the loss of a row is the sum over its documents, each alone."""
-    path, task = tmp_path / "teacher.pt", make_task("lm")
-    save_teacher(path, "lm", "--arch", "softmax_lm", "--lineartime-reset-at-eos")
-    overrides = {"model": {"_name": "linear_lm", "lineartime_trained_parameters": "attention"}}
-    (student,), *_ = load_model_ensemble_and_task([str(path)], overrides, task)
-    pair = Pair("lm", task, str(path), student.train())
-    eos, criterion = task.dictionary.eos(), pair.transfer()
-    documents = [[eos, 7, 8, 9], [eos, 10, 11, 12, 13, 14]]
-    together, *alone = (
-        criterion(pair.student, {**make_sample("lm"), "net_input": {"src_tokens": torch.tensor([row])}})[0].detach()
-        for row in (sum(documents, []), *documents)
-    )
-    assert_close("loss", together, sum(alone))
+        pair.transfer(**options)(pair.student, make_sample("lm"))
