@@ -16,7 +16,7 @@ pytest.importorskip("furo")
 pytest.importorskip("myst_parser")
 pytest.importorskip("sphinx")
 
-SETTINGS = CHECKOUT / "docs"
+SETTINGS = CHECKOUT / ".ci" / "docs"
 PAGES = {
     "README.md": "# Start\n\n[core](common/) [part](common/part.md#two-words) [code](code.py) [kernels](common/cpu/)\n",
     "common/README.md": "# Core\n",
@@ -46,8 +46,7 @@ def site(tmp_path_factory) -> Site:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     makefile = (CHECKOUT / "Makefile").read_text()
-    command = re.search(r"^\t\S+python (-m sphinx .*) \. build/docs$", makefile, re.MULTILINE)[1]
-    words = command.replace("-c docs", f"-c {SETTINGS}").split()
+    words = re.search(r"^\t\S+python (-m sphinx .*) \. build/docs$", makefile, re.MULTILINE)[1].split()
     done = subprocess.run([sys.executable, *words, source, folder], cwd=CHECKOUT, capture_output=True, text=True)
     return Site(done.returncode, [line for line in done.stderr.splitlines() if "WARNING" in line], folder)
 

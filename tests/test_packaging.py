@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import common
+from tests.readmes import readmes
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "fairseq_plugin", "timm_plugin")
@@ -68,50 +69,17 @@ def test_the_metadata_names_the_extras_and_the_core_needs_torch_alone(metadata):
     assert (parts[0][1] == "unreleased") == common.__version__.endswith(".dev0")
     released = next(version for version, date in parts if date != "unreleased")
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == released
-    extras = {
-        "fairseq",
-        "huggingface",
-        "timm",
-        "test",
-        "demo",
-        "evaluation",
-        "bench",
-        "time-series",
-        "rl",
-        "speech",
-        "images",
-        "logging",
-        "docs",
-        "package",
-    }
-    assert set(metadata.get_all("Provides-Extra")) == extras
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(required) == 1 and required[0].startswith("torch>=")
-    for extra, host in (
-        ("fairseq", "fairseq-fixed"),
-        ("timm", "timm"),
-        ("test", "pytest"),
-        ("demo", "matplotlib"),
-        ("time-series", "sktime"),
-        ("rl", "gymnasium"),
-        ("images", "mlxtend"),
-        ("docs", "sphinx"),
-        ("package", "twine"),
-    ):
-        lines = [line for line in metadata.get_all("Requires-Dist") if f'extra == "{extra}"' in line]
-        assert any(line.startswith(host) for line in lines), f"{extra} does not ask for {host}"
-    assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
-
-
-def test_the_metadata_describes_the_project(metadata):
-    """What a package index shows: the license and the README."""
-    assert metadata["License-Expression"] == "MIT"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    versions = [f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12)]
-    assert {"Operating System :: POSIX :: Linux", *versions} <= set(metadata.get_all("Classifier"))
-    description = metadata.get_payload(decode=True).decode()
-    first_paragraph = (ROOT / "README.md").read_text().split("\n\n")[1]
-    assert description.startswith("# lineartime\n\n" + first_paragraph.split("[")[0])
+    for extra in metadata.get_all("Provides-Extra"):
+        assert any(f'extra == "{extra}"' in line for line in metadata.get_all("Requires-Dist")), extra
+    pages = "\n".join(path.read_text() for path in readmes())
+    named = re.findall(r"pip install [^\n]*\.\[([\w,-]+)\]", pages)
+    asked = {extra for names in named for extra in names.replace("_", "-").split(",")}
+    assert asked and asked <= set(metadata.get_all("Provides-Extra"))
+    assert (
+        set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"} and metadata["License-Expression"] == "MIT"
+    )
 
 
 def test_the_unpacked_wheel_works_alone(wheel, tmp_path):

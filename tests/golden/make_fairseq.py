@@ -73,56 +73,20 @@ def load(arch: str, folder: Path = FOLDER) -> nn.Module:
 
 
 def _training(arch: str, data: str, save_dir: str) -> list[str]:
-    masked = "_mlm" in arch
-    return [
-        data,
-        "--user-dir",
-        USER_DIR,
-        "--task",
-        "masked_lm" if masked else "language_modeling",
-        "--criterion",
-        "masked_lm" if masked else "cross_entropy",
-        "--arch",
-        arch,
-        *(_MASKED if masked else _CAUSAL),
-        *_FURTHER.get(NAMED_SIZES.get(arch, arch), ()),
-        "--tokens-per-sample",
-        "16",
-        "--max-tokens",
-        "64",
-        "--cpu",
-        "--optimizer",
-        "adam",
-        "--lr",
-        "0.001",
-        "--max-update",
-        "1",
-        "--save-dir",
-        save_dir,
-        "--no-epoch-checkpoints",
-        "--no-save-optimizer-state",
-        "--num-workers",
-        "0",
-        "--data-buffer-size",
-        "0",  # no reader thread, which may abort when training ends
-        "--disable-validation",
-    ]
+    kind = "masked_lm" if "_mlm" in arch else "language_modeling"
+    words = ["--task", kind, "--criterion", "masked_lm" if "_mlm" in arch else "cross_entropy", "--arch", arch]
+    words += [*(_MASKED if "_mlm" in arch else _CAUSAL), *_FURTHER.get(NAMED_SIZES.get(arch, arch), ())]
+    # Without a reader thread, which may abort when training ends.
+    words += "--tokens-per-sample 16 --max-tokens 64 --cpu --optimizer adam --lr 0.001 --max-update 1".split()
+    words += "--no-epoch-checkpoints --no-save-optimizer-state --num-workers 0 --data-buffer-size 0".split()
+    return [data, "--user-dir", USER_DIR, *words, "--disable-validation", "--save-dir", save_dir]
 
 
 def _train(architectures: Sequence[str], folder: Path) -> None:
     lines = [" ".join(WORDS[(3 * i + j) % 8] for j in range(9)) for i in range(8)]
     (folder / "text").write_text("\n".join(lines) + "\n")
-    preprocessing = [
-        "--only-source",
-        "--trainpref",
-        str(folder / "text"),
-        "--srcdict",
-        str(FOLDER / "dict.txt"),
-        "--destdir",
-        str(folder / "bin"),
-        "--workers",
-        "1",
-    ]
+    preprocessing = f"--only-source --trainpref {folder / 'text'} --srcdict {FOLDER / 'dict.txt'} --workers 1"
+    preprocessing = [*preprocessing.split(), "--destdir", str(folder / "bin")]
     trainings = (_training(arch, str(folder / "bin"), str(folder / arch)) for arch in architectures)
     commands = [("fairseq_cli.train", training, "") for training in trainings]
     run_in_turn(("fairseq_cli.preprocess", preprocessing, ""), *commands)

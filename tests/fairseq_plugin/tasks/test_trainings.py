@@ -255,16 +255,20 @@ def test_series_of_other_folders(runs: NamedRuns, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=said):
             hub.task.load_dataset("train")
 
-    def load_into(folder: Path) -> None:
-        task, config = set_up(folder, *series.training_command(folder, tmp_path, "flowformer_time_series")[3:])
-        task.build_model(config.model).load_state_dict(_last(runs, "series"))
-
+    trained = _last(runs, "series")
+    same, other = (_series_model(folder) for folder in (runs.folder / "data_of_series", tmp_path / "more"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_into(runs.folder / "data_of_series")
+        same.load_state_dict(trained)
     there, here = (re.escape(repr(sorted(set(x)))) for x in (LABELS, ["loud", *labels[1:]]))
     with pytest.warns(UserWarning, match=f"labels={there}.*labels={here}"):
-        load_into(tmp_path / "more")
+        other.load_state_dict(trained)
+
+
+def _series_model(folder: Path) -> torch.nn.Module:
+    """The model that the training "series" would build for a folder."""
+    task, config = set_up(folder, *series.training_command(folder, folder, "flowformer_time_series")[3:])
+    return task.build_model(config.model)
 
 
 # ---- What they train acts
