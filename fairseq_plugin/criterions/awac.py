@@ -61,7 +61,8 @@ class AWACCriterion(FairseqCriterion):
 
     The critics learn r + discount * min Q'(s', a'), with a' from the policy and Q' of their slow copies. The weight of
     an action is exp((min Q(s, a) - min Q(s, a')) / lambda), with a' from the policy in s. Neither loss has gradients
-    for the other part. Both are computed in float32. ``action_mse`` is logged as ``--criterion action_mse`` computes it.
+    for the other part. Both are computed in float32. ``action_mse`` is logged as ``--criterion action_mse`` computes
+    it.
     """
 
     def __init__(self, task, awac_lambda: float, awac_discount: float, awac_max_weight: float) -> None:
