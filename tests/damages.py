@@ -3,56 +3,77 @@
 import io
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 #: A name, and a function that damages the file at a path.
 Damage = tuple[str, Callable[[Path], Any]]
-#: Number of flipped bits, at positions drawn from one seed.
-_FLIPS = 16
 
 
 def of_bytes(whole: bytes) -> Iterator[Damage]:
-    """Damages of any file: missing, not a file, truncated, longer, zeros, flipped bits."""
+    """Damages of any file: missing, no file, nearly whole, of another format; see also ``other_bytes``."""
     yield "no file", Path.unlink
     yield "a folder", _into(Path.mkdir)
     yield "a pipe", _into(os.mkfifo)
-    parts = {"empty": 0, "a byte": 1, "a quarter": len(whole) // 4, "half": len(whole) // 2, "no end": len(whole) - 1}
-    for name, length in parts.items():
-        yield name, _write(whole[:length])
-    yield "a zip file", _write(_zip())
-    yield "an object", _write(b"{}")
-    yield "no text", _write(b"\xff\xfe\x00")
-    yield "longer", _write(whole + b"\0garbage")
-    yield "zeros within", _write(whole[: len(whole) // 2] + bytes(16) + whole[len(whole) // 2 + 16 :])
-    draw = random.Random(1)
-    indices = [4, len(whole) - 8, *(draw.randrange(len(whole)) for _ in range(_FLIPS))]
-    for index in indices:
-        flipped = whole[index] ^ (1 << draw.randrange(8))
-        yield f"byte {index}", _write(whole[:index] + bytes([flipped]) + whole[index + 1 :])
+    parts = {"empty": b"", "half": whole[: len(whole) // 2], "no end": whole[:-1], "longer": whole + b"\0garbage"}
+    zeros = whole[: len(whole) // 2] + bytes(16) + whole[len(whole) // 2 + 16 :]
+    for name, content in {**parts, "zeros": zeros, "zip": _zip(), "an object": b"{}", "no text": b"\xff\xfe"}.items():
+        yield name, _write(content)
 
 
-def of_json(whole: bytes) -> Iterator[Damage]:
-    """Damages of a JSON object, with its checksum (if any) removed: other types, names, numbers."""
+def other_bytes(whole: bytes) -> st.SearchStrategy[bytes]:
+    """``whole`` cut anywhere, with a bit flipped, or with bytes inserted."""
+    places = st.integers(0, len(whole) - 1)
+    bits = st.tuples(places, st.integers(0, 7))
+    inserted = st.tuples(places, st.binary(min_size=1, max_size=20))
+    return (
+        places.map(lambda i: whole[:i])
+        | bits.map(lambda x: whole[: x[0]] + bytes([whole[x[0]] ^ 1 << x[1]]) + whole[x[0] + 1 :])
+        | inserted.map(lambda x: whole[: x[0]] + x[1] + whole[x[0] :])
+    )
+
+
+def of_json(whole: bytes, nested: bool = True) -> Iterator[Damage]:
+    """Damages of a JSON object, with no checksum: other types, ``nested`` ones too, names, numbers."""
     content = json.loads(whole)
     content.pop("sha256", None)
     for name, other in {"a list": [], "a number": 3, "a text": "x", "null": None, "nothing": {}}.items():
         yield name, _write(json.dumps(other).encode())
     yield "lists in lists", _write(b"[" * 100_000)
     yield "a further name", _write(json.dumps({**content, "a further name" * 200: 1}).encode())
-    for name, value in content.items():
+    for name in content:
         yield f"without {name}", _write(json.dumps({k: x for k, x in content.items() if k != name}).encode())
         yield f"{name} twice", _write(json.dumps(content)[:-1].encode() + f', "{name}": 1}}'.encode())
         huge = json.dumps({**content, name: 1}).replace(f'"{name}": 1', f'"{name}": {"7" * 5000}')
         yield f"{name} of 5,000 digits", _write(huge.encode())
+    for path, value in _values(content):
+        if len(path) > 1 and not nested:
+            continue
         for other in ("x" * 2000, 0.5, -1, None, [], {}, True):
             if type(other) is not type(value) and not (type(value) is float and type(other) is int):
-                yield f"{name} is {other!r:.20}", _write(json.dumps({**content, name: other}).encode())
+                yield f"{path} is {other!r:.20}", _write(json.dumps(_changed(content, path, other)).encode())
+
+
+def _values(content: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """Every value within ``content`` with its path, of a list the first."""
+    if path:
+        yield path, content
+    for name in content if isinstance(content, dict) else [0] if isinstance(content, list) and content else []:
+        yield from _values(content[name], (*path, name))
+
+
+def _changed(content: Any, path: tuple, value: Any) -> Any:
+    """A copy of ``content`` with another value at ``path``."""
+    if not path:
+        return value
+    copy = content.copy()
+    copy[path[0]] = _changed(content[path[0]], path[1:], value)
+    return copy
 
 
 def of_arrays(whole: bytes) -> Iterator[Damage]:

@@ -97,6 +97,6 @@ def check_parts(path: Path) -> None:
                         pass
     except FileNotFoundError:
         raise
-    except Exception as error:  # zipfile also raises arbitrary exceptions for a broken file
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+    except Exception as error:  # zipfile also raises arbitrary exceptions for a broken file, which may quote all of it
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise ValueError(f"a part of it is damaged ({reason})") from error
