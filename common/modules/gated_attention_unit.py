@@ -292,7 +292,8 @@ class GatedAttentionUnit(StoresOptions):
         eager = torch.is_grad_enabled() and runs_eagerly(x) and self.context is None
         if not eager or x.shape[0] * x.shape[1] * self.dim < RECOMPUTED_FROM:  # graphs must not depend on sizes
             return function(x, *args)
-        random = any(layer.p > 0.0 for layer in (self.dropout, self.attention_dropout, self.activation_dropout))
+        dropouts = (self.dropout, self.attention_dropout, self.activation_dropout)
+        random = any(getattr(layer, "p", 1.0) > 0.0 for layer in dropouts)  # a host's own layer may have no p
         return checkpoint(function, x, *args, use_reentrant=False, preserve_rng_state=random)
 
     def _project(self, x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:

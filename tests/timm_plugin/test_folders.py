@@ -4,13 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
-from huggingface_hub import HfApi
-from timm.models import push_to_hf_hub, save_for_hf
+from timm.models import save_for_hf
 from torch import nn
 
 from tests.processes import CHECKOUT
@@ -230,26 +228,3 @@ def test_what_a_folder_cannot_express_is_refused_when_it_is_saved(tmp_path):
             save_for_hf(model, tmp_path)
         with pytest.raises(ValueError, match="Own, a class of your own"):
             store_attention(model)
-
-
-def test_push_to_the_hub_writes_the_same(tmp_path, monkeypatch):
-    """Without network access: uploads are stored, and the rest of the interface returns answers."""
-    uploaded = {}
-
-    def upload_folder(self, *, folder_path, **keywords):
-        uploaded.update({x.name: x.read_bytes() for x in Path(folder_path).iterdir()})
-
-    answers = {
-        "create_repo": lambda self, repo_id, **keywords: SimpleNamespace(repo_id=repo_id),
-        "file_exists": lambda self, **keywords: False,
-        "upload_folder": upload_folder,
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(HfApi, name, answer)
-    model = randomise(replace_attention(_vit(), PLACES))
-    push_to_hf_hub(model, "somebody/model")
-    for name, content in uploaded.items():
-        (tmp_path / name).write_bytes(content)
-    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    x = torch.randn(1, 3, 32, 32)
-    assert torch.equal(again(x), model(x)) and isinstance(again.blocks[2].attn, SelfAttention)

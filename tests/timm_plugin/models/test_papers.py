@@ -7,7 +7,7 @@ from torch import nn
 
 import timm_plugin
 from common.modules.gated_attention_unit import GatedAttentionUnit
-from tests.compare import assert_close
+from tests.compare import assert_close, gradients
 from tests.timm_plugin.helpers.models import build, images
 from timm_plugin import attention_layer
 from timm_plugin.layers.attention import SelfAttention
@@ -126,6 +126,19 @@ def test_a_block_is_the_unit_on_the_rows_of_an_image(case):
             assert torch.equal(table[:, query, key], block.bias.weight[:, down + rows - 1, right + columns - 1])
     block.bias.weight.data.zero_()
     assert_close("block", block(x), unit(x))
+
+
+@pytest.mark.parametrize("case", ["flash", "flash_quad"])
+def test_large_images_train_as_small_ones(case, monkeypatch):
+    """From a number of tokens on, the backward pass recomputes activations, with the same dropout."""
+    model = build(case, proj_drop_rate=0.2, attn_drop_rate=0.2, drop_path_rate=0.2).train()
+    found = []
+    for least in (1, 10**9):
+        monkeypatch.setattr("common.modules.gated_attention_unit.RECOMPUTED_FROM", least)
+        torch.manual_seed(1)
+        found.append(gradients(model(images(model, batch=8)), model.parameters()))
+    for (name, _), actual, expected in zip(model.named_parameters(), *found):
+        assert_close(f"gradient of {name}", actual, expected)
 
 
 def test_biases_of_another_size_keep_the_nearest_and_the_farthest():

@@ -193,17 +193,6 @@ def test_the_student_has_the_teachers_memory_and_no_layer_keeps_its_pass(teacher
     assert_close("loss", without, loss.detach())
 
 
-def test_accumulation(teacher, x):
-    task = AttentionTransferTask(teacher, "t2r")
-    task(x)["loss"].backward()
-    whole = [parameter.grad.clone() for parameter in learning(task)]
-    task.zero_grad()
-    for part in x.split(2):
-        (task(part)["loss"] / 2).backward()
-    for gradient, parameter in zip(whole, learning(task)):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize(("kind", "options"), [("hedgehog,softmax", {}), ("favor", dict(learn_projections=True))])
 def test_states_and_averages_of_the_student(teacher, x, kind, options):
     """What is stored of one student makes another the same, with random features as they were drawn."""
