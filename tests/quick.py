@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 #: Every mechanism with its default options, causal and bidirectional; compiling and exporting them takes minutes.
 CONTRACT = r"test_(?!.*(compile|export|graph)).*-(full|causal|full-image)\]$"
 #: For the oldest torch: every mechanism forward, backward, compiled, exported and in compiled decoding steps.
-TRANSFORMS = r"test_(it_compiles|it_exports|steps_of_decoding_compile|it_is_copied)"
+TRANSFORMS = r"test_(it_compiles|it_exports|steps_of_decoding_compile)"
 
 #: pytest option -> path -> regular expression for names of tests including their parameters.
 SELECTIONS = {
@@ -25,6 +25,7 @@ SELECTIONS = {
     },
     "--quick-oldest": {
         "tests/common/contract/test_transforms.py": TRANSFORMS,
+        "tests/common/contract/test_copies.py": "",
         "tests/common/contract/test_growth.py": "",
         "tests/fairseq_plugin/models/test_golden.py": r"test_a_golden_file_keeps_its_logits",
         "tests/fairseq_plugin/models/test_contract.py": r"test_it_learns_.*\[flowformer_",

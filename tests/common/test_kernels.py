@@ -8,7 +8,7 @@ import torch
 
 from common import kernels
 from common.ops.shared.cpu import dispatch, threads
-from tests.common.contract.mechanisms import CASES, Case, at, tensors
+from tests.common.contract.mechanisms import PATHS, Case, at, tensors
 from tests.compare import assert_close
 from tests.processes import CHECKOUT, run_program
 
@@ -21,16 +21,11 @@ MODULES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def kernels_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have turned them off."""
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Print the report and return its two lines about a CPU and a GPU; whoever runs the tests may have variables set."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.delenv("LINEARTIME_TRITON", raising=False)
-
-
-@pytest.fixture
-def report(capsys: pytest.CaptureFixture):
-    """Print the report and return its two lines about a CPU and a GPU."""
 
     def lines() -> list[str]:
         dispatch.has_numba.cache_clear()
@@ -41,17 +36,17 @@ def report(capsys: pytest.CaptureFixture):
     dispatch.has_numba.cache_clear()
 
 
-def test_it_runs_and_names_every_mechanism_of_the_tables():
-    printed = run_program(["-m", "common.kernels"], cwd=str(CHECKOUT))
-    assert printed.startswith("On a CPU: ") and "On a GPU: " in printed
+def test_it_names_every_mechanism_of_the_tables_and_the_version_of_numba(report, capsys, monkeypatch):
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    kernels.main([])
+    printed = capsys.readouterr().out
     for table in (kernels.CPU_KERNELS, kernels.GPU_KERNELS):
         for name, mechanisms in table.items():
             assert name in printed and all(mechanism in printed for mechanism in mechanisms)
-
-
-def test_with_numba_it_names_its_version(report):
-    numba = pytest.importorskip("numba")
-    assert report()[0].startswith("On a CPU: kernels") and numba.__version__ in report()[0]
+    on_cpu, on_gpu = report()
+    assert on_cpu.startswith("On a CPU: kernels") and numba.__version__ in on_cpu
+    assert on_gpu.startswith("On a GPU: no kernels")
 
 
 @pytest.mark.parametrize("value, said", [("0", "plain PyTorch, because"), ("2", "an error:")])
@@ -61,54 +56,42 @@ def test_it_names_the_variable_that_turns_kernels_off_or_is_wrong(variable, line
     assert said in report()[line] and variable in report()[line]
 
 
-#: Switches of what kernels are compiled and run with, by the beginning of what the report says then.
-SWITCHES = {
-    "plain PyTorch, because NUMBA_DISABLE_JIT": [{"NUMBA_DISABLE_JIT": "1"}],
-    "kernels": [
-        {"NUMBA_NUM_THREADS": "1", "NUMBA_THREADING_LAYER": "omp", "NUMBA_CACHE_DIR": "/dev/null/no folder"},
-        {"NUMBA_DEBUG_CACHE": "0", "NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1"},
-        {"TRITON_INTERPRET": "1", "TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"},
-    ],
-}
-
-
-@pytest.mark.parametrize("said, switches", [(said, x) for said, all_ in SWITCHES.items() for x in all_])
-def test_switches_of_what_kernels_use_change_no_result(said, switches):
-    """Those of Numba, Triton and torch, set before any of them is imported."""
-    pytest.importorskip("numba")
-    statements = (
-        "import torch; from common import kernels; from common.ops import gated_delta_attention as attend",
-        "print('said:', kernels.cpu_status())",
-        "x = torch.linspace(-1, 1, 60).view(1, 2, 10, 3).requires_grad_()",
-        "out = attend(x, x.flip(3), x.flip(2), beta=x[..., 0].sigmoid())",
-        "print(*torch.cat([out, *torch.autograd.grad(out.sum(), x)]).flatten().tolist())",
-    )
-    program = "\n".join(statements)
-    report, numbers = run_program(["-c", program], cwd=str(CHECKOUT), environment=switches).splitlines()[-2:]
-    _, expected = run_program(["-c", program], cwd=str(CHECKOUT), environment={dispatch.VARIABLE: "0"}).splitlines()[
-        -2:
-    ]
-    assert report.startswith(f"said: {said}")
-    found, expected = (torch.tensor([float(x) for x in line.split()]) for line in (numbers, expected))
-    assert_close("results", found, expected)
-
-
-def test_without_numba_it_says_what_to_install(report, monkeypatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert report()[0].startswith("On a CPU: plain PyTorch") and "pip install numba" in report()[0]
-
-
-def test_it_says_why_numba_cannot_be_imported(report, tmp_path, monkeypatch):
+def test_it_says_why_there_is_no_numba(report, tmp_path, monkeypatch):
+    """It is not installed, or cannot be imported, also when the warning was given already."""
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "numba", None)
+        assert report()[0].startswith("On a CPU: plain PyTorch") and "pip install numba" in report()[0]
     (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so is missing')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "numba", raising=False)
-    assert "libllvmlite.so is missing" in report()[0]
-    assert kernels.main([]) == 0, "asked again, when the warning was given"
+    assert "libllvmlite.so is missing" in report()[0] and kernels.main([]) == 0
 
 
-def test_it_knows_when_there_is_no_gpu(report, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert report()[1].startswith("On a GPU: no kernels")
+PROGRAM = """
+import torch; from common import kernels; from common.ops import gated_delta_attention as attend
+print("said:", kernels.cpu_status())
+x = torch.linspace(-1, 1, 60).view(1, 2, 10, 3).requires_grad_()
+out = attend(x, x.flip(3), x.flip(2), beta=x[..., 0].sigmoid())
+print(*torch.cat([out, *torch.autograd.grad(out.sum(), x)]).flatten().tolist())
+"""
+#: Switches of what kernels are compiled and run with, set before anything is imported, and what the report says then.
+SWITCHES = [
+    ("plain PyTorch, because NUMBA_DISABLE_JIT", {"NUMBA_DISABLE_JIT": "1"}),
+    ("kernels", {"NUMBA_NUM_THREADS": "1", "NUMBA_THREADING_LAYER": "omp", "NUMBA_CACHE_DIR": "/dev/null/no folder"}),
+    ("kernels", {"NUMBA_DEBUG_CACHE": "0", "NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1", "TRITON_INTERPRET": "1"}),
+    ("kernels", {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}),
+]
+
+
+def test_switches_of_what_kernels_use_change_no_result():
+    """Those of Numba, Triton and torch."""
+    pytest.importorskip("numba")
+    results = []
+    for said, switches in [("plain PyTorch", {dispatch.VARIABLE: "0"}), *SWITCHES]:
+        lines = run_program(["-c", PROGRAM], cwd=str(CHECKOUT), environment=switches).splitlines()[-2:]
+        assert lines[0].startswith(f"said: {said}")
+        results.append(torch.tensor([float(x) for x in lines[1].split()]))
+        assert_close(str(switches), results[-1], results[0])
 
 
 def kernels_of(case: Case) -> set[str]:
@@ -135,7 +118,7 @@ def test_the_table_of_mechanisms_with_kernels_for_cpus_is_right():
     """Each mechanism, with every option. Those with gates are named if they need them for a kernel."""
     pytest.importorskip("numba")
     named, with_gates = defaultdict(set), defaultdict(set)
-    for case in CASES:
+    for case in PATHS:
         if not (case.image or case.rotary or case.short_conv):
             name = case.name if case.causal else f"{case.name}, not causal"
             for module in kernels_of(case):

@@ -1,10 +1,12 @@
 """A mechanism's declarations are true: its cost, the size of its state, and whether it is permutation-equivariant.
 
-``test_record_maps.py`` tests that outputs are weighted means, since it has the maps.
+``test_record.py`` tests that outputs are weighted means, since it has the maps.
 """
 
+import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,16 +64,16 @@ def test_every_mechanism_says_what_it_is(name: str):
     value(f"{kind.about.cost} + {kind.about.state or 0}", n=64, d=4, **sizes(name))
 
 
-@pytest.mark.parametrize("n", [99, 198])
 @pytest.mark.parametrize("name", supporting("causal"))
 @torch.no_grad()
-def test_a_state_is_as_large_as_its_formula_says(name: str, n: int):
+def test_a_state_is_as_large_as_its_formula_says(name: str):
     """Sizes count float32 numbers. A state also holds counts, and one byte per token for padding."""
-    attention = build(name, True, n, 16, least=18)
-    arguments = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
-    _, state = attention.extend(**arguments)
-    numbers = sum(x.nbytes for x in state.values()) / 4
-    assert numbers == pytest.approx(value(ATTENTIONS[name].about.state, n=n, d=16, **sizes(name, 18)), rel=0.02)
+    for n in (99, 198):
+        attention = build(name, True, n, 16, least=18)
+        arguments = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
+        _, state = attention.extend(**arguments)
+        numbers = sum(x.nbytes for x in state.values()) / 4
+        assert numbers == pytest.approx(value(ATTENTIONS[name].about.state, n=n, d=16, **sizes(name, 18)), rel=0.02)
 
 
 @names
@@ -104,3 +106,23 @@ def test_permutation_equivariant_says_whether_tokens_are_a_set(name: str):
     moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in arguments.items()}
     out, permuted = attention(**arguments)[:, :, order], attention(**moved)
     assert ((out - permuted).norm() <= 1e-9 * out.norm()) == ATTENTIONS[name].permutation_equivariant
+
+
+#: Mechanism -> option -> (default, allowed names, whether it changes a result).
+STORED = Path(__file__).parents[2] / "golden" / "attention_options.json"
+
+
+def test_options_that_users_type_keep_their_names_defaults_and_choices():
+    """Update the stored file and CHANGELOG.md for a change on purpose."""
+    stored = json.loads(STORED.read_text())
+    assert set(stored) == set(ATTENTIONS)
+    for name, kind in ATTENTIONS.items():
+        defaults, described = kind.Options.defaults(), kind.Options.described()
+        assert stored[name] == {
+            option: {
+                "default": defaults[option],
+                "choices": None if description.choices is None else list(description.choices),
+                "speed_only": description.speed_only,
+            }
+            for option, description in described.items()
+        }, name

@@ -1,6 +1,6 @@
 """Every mechanism with small sizes, and inputs for it, derived from what the mechanism declares.
 
-A new mechanism is tested without an edit here. Its special settings are in its case: ``cases/NAME.py``, or
+A new mechanism is tested without an edit here. Its special settings are in ``exceptions.py``, or in variables of
 ``MODULE_case.py`` next to the module of an external mechanism. If options only matter together, ``VARIANTS``
 adds them, a dict from a label to options. ``WITHOUT``, a dict from a promise to a reason, removes promises.
 ``NOT_CAUSAL``, a dict from a label "option=value" to a reason, lists options refused in causal attention. ``SMALL``,
@@ -11,6 +11,7 @@ where setting every option to it would take too long on thousands of tokens.
 import functools
 import importlib.util
 import inspect
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from common.attention import INPUTS, InnerAttention, Option, RotaryAttention, build_attention, supporting
 from common.modules.forget_gate import FORGETS
+from tests.common.contract.exceptions import EXCEPTIONS
 from tests.common.contract.registry import KINDS
 from tests.compare import TOLERANCES
 
@@ -28,7 +30,7 @@ HEADS, CHANNELS, LONGEST = 2, 4, 41
 #: Value of every integer option (tokens in a chunk, row or window, or a rank): odd, and shorter than most inputs.
 COUNT = 5
 #: Other values for options of each type; values that an option refuses are skipped.
-OTHER_VALUES = {int: (1, 65, None), float: (0.5, 2.0, float("inf"), None), bool: (False, True), str: ()}
+OTHER_VALUES = {int: (1, 65, None), float: (0.5, float("inf"), None), bool: (False, True), str: ()}
 #: The mechanisms that are also tested after a short convolution: one with queries and keys of different widths, and
 #: one that needs the tokens themselves.
 WITH_SHORT_CONV = ("daft_conv", "rfa_gate")
@@ -141,11 +143,11 @@ def _variants(kind: type[InnerAttention]) -> dict[str, dict[str, Any]]:
 
 
 def _declared(name: str, what: str) -> dict[str, Any]:
-    """The dict ``what`` of the mechanism's case, or an empty dict."""
-    for module in (f"{__package__}.cases.{name}", f"{KINDS[name].__module__}_case"):
-        if importlib.util.find_spec(module):
-            return getattr(importlib.import_module(module), what, {})
-    return {}
+    """The dict ``what`` of the mechanism's exceptions, or an empty dict."""
+    case = f"{KINDS[name].__module__}_case"
+    if importlib.util.find_spec(case):
+        return getattr(importlib.import_module(case), what, {})
+    return EXCEPTIONS.get(name, {}).get(what, {})
 
 
 def not_causal() -> list[tuple[str, str]]:
@@ -201,6 +203,10 @@ CASES = [case for kind in KINDS.values() for case in _cases(kind)]
 DEFAULTS = [case for case in CASES if case.label == "default"]
 #: Every mechanism with only its default options.
 PLAIN = [case for case in DEFAULTS if not case.rotary and case.short_conv is None and case.forget == "none"]
+#: The cases without those that only have another number, which goes through the same code.
+PATHS = [case for case in CASES if not re.fullmatch(r"\w+=[\d.]+", case.label)]
+#: Every mechanism with every option but the defaults.
+OPTIONS = [case for case in CASES if case.label != "default"]
 
 
 def cases(chosen: Iterable[Case] = DEFAULTS, causal: bool | None = None):

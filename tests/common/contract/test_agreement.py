@@ -1,11 +1,10 @@
 """Every mechanism agrees with its literal reference formula, in outputs and in all gradients."""
 
-import pytest
 import torch
 
 from tests.common.contract.mechanisms import (
-    CASES,
     DEFAULTS,
+    OPTIONS,
     PLAIN,
     Case,
     both,
@@ -40,16 +39,16 @@ def assert_agrees(case: Case, n: int, side: str = "none", training: bool = False
 
 
 @cases(DEFAULTS)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_lengths(n, case):
-    assert_agrees(case, n)
+def test_lengths(case):
+    for n in LENGTHS:
+        assert_agrees(case, n)
 
 
 @cases(DEFAULTS)
-@pytest.mark.parametrize("side", ["holes", "all"])
-def test_padding(side, case):
+def test_padding(case):
     """For other sides, ``test_independence.py`` shows that each row is what it is alone."""
-    assert_agrees(case, 12, side)
+    for side in ("holes", "all"):
+        assert_agrees(case, 12, side)
 
 
 @cases(DEFAULTS)
@@ -64,7 +63,7 @@ def test_masks_of_keys_and_of_queries_are_two_things(case):
         assert_gradients_close(out, expected, leaves(inputs, module))
 
 
-@cases(case for case in CASES if case.label != "default")
+@cases(OPTIONS)
 def test_options(case):
     """Also in training mode, where random draws come from torch's generator."""
     assert_agrees(case, 13, "left")
@@ -72,9 +71,13 @@ def test_options(case):
 
 
 @cases(DEFAULTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_dtypes(dtype, case):
+def test_dtypes(case):
     """Results are compared with float64 on the same numbers and have the dtype of the inputs."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert_precise(case, dtype)
+
+
+def assert_precise(case: Case, dtype: torch.dtype) -> None:
     module, exact = case.build(dtype), case.build(dtype).double()
     inputs = tensors(module, 21, dtype=dtype)
     masks = both(padding("right", 2, 21))
@@ -129,11 +132,13 @@ def test_long_sums_keep_their_precision_under_autocast(case):
 
 
 @cases((case for case in DEFAULTS if "cross" in case.kind.supports), causal=False)
-@pytest.mark.parametrize("n, m", [(1, 7), (7, 2), (6, 11)])
-def test_queries_of_one_sequence_and_keys_of_another(n, m, case):
+def test_queries_of_one_sequence_and_keys_of_another(case):
     module = case.build()
-    inputs = tensors(module, n, m)
-    for queries, keys in (("none", "none"), ("left", "right"), ("all", "holes"), ("both", "all")):
+    for n, m, queries, keys in (
+        *((1, 7, "none", "none"), (7, 2, "left", "right"), (6, 11, "none", "none")),
+        *((6, 11, "left", "right"), (6, 11, "all", "holes"), (6, 11, "both", "all")),
+    ):
+        inputs = tensors(module, n, m)
         masks = {"query_padding_mask": padding(queries, 2, n), "key_padding_mask": padding(keys, 2, m)}
         out, expected = module(**inputs, **masks), module.reference(**inputs, **masks)
         assert_close(f"out with {queries} and {keys}", out, expected)

@@ -4,7 +4,6 @@ import functools
 import itertools
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,9 +11,9 @@ from common.attention import InnerAttention
 from common.kernels import CPU_KERNELS
 from common.ops.shared.cpu.dispatch import VARIABLE
 from tests.common.contract.mechanisms import (
-    CASES,
     DEFAULTS,
     HEADS,
+    OPTIONS,
     Case,
     arguments_of_op,
     at,
@@ -33,8 +32,6 @@ from tests.common.inputs import padding
 from tests.compare import assert_close, gradients
 
 NAN, INF = float("nan"), float("inf")
-#: With "all", rows that are not entirely padding have padding on the right.
-sides = pytest.mark.parametrize("side", ["left", "all"])
 sequences = [case for case in DEFAULTS if not case.image]
 #: Tokens, and channels of keys and values: multiples of four and of the size of a processor's vectors, and not.
 SIZES = (
@@ -78,12 +75,12 @@ def shifted(inputs: dict, mask: Tensor) -> dict:
 
 
 @cases(DEFAULTS)
-@pytest.mark.parametrize("side, poison", [("left", NAN), ("both", INF), ("holes", 1e30), ("all", INF)])
-def test_what_stands_in_padding_changes_no_bit(side, poison, case):
-    assert_padding_hides(case, side, poison)
+def test_what_stands_in_padding_changes_no_bit(case):
+    for side, poison in (("left", NAN), ("both", INF), ("holes", 1e30), ("all", INF)):
+        assert_padding_hides(case, side, poison)
 
 
-@cases(case for case in CASES if case.label != "default")
+@cases(OPTIONS)
 def test_what_stands_in_padding_changes_no_bit_with_every_option(case):
     """This includes rows without a real token."""
     assert_padding_hides(case, "all", NAN)
@@ -107,10 +104,12 @@ def assert_padding_hides(case: Case, side: str, poison: float) -> None:
 
 
 @cases(sequences)
-@sides
-def test_a_mask_of_the_keys_alone_says_all_or_is_refused(side, case):
-    """In self-attention a masked key is not a token: nothing of it reaches real tokens, and it has no position."""
-    module, mask = case.build(), padding(side, 3, 14)
+def test_a_mask_of_the_keys_alone_says_all_or_is_refused(case):
+    """In self-attention a masked key is not a token: nothing of it reaches real tokens, and it has no position.
+
+    A row without a real token is among them, and the others have padding on the right.
+    """
+    module, mask = case.build(), padding("all", 3, 14)
     inputs = tensors(module, 14, batch=3)
     if not takes_one_mask(case):
         for present, missing in (("key", "query"), ("query", "key")):
@@ -144,9 +143,9 @@ def test_what_stands_in_queries_that_are_padding_alone_changes_no_bit(case):
 
 
 @cases(sequences, causal=True)
-@pytest.mark.parametrize("side", ["holes", "all"])
-def test_what_stands_in_padding_changes_no_state(side, case):
-    module, mask = case.build(torch.float32), padding(side, 2, 14)
+def test_what_stands_in_padding_changes_no_state(case):
+    module, mask = case.build(torch.float32), padding("holes", 2, 14)
+    mask[0, :7] = True  # at first, a row without a real token
     clean = tensors(module, 14, dtype=torch.float32)
     changed = poisoned(clean, mask, NAN)
     (out, _), (expected, _) = (run_in_parts(module, x, (6, 1, 1, 6), mask) for x in (changed, clean))
@@ -157,12 +156,12 @@ def test_what_stands_in_padding_changes_no_state(side, case):
 
 
 @cases(sequences)
-@sides
-def test_each_row_is_what_it_is_alone_without_padding(side, case):
-    assert_rows_stand_alone(case, side)
+def test_each_row_is_what_it_is_alone_without_padding(case):
+    for side in ("left", "all"):
+        assert_rows_stand_alone(case, side)
 
 
-@cases(case for case in CASES if case.label != "default" and not case.image)
+@cases(case for case in OPTIONS if not case.image)
 def test_each_row_is_what_it_is_alone_with_every_option(case):
     assert_rows_stand_alone(case, "holes")
 
@@ -181,19 +180,25 @@ def assert_rows_stand_alone(case: Case, side: str) -> None:
 
 @cases(DEFAULTS)
 def test_neighbours_in_the_batch_change_nothing(case):
-    """Infinite values change nothing either, and no gradient reaches them."""
+    """Whether they are infinite or NaN, with padding and in decoding; and no gradient reaches them."""
     module = case.build()
-    inputs = tensors(module, 12, batch=3)
-    loud = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    for x in loud.values():
-        if isinstance(x, Tensor):
-            x[0], x[2] = 1e3 * x[0], INF
-    alone = module(**rows(inputs, slice(1, 2)))
-    assert_close("row 1", module(**inputs)[1:2], alone)
-    assert_close("row 1 beside infinite rows", module(**loud)[1:2], alone)
+    inputs, mask = tensors(module, 12, batch=3), padding("left", 3, 12)
     named_tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
     for name, gradient in zip(named_tensors, gradients(module(**inputs)[1], named_tensors.values())):
         assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any(), f"gradient of {name}"
+    for poison in (INF, NAN):
+        loud = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        for x in loud.values():
+            if isinstance(x, Tensor):
+                x[0], x[2] = 1e3 * x[0], poison
+        for hidden in (None, mask):
+            own = None if hidden is None else hidden[1:2]
+            alone = module(**rows(inputs, slice(1, 2)), **both(own))
+            assert_close("row 1", module(**inputs, **both(hidden))[1:2], alone)
+            assert_close(f"row 1 beside {poison}", module(**loud, **both(hidden))[1:2], alone)
+            if case.causal and not case.image:
+                parts = run_in_parts(module, loud, (5, 1, 6), hidden)[0]
+                assert_close(f"row 1 in parts, beside {poison}", parts[1:2], alone)
 
 
 @cases(case for case in DEFAULTS if has_kernels(case))
@@ -306,7 +311,7 @@ def test_a_prefix_does_not_depend_on_what_follows(case):
             assert later.norm() <= 1e-12 * gradient.norm(), f"gradient of {name} after {t}"
 
 
-@cases((case for case in CASES if case.label != "default"), causal=True)
+@cases(OPTIONS, causal=True)
 @torch.no_grad()
 def test_a_prefix_does_not_depend_on_what_follows_with_every_option(case):
     module = case.build()

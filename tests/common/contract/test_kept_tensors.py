@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from common.ops.shared.cpu.dispatch import VARIABLE
 from tests.common.contract.mechanisms import DEFAULTS, PLAIN, Case, at, both, cases, leaves, tensors
 from tests.common.inputs import padding
-from tests.compare import assert_all_close
+from tests.compare import assert_all_close, gradients
 from tests.torch_versions import needs_fsdp_on_cpu
 
 
@@ -108,10 +108,38 @@ def test_gradients(case, call):
     assert_as_ever(call, case, 13, "left")
 
 
-@keepers
+@pytest.mark.parametrize("call", [_checkpointed(False), _copied], ids=["non-reentrant", "copied"])
 @cases(case for case in PLAIN if not case.kind.linear_cost)
 def test_more_tokens_than_a_block_that_is_computed_again(case, call):
     assert_as_ever(call, case._replace(options={}), 260, "none")
+
+
+#: Options with which each pass in training draws random numbers of its own.
+DRAWS = {"rfa": {}, "favor": {"redraw": 1}, "daft_conv": {"gumbel_temperature": 0.5}}
+drawing = [case._replace(options={**case.options, **DRAWS.get(case.name, {})}) for case in PLAIN]
+
+
+def attend(module: nn.Module, inputs: dict, v: Tensor) -> Tensor:
+    return module(**{**inputs, "v": v})
+
+
+@cases(case for case in drawing if case.name in DRAWS or not case.causal)
+def test_a_pass_that_is_repeated_draws_the_same(case):
+    """Activation checkpointing of two passes in training, with dropout of sources; afterwards, counts are the same."""
+    results, modules = [], []
+    for recompute in (False, True):
+        module = case.build().train()
+        inputs = {**tensors(module, 9), "dropout_p": 0.4}
+
+        torch.default_generator.manual_seed(3)
+        v = inputs["v"]
+        for _ in range(2):
+            v = checkpoint(attend, module, inputs, v, use_reentrant=False) if recompute else attend(module, inputs, v)
+        torch.default_generator.manual_seed(4)
+        results.append([v, *gradients(v, leaves(inputs, module).values())])
+        modules.append(module)
+    assert_all_close(["out", *leaves(inputs, modules[0])], *results)
+    assert getattr(modules[0], "passes", 0) == getattr(modules[1], "passes", 0)
 
 
 @cases(DEFAULTS, causal=True)

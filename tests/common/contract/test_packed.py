@@ -6,10 +6,11 @@ from torch import Tensor
 
 from common.attention import ATTENTIONS
 from tests.common.contract.mechanisms import (
-    CASES,
     CHANNELS,
     COUNT,
     DEFAULTS,
+    OPTIONS,
+    Case,
     arguments_of_op,
     at,
     both,
@@ -17,8 +18,10 @@ from tests.common.contract.mechanisms import (
     cast,
     leaves,
     rows,
+    takes_one_mask,
     tensors,
     tolerance_of,
+    without,
 )
 from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close, gradients
@@ -75,8 +78,13 @@ def test_every_registered_mechanism_of_one_sequence_takes_them():
 
 
 @cases(packed)
-@pytest.mark.parametrize("side", ["none", "holes"])
-def test_documents_are_as_rows_of_their_own(side, case):
+def test_documents_are_as_rows_of_their_own(case):
+    for side in ("none", "holes"):
+        assert_documents_stand_alone(case, side)
+
+
+def assert_documents_stand_alone(case: Case, side: str) -> None:
+    """Outputs and gradients are those of each document in a row of its own."""
     module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
     inputs = tensors(module, TOKENS)
     out, expected = module(**inputs, **both(mask), segment_ids=ids), literally(module, inputs, ids, mask)
@@ -85,7 +93,7 @@ def test_documents_are_as_rows_of_their_own(side, case):
     assert_all_close(names, gradients(out, names.values()), gradients(expected, names.values()))
 
 
-@cases(case for case in CASES if packs(case) and case.label != "default")
+@cases(case for case in OPTIONS if packs(case))
 def test_so_they_are_with_every_option(case):
     module, ids = case.build(), ids_of()
     inputs = tensors(module, TOKENS, grad=False)
@@ -94,13 +102,26 @@ def test_so_they_are_with_every_option(case):
 
 
 @cases(packed)
-@pytest.mark.parametrize("side", ["left", "all"])
-def test_padding_may_stand_anywhere_and_have_any_id(side, case):
-    module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
+@torch.no_grad()
+def test_padding_may_stand_anywhere_and_have_any_id(case):
+    module = case.build()
     inputs = tensors(module, TOKENS)
-    expected = literally(module, inputs, ids, mask)
-    ids = ids.masked_fill(mask, -7)  # values at padding are ignored
-    assert_close("out", module(**inputs, **both(mask), segment_ids=ids), expected)
+    for side in ("left", "all"):
+        ids, mask = ids_of(), padding(side, 2, TOKENS)
+        expected = literally(module, inputs, ids, mask)
+        ids = ids.masked_fill(mask, -7)  # values at padding are ignored
+        assert_close("out", module(**inputs, **both(mask), segment_ids=ids), expected)
+
+
+@cases(case for case in packed if takes_one_mask(case) and "query_padding" not in without(case.name))
+@torch.no_grad()
+def test_padded_queries_of_real_keys_are_hidden_alone(case):
+    """Others read these tokens as without the mask of the queries."""
+    module, ids, mask = case.build(), ids_of(), padding("right", 2, TOKENS)
+    inputs, none = tensors(module, TOKENS), torch.zeros(2, TOKENS, dtype=torch.bool)
+    masks = {"key_padding_mask": none, "query_padding_mask": mask}
+    expected = module(**inputs, **both(none), segment_ids=ids).masked_fill(mask[:, None, :, None], 0.0)
+    assert_close("out", module(**inputs, **masks, segment_ids=ids), expected)
 
 
 @cases(packed)
@@ -148,8 +169,9 @@ def test_half_precision(case):
 
 
 @cases(decoders)
-@pytest.mark.parametrize("side", ["none", "all"])
-@pytest.mark.parametrize("parts", [[1] * TOKENS, [5, 1, 1, 14, 3]], ids=["steps", "parts"])
+@pytest.mark.parametrize(
+    "parts, side", [([1] * TOKENS, "none"), ([5, 1, 1, 14, 3], "all")], ids=["steps", "parts with padding"]
+)
 def test_extend_is_forward(parts, side, case):
     module, ids, mask = case.build(), ids_of(), padding(side, 2, TOKENS)
     inputs = tensors(module, TOKENS)
@@ -163,7 +185,7 @@ def test_extend_is_forward(parts, side, case):
         begin += length
     out, whole = torch.cat(outs, dim=2), module(**inputs, **both(mask), segment_ids=ids)
     assert_close("out", out, whole)
-    if side == "none":
+    if side == "all":
         names = leaves(inputs, module)
         assert_all_close(names, gradients(out, names.values()), gradients(whole, names.values()))
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.common.contract.mechanisms import (
-    CASES,
     COUNT,
     DEFAULTS,
+    PATHS,
     PLAIN,
     Case,
     both,
@@ -80,7 +80,7 @@ def assert_is_difference(call: Callable[[], Tensor], wanted: Sequence[Tensor]) -
     assert_close("second derivative", actual, expected, 1e-4, floor=1.0)
 
 
-@cases(case for case in CASES if "differences" not in without(case.name))
+@cases(case for case in PATHS if "differences" not in without(case.name))
 def test_they_are_the_differences_of_first_derivatives(case):
     """Default options with both lengths, padded or not; other options with the longer length and padding."""
     assert_differences(case, LENGTHS[1], True)
@@ -100,7 +100,7 @@ def assert_second_close(out: Tensor, expected: Tensor, names: dict[str, Tensor])
     assert_all_close(names, second(out, wanted), second(expected, wanted), 1e-7)
 
 
-@cases(case for case in CASES if "differences" in without(case.name))
+@cases(case for case in PATHS if "differences" in without(case.name))
 def test_gradients_that_are_no_derivatives_have_those_of_the_literal_formula(case):
     module, mask = case.build(), mixed(13)
     inputs = tensors(module, 13, batch=4)

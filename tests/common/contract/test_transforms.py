@@ -1,7 +1,5 @@
 """torch.compile, torch.export, TorchScript and torch.func work with every mechanism unchanged."""
 
-import copy
-import pickle
 from contextlib import nullcontext
 
 import pytest
@@ -14,6 +12,7 @@ from tests.common.contract.mechanisms import (
     DEFAULTS,
     IN_TORCHSCRIPT,
     LONGEST,
+    PATHS,
     PLAIN,
     Case,
     at,
@@ -36,12 +35,10 @@ IN_WINDOWS = ("bigbird", "local", "longformer", "reformer", "sparse")
 FORGETTING = {"favor": "channel", "flow": "channel", "mixed_chunk": "head"}
 #: Options with separate code: DAFT with only its window, and one window entry by indexing.
 OF_DAFT = ("local_only=True", "gumbel_temperature=0.5")
-#: Every mechanism by itself, some after a short convolution, some with sums that forget, and the options above.
-traced = [
-    *PLAIN,
-    *(case for case in DEFAULTS if case.short_conv or case.forget == FORGETTING.get(case.name)),
-    *(case for case in CASES if case.label in OF_DAFT and case.causal),
-]
+#: Every mechanism by itself, and the options above.
+traced = [*PLAIN, *(case for case in CASES if case.label in OF_DAFT and case.causal)]
+#: Mechanisms by themselves, some after a short convolution, and some with sums that forget.
+around = [*traced, *(case for case in DEFAULTS if case.short_conv or case.forget == FORGETTING.get(case.name))]
 
 
 def with_variants(case: Case) -> Case:
@@ -63,19 +60,31 @@ def removes_padding(case: Case) -> bool:
     return not case.causal and "key_padding_mask" not in getattr(case.kind, "arguments", ("key_padding_mask",))
 
 
-in_one_graph = (case for case in traced if case.forget == "none" and not case.short_conv and not removes_padding(case))
+in_one_graph = [case for case in traced if not removes_padding(case)]
+decoders = {case.name for case in PLAIN if case.causal}
 
 
-@cases(map(with_variants, in_one_graph))
+@cases(with_variants(case) for case in in_one_graph if case.causal or case.name not in decoders)
 def test_it_compiles_into_one_graph_with_its_backward_pass(case):
-    """Tracing both passes costs a second per case, so the input only spans two chunks.
+    """Tracing both passes costs a second per case, so each mechanism has one case, and the input spans two chunks.
 
     Each operation's gradient has the memory layout that it was traced with; ``test_one_graph_is_for_any_length``
     tests causal mechanisms by themselves.
     """
+    assert_compiles(case, "aot_eager")
+
+
+@cases(case for case in in_one_graph if not case.causal and case.name in decoders)
+def test_it_compiles_into_one_graph_in_the_other_direction(case):
+    """Only Dynamo traces it, and autograd differentiates the graph."""
+    assert_compiles(case, "eager")
+
+
+def assert_compiles(case: Case, backend: str) -> None:
+    """Outputs and gradients of the only graph are those of the module, with padding."""
     module, mask = case.build(torch.float32), padding("left", 2, 12)
     inputs = tensors(module, 12, dtype=torch.float32)
-    out = torch.compile(module, backend="aot_eager", fullgraph=True)(**inputs, **both(mask))
+    out = torch.compile(module, backend=backend, fullgraph=True)(**inputs, **both(mask))
     expected = module(**inputs, **both(mask))
     assert_close("out", out, expected)
     assert_gradients_close(out, expected, leaves(inputs, module))
@@ -104,7 +113,7 @@ def test_one_graph_is_for_any_length(case):
         assert_gradients_close(out, expected, leaves(inputs, module))
 
 
-@cases((case for case in traced if is_linear(case.kind)), causal=True)
+@cases((case for case in around if is_linear(case.kind)), causal=True)
 @torch.no_grad()
 def test_steps_of_decoding_compile_into_one_graph(case):
     """Steps begin with a state of the largest size, or of the only size."""
@@ -157,7 +166,7 @@ def test_it_exports(case):
         assert_close(f"out of {n} tokens", program.module()(*qkv, **named), module(*qkv, **named))
 
 
-@cases((case for case in CASES if case.name in IN_TORCHSCRIPT and not case.rotary), causal=False)
+@cases((case for case in PATHS if case.name in IN_TORCHSCRIPT and not case.rotary), causal=False)
 def test_it_is_torchscript(case, tmp_path):
     """TorchScript is meant for images: the module is saved and loaded, and gradients are compared too."""
     module = case._replace(image=True).build()
@@ -228,21 +237,6 @@ def test_functorch_of_more_tokens_than_a_block(case):
     actual = torch.func.grad(lambda v: module(v=v, **other_inputs).square().sum())(v)
     (expected,) = torch.autograd.grad(module(v=v.requires_grad_(), **other_inputs).square().sum(), v)
     assert_close("gradient of v", actual, expected)
-
-
-@cases(CASES)
-def test_it_is_copied_pickled_and_loaded(case):
-    module = case.build()
-    inputs = tensors(module, 9)
-    expected = module(**inputs)
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(other(**inputs), expected) and repr(other) == repr(module)
-    fresh = case.build(std=0.1)
-    assert case.label != "default" or not list(module.parameters()) or not torch.equal(fresh(**inputs), expected)
-    fresh.load_state_dict(module.state_dict(), strict=True)
-    assert torch.equal(fresh(**inputs), expected)
-    for option, value in case.options.items():
-        assert f"{option}={value!r}" in repr(module) or isinstance(value, tuple)
 
 
 @cases(DEFAULTS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.attention import ATTENTIONS
 from common.huggingface import (
@@ -13,13 +13,14 @@ from common.huggingface import (
     GATED_ATTENTION_UNIT,
     LineartimeConfig,
     LineartimeForCausalLM,
+    LineartimeForMaskedLM,
     LineartimeForSeq2SeqLM,
     LineartimeForSequenceClassification,
     LineartimeModel,
 )
 from tests.compare import assert_drawn_alike, on_cpu
 
-from .tiny_models import fields_of, small
+from .models import fields_of, small, tensors
 
 #: A layer of each attention, some with options that add parameters, and of gated attention units.
 LAYERS = [
@@ -28,86 +29,78 @@ LAYERS = [
     {"kind": "linear", "rotary": True},
     {"kind": "favor", "options": {"redraw": 3}},
     {"kind": "daft_full", "max_tokens": 64, "options": {"bias_dim": 8}},
-    {"kind": "gla", "options": {"short_conv": 3}},
 ]
 UNITS = [
     {"query_dim": 16, "chunk_size": 8, "bias": "toeplitz", "max_positions": 64},
     {"query_dim": 16, "chunk_size": 8, "bias": "rotary", "gate": False, "separate_ffn": True, "norm": "scalenorm"},
     {"query_dim": 16, "chunk_size": None, "max_positions": 64},
 ]
-OTHER_FIELDS = [
-    {"positions": "learned", "layernorm_embedding": True, "gated_ffn": True, "attention_gate": True},
-    {"positions": "scaled_sinusoidal", "norm": "scalenorm", "tie_word_embeddings": True},
-]
+PLAIN = [{"kind": "flow"}, {"kind": "linear"}]
+#: Classes with layers and fields: every attention in every class, and every other part in one class that has it.
+CASES = {
+    **{f"{kind.__name__}-attentions": (kind, LAYERS, {}) for kind in AUTO_CLASSES.values()},
+    "features of a language model": (LineartimeModel, LAYERS, {"is_decoder": True, "embedding_dim": 48}),
+    "classes of a language model": (LineartimeForSequenceClassification, PLAIN, {"is_decoder": True}),
+    "units": (LineartimeForMaskedLM, [{"kind": GATED_ATTENTION_UNIT, "options": x} for x in UNITS], {"family": "gau"}),
+    "units that forget": (
+        LineartimeForCausalLM,
+        [{"kind": GATED_ATTENTION_UNIT, "options": {"query_dim": 16, "chunk_size": 8, "forget": "channel"}}],
+        {"family": "gau"},
+    ),
+    "learned positions": (
+        LineartimeForSeq2SeqLM,
+        PLAIN,
+        {"positions": "learned", "layernorm_embedding": True, "gated_ffn": True, "attention_gate": True},
+    ),
+    "tied": (
+        LineartimeForMaskedLM,
+        PLAIN,
+        {"positions": "scaled_sinusoidal", "norm": "scalenorm", "tie_word_embeddings": True},
+    ),
+    "projected": (LineartimeForCausalLM, PLAIN, {"positions": "none", "embedding_dim": 48, "output_dim": 32}),
+}
 
 
-def all_fields() -> list[Any]:
-    """Every class, with every attention and with every kind of other part."""
-    cases = []
-    for kind in AUTO_CLASSES.values():
-        cases.append(pytest.param(kind, fields_of(kind, LAYERS), id=f"{kind.__name__}-attentions"))
-        if kind is not LineartimeForSeq2SeqLM:
-            causal = [{"forget": "channel"}] if kind is LineartimeForCausalLM else [{}]
-            units = [{**unit, **more} for unit in UNITS for more in causal if unit["chunk_size"] or not more]
-            layers = [{"kind": GATED_ATTENTION_UNIT, "options": unit} for unit in units]
-            cases.append(pytest.param(kind, fields_of(kind, layers, family="gau"), id=f"{kind.__name__}-units"))
-        decodes = kind in (LineartimeForCausalLM, LineartimeForSeq2SeqLM)
-        projected = [{"positions": "none", "embedding_dim": 48, "output_dim": 32}] if decodes else []
-        for fields in (*OTHER_FIELDS, *projected):
-            layers = [{"kind": "flow"}, {"kind": "linear"}]
-            cases.append(
-                pytest.param(kind, fields_of(kind, layers, **fields), id=f"{kind.__name__}-{fields['positions']}")
-            )
-    for kind in (LineartimeModel, LineartimeForSequenceClassification):  # of a language model
-        fields = fields_of(kind, LAYERS, is_decoder=True, embedding_dim=48)
-        cases.append(pytest.param(kind, fields, id=f"{kind.__name__}-decoder"))
-    return cases
-
-
-def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers by name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-@pytest.mark.parametrize(("kind", "fields"), all_fields())
-def test_init_weights_gives_what_the_constructor_gives(kind: type[nn.Module], fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_init_weights_gives_what_the_constructor_gives(name: str) -> None:
     """After ``to_empty``, whose memory holds anything."""
+    kind, layers, fields = CASES[name]
+    fields = fields_of(kind, layers, **fields)
     torch.manual_seed(0)
     model = on_cpu(lambda: kind(LineartimeConfig(**fields)))
+    for part in model.modules():  # a model that was used before
+        if getattr(part, "counts", ()):
+            part.restore_counts(dict.fromkeys(part.counts, 5))
     model.init_weights()
-    assert_drawn_alike(model, kind(LineartimeConfig(**fields)))
-    assert not bool(model.get_input_embeddings().weight[1].any())  # of padding
-    found = tensors(model)
-    before = {name: x.clone() for name, x in found.items()}
+    expected = kind(LineartimeConfig(**fields))
+    assert_drawn_alike(model, expected)
+    for part, other in zip(model.modules(), expected.modules(), strict=True):
+        assert "passes" not in getattr(part, "counts", ()) or part.passes == other.passes == 0
+    assert not bool(model.get_input_embeddings().weight[1].any()), "padding"
+    before = {name: x.clone() for name, x in tensors(model).items()}
     model.init_weights()  # as in stock models, once
     assert all(torch.equal(x, before[name]) for name, x in tensors(model).items())
 
 
 @pytest.mark.parametrize("kind", AUTO_CLASSES.values())
-@pytest.mark.parametrize("change", [{"vocab_size": 500, "encoder_vocab_size": 500}, {"num_labels": 5}], ids=str)
-def test_parts_of_another_size_are_new_and_all_others_are_loaded(
-    kind: type[nn.Module], change: dict[str, int], tmp_path: Path
-) -> None:
+def test_parts_of_another_size_are_new_and_all_others_are_loaded(kind: type[nn.Module], tmp_path: Path) -> None:
     """``ignore_mismatched_sizes=True``."""
-    if "num_labels" in change and kind is not LineartimeForSequenceClassification:
-        return
-    torch.manual_seed(0)
     model = small(kind)
     model.save_pretrained(tmp_path)
+    change: dict[str, Any] = {"vocab_size": 500, "encoder_vocab_size": 500, "num_labels": 5}
     change = {name: value for name, value in change.items() if hasattr(model.config, name)}
     loaded = kind.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **change)
     assert_drawn_alike(loaded, kind(loaded.config))
-    stored = tensors(model)
-    assert all(torch.equal(x, stored[name]) for name, x in tensors(loaded).items() if x.shape == stored[name].shape)
+    stored, found = tensors(model), tensors(loaded)
+    same = {name for name, x in found.items() if x.shape == stored[name].shape}
+    assert same < found.keys() and all(torch.equal(found[name], stored[name]) for name in same)
     assert not bool(loaded.get_input_embeddings().weight[1].any())
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("mean_resizing", [True, False])
+@pytest.mark.parametrize("mean_resizing, tied", [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("kind", AUTO_CLASSES.values())
 def test_resized_tables_go_on(kind: type[nn.Module], mean_resizing: bool, tied: bool) -> None:
-    """Rows of before are kept, new ones are finite and of the spread of a constructor, and the model computes."""
-    torch.manual_seed(0)
+    """Rows of before are kept, new ones are of the spread of a constructor; one table of several is not resized."""
     model = small(kind, tie_word_embeddings=tied)
     if not model.has_one_table():
         with pytest.raises(ValueError, match="new_num_tokens is 400; allowed"):
@@ -116,8 +109,7 @@ def test_resized_tables_go_on(kind: type[nn.Module], mean_resizing: bool, tied: 
     before = {name: x.detach().clone() for name, x in tensors(model).items()}
     model.resize_token_embeddings(400, mean_resizing=mean_resizing)
     found = tensors(model)
-    changed = {name for name, x in found.items() if x.shape != before[name].shape}
-    assert changed
+    assert {name for name, x in found.items() if x.shape != before[name].shape}
     assert all(torch.equal(x[: len(before[name])], before[name]) for name, x in found.items())
     if not mean_resizing:
         assert_drawn_alike(model, type(model)(model.config))

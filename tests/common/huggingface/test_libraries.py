@@ -1,4 +1,4 @@
-"""Names by which PEFT, Trainer, accelerate and sentence-transformers find the parts of a model."""
+"""What PEFT, accelerate, pipelines and transformers' own classes look for in a model, in every class."""
 
 import copy
 import json
@@ -26,8 +26,7 @@ from common.huggingface import (
 )
 from tests.compare import assert_close, assert_drawn_alike, weights
 
-from .tiny_folders import byte_tokenizer
-from .tiny_models import small
+from .models import save_folder, small
 
 #: The model for each type of task of PEFT that there is a model for.
 TASKS = {
@@ -37,17 +36,17 @@ TASKS = {
     "FEATURE_EXTRACTION": LineartimeModel,
     None: LineartimeForMaskedLM,
 }
-#: The classes that share an encoder, and those that share the layers of a language model, with fields for each.
+#: The classes that share an encoder, and those that share the layers of a language model.
 ENCODERS = (LineartimeForMaskedLM, LineartimeForSequenceClassification, LineartimeModel)
 DECODERS = (LineartimeForCausalLM, LineartimeForSequenceClassification, LineartimeModel)
-SHARED = [
-    (ENCODERS, {}),
-    (ENCODERS, {"tie_word_embeddings": True}),
-    (DECODERS, {"is_decoder": True, "tie_word_embeddings": True}),
-    (DECODERS, {"is_decoder": True, "embedding_dim": 48, "output_dim": 32}),
+TIED = {"tie_word_embeddings": True}
+PAIRS = [
+    *((one, other, {}) for one in ENCODERS for other in ENCODERS if one is not other),
+    *((one, other, {"is_decoder": True, **TIED}) for one in DECODERS for other in DECODERS if one is not other),
+    (LineartimeForMaskedLM, LineartimeModel, TIED),
+    (LineartimeForCausalLM, LineartimeModel, {"is_decoder": True, "embedding_dim": 48, "output_dim": 32}),
 ]
-PAIRS = [(one, other, fields) for kinds, fields in SHARED for one in kinds for other in kinds if one is not other]
-TIED = {"encoder.lm_head.weight", "decoder.output_projection.weight"}
+kinds = pytest.mark.parametrize("kind", AUTO_CLASSES.values())
 
 
 def batch(kind: type[nn.Module]) -> dict[str, Tensor]:
@@ -63,14 +62,12 @@ def result(output: ModelOutput) -> Tensor:
     return output["logits"] if "logits" in output else output.last_hidden_state
 
 
-@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
 @pytest.mark.parametrize("task", TASKS)
-def test_peft_trains_what_is_new(task: str | None, targets: Any, tmp_path: Path) -> None:
+def test_peft_trains_what_is_new(task: str | None, tmp_path: Path) -> None:
     """The low ranks and, without a word, a classifier's head; what it saves gives the same again."""
     kind = TASKS[task]
-    torch.manual_seed(0)
-    model = small(kind)
-    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(task_type=task, r=2, target_modules=targets))
+    model, config = small(kind), LoraConfig(task_type=task, r=2, target_modules="all-linear")
+    adapted = get_peft_model(copy.deepcopy(model), config)
     adapted.train()(**batch(kind))[0].sum().backward()
     learns = {name for name, x in adapted.named_parameters() if x.requires_grad and x.grad is not None}
     assert learns == {name for name, x in adapted.named_parameters() if x.requires_grad}
@@ -87,26 +84,21 @@ def test_peft_trains_what_is_new(task: str | None, targets: Any, tmp_path: Path)
         assert torch.equal(result(again(**batch(kind))), expected)
 
 
-def test_the_head_can_be_named() -> None:
-    model = small(LineartimeForSequenceClassification)
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["classifier"]))
-    assert sum(x.requires_grad for name, x in adapted.named_parameters() if ".classifier." in name) == 4
-
-
 def test_a_head_with_its_name_in_fairseq_is_loaded(tmp_path: Path) -> None:
     """By torch and by transformers, which saves the present names; other folders are as before."""
-    torch.manual_seed(0)
     model = small(LineartimeForSequenceClassification, classifier_head="topics").eval()
     model.save_pretrained(tmp_path / "new")
     model.save_pretrained(tmp_path / "old")
     names = load_file(tmp_path / "new" / "model.safetensors")
-    former = {name.replace("classifier.", "classification_heads.topics."): x for name, x in names.items()}
-    assert former.keys() != names.keys()
-    save_file(former, tmp_path / "old" / "model.safetensors", {"format": "pt"})
+
+    def former(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name.replace("classifier.", "classification_heads.topics."): x for name, x in state.items()}
+
+    assert former(names).keys() != names.keys()
+    save_file(former(names), tmp_path / "old" / "model.safetensors", {"format": "pt"})
     other = small(LineartimeForSequenceClassification, classifier_head="topics")
-    other.load_state_dict(
-        {name.replace("classifier.", "classification_heads.topics."): x for name, x in model.state_dict().items()}
-    )
+    nn.init.zeros_(other.classifier.dense.weight)
+    other.load_state_dict(former(model.state_dict()))
     loaded = LineartimeForSequenceClassification.from_pretrained(tmp_path / "old")
     loaded.save_pretrained(tmp_path / "again")
     assert load_file(tmp_path / "again" / "model.safetensors").keys() == names.keys()
@@ -116,41 +108,47 @@ def test_a_head_with_its_name_in_fairseq_is_loaded(tmp_path: Path) -> None:
             assert torch.equal(each.eval()(**batch(type(model))).logits, model(**batch(type(model))).logits)
 
 
-@pytest.mark.parametrize("kind", AUTO_CLASSES.values())
+@kinds
 def test_libraries_find_what_they_look_for(kind: type[nn.Module]) -> None:
     """Labels, embeddings, the input, the class of outputs, and numbers of parameters."""
     model = small(kind)
     assert find_labels(kind) == [name for name in batch(kind) if name == "labels"]
-    assert model.main_input_name == "input_ids"
-    assert model.base_model is model
+    assert model.main_input_name == "input_ids" and model.base_model is model
     embeddings = model.get_input_embeddings()
     assert isinstance(embeddings, nn.Embedding) and embeddings.num_embeddings == 300
-    generates = hasattr(kind, "generate")
-    assert (model.get_output_embeddings() is not None) == generates
+    assert (model.get_output_embeddings() is not None) == hasattr(kind, "generate")
     assert model.num_parameters() == sum(x.numel() for x in model.parameters())
     assert model.num_parameters(exclude_embeddings=True) < model.num_parameters()
     returned = [x for x in get_args(get_type_hints(kind.forward)["return"]) if issubclass(x, ModelOutput)]
     output = model(**batch(kind))
     assert returned == [type(output)]
     assert output.keys() >= ({"loss", "logits"} if "labels" in batch(kind) else {"last_hidden_state"})
+    assert torch.equal(model(**batch(kind), return_dict=False)[0], output[0])
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
     json.dumps(model.config.to_dict())
 
 
-@pytest.mark.parametrize("kind", AUTO_CLASSES.values())
-@pytest.mark.parametrize("share", [0.7, 0.9])
-def test_layers_are_not_split_between_devices(share: float, kind: type[nn.Module], tmp_path: Path) -> None:
+def test_a_saved_folder_keeps_the_code_that_its_configuration_names(tmp_path: Path) -> None:
+    """``trust_remote_code=True`` needs it, also after a training."""
+    model = small(LineartimeForCausalLM)
+    model.config.auto_map = {"AutoModelForCausalLM": "modeling_lineartime.LineartimeForCausalLM"}
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "modeling_lineartime.py").is_file()
+
+
+@kinds
+def test_layers_are_not_split_between_devices(kind: type[nn.Module], tmp_path: Path) -> None:
     """accelerate puts whole layers into a part of the memory, and others on the disk; outputs stay."""
-    torch.manual_seed(0)
     model = small(kind).eval()
     model.save_pretrained(tmp_path / "model")
-    places = {"device_map": "auto", "max_memory": {"cpu": int(4 * share * model.num_parameters()), "disk": 10**9}}
-    parts = kind.from_pretrained(tmp_path / "model", **places, offload_folder=tmp_path / "disk").eval()
-    assert set(parts.hf_device_map.values()) == {"cpu", "disk"}
-    assert not any(re.search(r"layers\.\d+\.", place) for place in parts.hf_device_map)
-    with torch.no_grad():
-        assert torch.equal(result(parts(**batch(kind))), result(model(**batch(kind))))
+    for share in (0.7, 0.9):
+        places = {"device_map": "auto", "max_memory": {"cpu": int(4 * share * model.num_parameters()), "disk": 10**9}}
+        parts = kind.from_pretrained(tmp_path / "model", **places, offload_folder=tmp_path / "disk").eval()
+        assert set(parts.hf_device_map.values()) == {"cpu", "disk"}
+        assert not any(re.search(r"layers\.\d+\.", place) for place in parts.hf_device_map)
+        with torch.no_grad():
+            assert torch.equal(result(parts(**batch(kind))), result(model(**batch(kind))))
 
 
 @pytest.mark.parametrize(("stored", "kind", "fields"), PAIRS)
@@ -159,7 +157,6 @@ def test_a_head_is_left_out_or_begins_anew(
     stored: type[nn.Module], kind: type[nn.Module], fields: dict[str, Any], tmp_path: Path
 ) -> None:
     """In a folder of another class; all other weights are loaded, and give the same features."""
-    torch.manual_seed(0)
     model = small(stored, **fields).eval()
     model.save_pretrained(tmp_path)
     auto = next(auto for auto, own in AUTO_CLASSES.items() if own is kind)
@@ -168,15 +165,13 @@ def test_a_head_is_left_out_or_begins_anew(
     assert type(loaded) is kind
     before, after = model.state_dict(), loaded.state_dict()
     body = before.keys() & after.keys()
-    left_out = TIED if fields.get("tie_word_embeddings") else set()
-    assert set(info["missing_keys"]) == after.keys() - body - left_out
-    assert set(info["unexpected_keys"]) == before.keys() - body - left_out
+    tied = {"encoder.lm_head.weight", "decoder.output_projection.weight"} if "tie_word_embeddings" in fields else set()
+    assert set(info["missing_keys"]) == after.keys() - body - tied
+    assert set(info["unexpected_keys"]) == before.keys() - body - tied
     assert_drawn_alike(loaded, kind(loaded.config))
     assert all(torch.equal(after[name], x) for name, x in weights(before).items() if name in body)
     inputs = {**batch(LineartimeModel), "output_hidden_states": True}
     assert torch.equal(loaded(**inputs).hidden_states[-1], model(**inputs).hidden_states[-1])
-    loaded.save_pretrained(tmp_path / "again")
-    assert torch.equal(result(auto.from_pretrained(tmp_path / "again")(**inputs)), result(loaded(**inputs)))
 
 
 @pytest.mark.parametrize("kind", (LineartimeForCausalLM, LineartimeForMaskedLM, LineartimeForSequenceClassification))
@@ -188,42 +183,35 @@ def test_nothing_but_a_whole_head_may_be_missing(kind: type[nn.Module], tmp_path
     state, body = model.state_dict(), headless.state_dict()
     last = max(name for name in weights(state).keys() - body.keys())
     layer = next(name for name in body if name.endswith("fc2.weight"))
-    for folder, (saved, names, error) in {
-        "head": (model, body, "missing"),
-        "part": (headless, state.keys() - {last}, f"1 missing .{last}"),
-        "layer": (headless, body.keys() - {layer}, rf"1 missing .{layer}\)"),
+    more = {**body, "more": torch.zeros(1)}
+    for folder, (saved, tensors, error) in {
+        "head": (model, {name: state[name] for name in body}, "missing"),
+        "part": (headless, {name: x for name, x in state.items() if name != last}, f"1 missing .{last}"),
+        "layer": (headless, {name: x for name, x in body.items() if name != layer}, rf"1 missing .{layer}\)"),
+        "more": (headless, more, "1 not of this model .more.; allowed"),
     }.items():
-        saved.save_pretrained(tmp_path / folder, state_dict={name: state[name] for name in names})
+        saved.save_pretrained(tmp_path / folder, state_dict=tensors)
         with pytest.raises(ValueError, match=error):
             kind.from_pretrained(tmp_path / folder)
-    headless.save_pretrained(tmp_path / "more", state_dict={**body, "more": torch.zeros(1)})
-    with pytest.raises(ValueError, match="1 not of this model .more.; allowed"):
-        kind.from_pretrained(tmp_path / "more")
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("kind", (LineartimeForCausalLM, LineartimeForMaskedLM, LineartimeForSequenceClassification))
+@pytest.mark.parametrize(("kind", "side"), [(DECODERS[0], "left"), (DECODERS[0], "right"), (ENCODERS[0], "left")])
 @torch.no_grad()
 def test_features_are_those_that_heads_read(kind: type[nn.Module], side: str, tmp_path: Path) -> None:
-    """Of padded rows, in parts with a cache, in pipelines, and of each text alone."""
-    torch.manual_seed(0)
-    model, tokenizer = small(kind).eval(), byte_tokenizer()
-    tokenizer.padding_side = side
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    """They agree for padded rows, in parts with a cache, in pipelines, and for each text alone."""
+    model = small(kind).eval()
+    save_folder(tmp_path, model)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop("is_decoder") is (kind is LineartimeForCausalLM)
     (tmp_path / "config.json").write_text(json.dumps(config))  # as in folders of earlier versions
     features, texts = AutoModel.from_pretrained(tmp_path), ["the first", "another and a longer one"]
-    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    extract = pipeline("feature-extraction", model=str(tmp_path), device="cpu")
+    inputs = extract.tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
     found = features(**inputs, output_hidden_states=True)
     expected = model(**inputs, output_hidden_states=True).hidden_states
-    assert torch.equal(found.last_hidden_state, expected[-1])
-    assert all(map(torch.equal, found.hidden_states, expected))
-    assert torch.equal(features(**inputs, return_dict=False)[0], expected[-1])
+    assert torch.equal(found.last_hidden_state, expected[-1]) and all(map(torch.equal, found.hidden_states, expected))
     for text, x, mask in zip(texts, expected[-1], inputs.attention_mask):
-        alone = pipeline("feature-extraction", model=str(tmp_path), device="cpu")(text)
-        assert_close(text, x[mask == 1][None], torch.tensor(alone))
+        assert_close(text, x[mask == 1][None], torch.tensor(extract(text)))
     if kind is not LineartimeForCausalLM:
         for refused in ({"position_ids": torch.zeros(2, 24)}, {"use_cache": True}):
             with pytest.raises(ValueError, match="is given; allowed"):
@@ -237,13 +225,13 @@ def test_features_are_those_that_heads_read(kind: type[nn.Module], side: str, tm
     assert caches[0].columns == inputs.input_ids.shape[1]
 
 
-@pytest.mark.parametrize("auto", [AutoModel, AutoModelForSequenceClassification])
-def test_an_encoder_decoder_is_not_one_stack(auto: Any, tmp_path: Path) -> None:
-    model = small(LineartimeForSeq2SeqLM).eval()
+@torch.no_grad()
+def test_an_encoder_decoder_is_not_one_stack(tmp_path: Path) -> None:
+    model, ids = small(LineartimeForSeq2SeqLM).eval(), batch(LineartimeModel)["input_ids"]
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is_encoder_decoder is True; allowed"):
-        auto.from_pretrained(tmp_path)
-    ids = batch(LineartimeModel)["input_ids"]
+    for auto in (AutoModel, AutoModelForSequenceClassification):
+        with pytest.raises(ValueError, match="is_encoder_decoder is True; allowed"):
+            auto.from_pretrained(tmp_path)
     features = model.get_encoder()(ids).last_hidden_state  # which the message names
     assert torch.equal(features, model(ids, decoder_input_ids=ids).encoder_last_hidden_state)
 
@@ -251,7 +239,6 @@ def test_an_encoder_decoder_is_not_one_stack(auto: Any, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_a_language_model_is_classified_by_its_last_token(tmp_path: Path) -> None:
     """With padding on either side; its first token has seen no other."""
-    torch.manual_seed(0)
     small(LineartimeForCausalLM).save_pretrained(tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     row = batch(LineartimeModel)["input_ids"][:1]

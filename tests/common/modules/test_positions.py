@@ -1,16 +1,21 @@
-"""Rotary positions, relative biases and scaled sinusoids against complex numbers and explicit matrices."""
+"""Rotary positions, relative biases, scaled sinusoids and ScaleNorm against their formulas."""
 
-import copy
+import logging
 import math
 
 import pytest
 import torch
+from torch import nn
 
-from common.modules.relative_bias import RotaryBias, ToeplitzBias, relative_bias
-from common.modules.rotary import check_even, rotate
+from common.modules.gated_attention_unit import GatedAttentionUnit
+from common.modules.norms import ScaleNorm, build_norm
+from common.modules.relative_bias import RotaryBias, ToeplitzBias
+from common.modules.rotary import rotate, token_positions
 from common.modules.sinusoids import ScaledSin
-from tests.common.refusals import refused
+from tests.common.inputs import SIDES, padding
 from tests.compare import assert_close, gradients
+
+HALVES = [torch.bfloat16, torch.float16]
 
 
 def complex_rotation(x, positions):
@@ -23,25 +28,18 @@ def complex_rotation(x, positions):
 
 @pytest.mark.parametrize("channels", [2, 6, 128])
 def test_rotate_multiplies_by_complex_exponentials(channels):
+    """With and without a graph."""
     x = torch.randn(2, 3, 9, channels, dtype=torch.float64, requires_grad=True)
     for positions in (torch.arange(9), torch.arange(9) + 100000, torch.randint(0, 5000, (2, 1, 9))):
         out, expected = rotate(x, positions), complex_rotation(x, positions)
         assert_close("out", out, expected)
         assert_close("gradient", *gradients(out, [x]), *gradients(expected, [x]))
+        assert torch.equal(rotate(x.detach(), positions), out)
+        with torch.no_grad():
+            assert torch.equal(rotate(x, positions), out)
 
 
-def test_products_of_rotated_vectors_depend_on_the_distance_alone():
-    q, k = torch.randn(2, 1, 8, dtype=torch.float64)
-    products = [
-        [(rotate(q, torch.tensor([m])) * rotate(k, torch.tensor([n]))).sum() for n in range(9)] for m in range(9)
-    ]
-    for m in range(8):
-        for n in range(8):
-            assert_close("product", products[m][n], products[m + 1][n + 1])
-    assert abs(products[0][3] - products[3][0]) > 1e-3, "the sign of the distance counts"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_far_positions_keep_their_angle_in_half_precision(dtype):
     x, positions = torch.randn(9, 64).to(dtype), torch.arange(30000, 30009)
     out = rotate(x, positions)
@@ -49,16 +47,23 @@ def test_far_positions_keep_their_angle_in_half_precision(dtype):
     assert_close("out", out, complex_rotation(x.double(), positions), 4e-3)
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_positions_count_real_tokens(side):
+    x, mask = torch.randn(3, 2, 13, 4), padding(side, 3, 13)
+    for count in (None, torch.tensor([0, 5, 7])):
+        positions = token_positions(x, mask, count)
+        for b, row in enumerate([[False] * 13] * 3 if mask is None else mask.tolist()):
+            start = 0 if count is None else int(count[b])
+            expected = [start + sum(not hidden for hidden in row[:i]) for i in range(13)]
+            assert positions.expand(3, 1, 13)[b, 0].tolist() == expected
+
+
 def test_odd_channels_are_refused():
-    with refused("the number of channels", "5", "an even number"):
-        rotate(torch.randn(3, 5), torch.arange(3))
-    with refused("dim", "7", "an even number"):
-        RotaryBias(7)
-    with refused("dim", "7", "an even number"):
-        ScaledSin(7)
-    with refused("width", "1", "an even number"):
-        check_even("width", 1)
-    check_even("width", 2)
+    wrongs = {"channels is 5": lambda: rotate(torch.randn(3, 5), torch.arange(3))}
+    wrongs |= {"dim is 7": lambda: RotaryBias(7), "dim is 9": lambda: ScaledSin(9)}
+    for given, call in wrongs.items():
+        with pytest.raises(ValueError, match=f"{given}; allowed.*an even number"):
+            call()
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -67,8 +72,7 @@ def test_a_rotary_bias_is_the_product_of_two_rotated_vectors(heads):
     for tokens in (1, 2, 9):
         positions = torch.arange(tokens)
         a, b = (complex_rotation(x[:, None].expand(-1, tokens, -1), positions) for x in (module.a, module.b))
-        matrix = a @ b.transpose(-2, -1)  # (H, query, key)
-        bias = module(tokens)
+        matrix, bias = a @ b.transpose(-2, -1), module(tokens)  # (H, query, key), (H, distances)
         assert bias.shape == (heads, 2 * tokens - 1)
         gathered = torch.stack([bias[:, m - torch.arange(tokens) + tokens - 1] for m in range(tokens)], dim=1)
         assert_close("bias", gathered, matrix)
@@ -76,54 +80,78 @@ def test_a_rotary_bias_is_the_product_of_two_rotated_vectors(heads):
             assert_close("gradient", actual, wanted)
 
 
-def test_a_toeplitz_bias_gives_a_distance_the_same_entry_at_any_length():
-    module = ToeplitzBias(5, heads=2)
-    assert module.weight.shape == (2, 9)
-    assert torch.equal(module(5), module.weight)
-    for tokens in (1, 2, 4):
-        bias = module(tokens)
-        assert bias.shape == (2, 2 * tokens - 1)
-        for distance in range(1 - tokens, tokens):
-            assert torch.equal(bias[:, distance + tokens - 1], module.weight[:, distance + 4])
-    (gradient,) = torch.autograd.grad(module(2).sum(), module.weight)
-    assert gradient[0].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+def test_a_toeplitz_bias_gives_a_distance_the_same_entry_at_any_length(caplog):
+    """Also one that is loaded for more tokens, of which it keeps the middle, as the log says."""
+    module, short = ToeplitzBias(5, heads=2), ToeplitzBias(3, heads=2)
+    state = module.state_dict()
+    with caplog.at_level(logging.INFO, logger="common.modules.relative_bias"):
+        short.load_state_dict(state)
+        ToeplitzBias(5, heads=2).load_state_dict(state)
+    assert "for 5 tokens is read for 3" in caplog.text and len(caplog.records) == 1
+    assert state["weight"].shape == (2, 9), "the caller's dict stays"
+    for each, lengths in ((module, (1, 2, 4, 5)), (short, (1, 2, 3))):
+        for tokens in lengths:
+            for distance in range(1 - tokens, tokens):
+                assert torch.equal(each(tokens)[:, distance + tokens - 1], module.weight[:, distance + 4])
+    with pytest.raises(ValueError, match="the input has 6 tokens; allowed by its relative bias: 5"):
+        module(6)
+    for wrong in (ToeplitzBias(2, heads=2).weight, ToeplitzBias(8).weight, torch.zeros(2, 8)):
+        with pytest.raises(RuntimeError, match="size mismatch for weight"):
+            short.load_state_dict({"weight": wrong})
 
 
-def test_a_toeplitz_bias_has_a_reach():
-    with refused("the input", "6 tokens", "by its relative bias: 5"):
-        ToeplitzBias(5)(6)
+def test_a_unit_with_smaller_chunks_loads():
+    """Within one short chunk both units see every token, and differ only by the divisor C."""
+    large, small = (GatedAttentionUnit(8, query_dim=4, chunk_size=size, linear=False) for size in (16, 4))
+    for parameter in large.parameters():
+        nn.init.normal_(parameter)
+    small.load_state_dict(large.state_dict())
+    x = torch.randn(2, 4, 8)
+    assert not torch.allclose(small(x), large(x), atol=1e-3)
+    with torch.no_grad():
+        small.gamma[0] *= 4 / 16
+        small.beta[0] *= 4 / 16
+    assert_close("output", small(x), large(x))
 
 
 def test_parameters_start_as_in_the_paper():
     for weights in (ToeplitzBias(4000).weight, RotaryBias(8000).a, RotaryBias(8000).b):
         assert abs(weights.mean()) < 1e-3 and abs(weights.std() - 0.02) < 1e-3
     assert ScaledSin(64).scale.tolist() == [1 / math.sqrt(64)]
+    assert {name: x.tolist() for name, x in ScaleNorm(6).named_parameters()} == {"weight": [1.0]}
 
 
 def test_scaled_sin_is_the_formula():
-    module = ScaledSin(8).double()
-    positions = torch.tensor([[0, 1, 7], [100, 3, 2]])
+    module, positions = ScaledSin(8).double(), torch.tensor([[0, 1, 7], [100, 3, 2]])
     out = module(positions)
-    assert out.shape == (2, 3, 8)
-    for row, column in ((0, 0), (0, 2), (1, 0)):
-        for i in range(4):
-            angle = positions[row, column].item() * 10000 ** (-i / 4)
-            expected = torch.tensor([math.sin(angle), math.cos(angle)], dtype=torch.float64) / math.sqrt(8)
-            assert_close("sine and cosine", out[row, column, [i, i + 4]], expected, 1e-5)
-    (gradient,) = gradients(out, [module.scale])
-    expected = gradients(out, [out])[0].mul(out.detach() * math.sqrt(8)).sum()
-    assert_close("gradient of the scale", gradient, expected[None], 1e-6)
+    angle = positions[..., None].double() * 10000 ** (-torch.arange(4).double() / 4)
+    expected = torch.cat([angle.sin(), angle.cos()], dim=-1) * module.scale
+    assert_close("sine and cosine", out, expected, 1e-5)
+    assert_close("gradient", *gradients(out, [module.scale]), *gradients(expected, [module.scale]), 1e-5)
+    far = positions + 30001
+    half = ScaledSin(8).bfloat16()(far)
+    assert half.dtype == torch.bfloat16
+    assert_close("half", half, module(far))
 
 
-def test_scaled_sin_is_in_the_dtype_of_its_scale_and_exact_far_away():
-    module, positions = ScaledSin(8), torch.tensor([30001])
-    out = copy.deepcopy(module).bfloat16()(positions)
-    assert out.dtype == torch.bfloat16
-    assert_close("half", out, module(positions))
+def test_scale_norm_is_x_times_g_over_its_root_mean_square():
+    norm, x = ScaleNorm(6).double(), (3 * torch.randn(2, 5, 6, dtype=torch.float64) + 1).requires_grad_()
+    nn.init.constant_(norm.weight, 1.7)
+    expected = x * norm.weight / ((x**2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert_close("out", norm(x), expected)
+    for actual, wanted in zip(gradients(norm(x), [x, norm.weight]), gradients(expected, [x, norm.weight])):
+        assert_close("gradient", actual, wanted)
+    zeros = torch.zeros(3, 6, requires_grad=True)
+    out = ScaleNorm(6)(zeros)
+    assert (out == 0).all() and torch.isfinite(*gradients(out, [zeros])).all()
+    with pytest.raises(ValueError, match="norm is 'rmsnorm'; allowed.*'layernorm', 'scalenorm'"):
+        build_norm("rmsnorm", 6)
 
 
-def test_biases_are_chosen_by_name_and_length():
-    assert type(relative_bias("auto", 511, 8)) is ToeplitzBias and type(relative_bias("auto", 512, 8)) is RotaryBias
-    assert relative_bias("none", 8, 8) is None
-    toeplitz, rotary = relative_bias("toeplitz", 700, 8, 2), relative_bias("rotary", 7, 8, 2)
-    assert toeplitz.weight.shape == (2, 1399) and rotary.a.shape == rotary.b.shape == (2, 8)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_squares_are_summed_in_float32(dtype):
+    """300² is beyond float16's range, and a sum of 4096 squares beyond bfloat16's 8 bits."""
+    x = (300 * torch.randn(4, 4096)).to(dtype)
+    out = ScaleNorm(4096).to(dtype)(x)
+    assert out.dtype == dtype
+    assert_close("out", out, ScaleNorm(4096).double()(x.double()))

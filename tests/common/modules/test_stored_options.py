@@ -36,64 +36,41 @@ def _layers(**options: Any) -> nn.Module:
     return nn.Sequential(_Remembers(**options), nn.Sequential(nn.Linear(2, 2), _Remembers(**options)))
 
 
-def _reread(model: nn.Module, folder: Path) -> Any:
-    torch.save({"model": model.state_dict()}, folder / "c.pt")
-    return torch.load(folder / "c.pt", weights_only=True)["model"]
+def load_in_silence(model: nn.Module, stored: dict[str, Any], **options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_state_dict(stored, **options)
 
 
-def _through_safetensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return safetensors.torch.load(safetensors.torch.save(dict(state)))
-
-
-def _averaged(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Average files as the hosts' scripts do: sums in float64 or in the file's dtype, and float32 at the end."""
-    return {name: ((x.double() + x.double() + x.double()) / 3).float() for name, x in state.items()}
-
-
-def _moving_average(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Average during training as fairseq and timm do: products and sums of everything in floating point."""
-    return {name: x.clone().mul_(0.9999).add_(x, alpha=1 - 0.9999) for name, x in state.items()}
-
-
-#: Transformations of state dicts between saving and loading.
+#: Handling of state dicts between saving and loading. Hosts average files in float64 or in the file's dtype, and keep
+#: moving averages by products and sums of everything in floating point.
 WAYS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
-    "as it is": lambda state: state,
     "copied key by key": lambda state: dict(state.items()),
-    "safetensors": _through_safetensors,
+    "safetensors": lambda state: safetensors.torch.load(safetensors.torch.save(dict(state))),
     "pickle": lambda state: pickle.loads(pickle.dumps(state)),
     "deep copy": copy.deepcopy,
     "float16": lambda state: {name: x.half() for name, x in state.items()},
     "bfloat16": lambda state: {name: x.bfloat16() for name, x in state.items()},
-    "averaged": _averaged,
-    "moving average": _moving_average,
+    "averaged": lambda state: {name: ((x.double() * 3) / 3).float() for name, x in state.items()},
+    "moving average": lambda state: {
+        name: x.clone().mul_(0.9999).add_(x, alpha=1 - 0.9999) for name, x in state.items()
+    },
 }
 
 
-def test_keys_are_those_of_the_tensors_and_a_record() -> None:
-    """One record per module with options, under torch's own key, and tensors as hosts expect."""
-    state = _layers(form="a").state_dict()
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_survives_all_handling_of_a_file(way: str, tmp_path: Path) -> None:
+    """The same options load in silence, also beside those of other versions; others are one warning."""
+    options = {"form": "paper", "clamp": float("inf"), "bound": None, "flag": True, "pair": (3, 5)}
+    torch.save({"model": _layers(**options).state_dict()}, tmp_path / "c.pt")
+    stored = WAYS[way](torch.load(tmp_path / "c.pt", weights_only=True)["model"])
     names = ["0.weight", "0._extra_state", "1.0.weight", "1.0.bias", "1.1.weight", "1.1._extra_state"]
-    assert list(state) == names and all(isinstance(x, Tensor) for x in state.values())
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_same_options_load_in_silence(way: str, tmp_path: Path) -> None:
-    """Also from a file, and with options of other versions that only one side has."""
-    stored = WAYS[way](_reread(_layers(form="a", clamp=5.0, bound=None, flag=True, pair=(3, 5)), tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _layers(form="a", clamp=5, bound=None, flag=True, pair=(3, 5)).load_state_dict(stored)
-        _layers(form="a", newer="x").load_state_dict(stored)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_other_options_are_a_warning_on_every_way(way: str) -> None:
-    """After any handling of the state dict; the options include a wide clamp, a pair and a name."""
-    stored = WAYS[way](_layers(form="paper", clamp=float("inf"), pair=(3, 5)).state_dict())
+    assert sorted(stored) == sorted(names) and all(isinstance(x, Tensor) for x in stored.values())
+    load_in_silence(_layers(**options), stored)
+    load_in_silence(_layers(form="paper", newer="x"), stored)
     for other in ({"form": "released"}, {"clamp": 5.0}, {"pair": (3, 7)}):
-        options = {"form": "paper", "clamp": float("inf"), "pair": (3, 5), **other}
         with pytest.warns(UserWarning, match=next(iter(other))) as caught:
-            _layers(**options).load_state_dict(stored)
+            _layers(**{**options, **other}).load_state_dict(stored)
         assert len({str(warning.message) for warning in caught}) == 1
 
 
@@ -112,26 +89,24 @@ def test_a_file_that_remembers_nothing_says_so_once(strict: bool) -> None:
             model.load_state_dict(stored)
 
 
-def test_weights_of_other_modules_alone_are_no_reason_to_warn() -> None:
-    """For example a head's weights, or no weights."""
+def test_what_is_no_reason_to_warn() -> None:
+    """Weights of other modules alone, such as a head's; options of speed; weights without values, on "meta"."""
     model = nn.ModuleDict({"block": nn.ModuleDict({"attention": _Remembers(form="b")}), "head": nn.Linear(2, 2)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
-        model.load_state_dict({}, strict=False)
+    load_in_silence(model, {"head.bias": torch.ones(2)}, strict=False)
+    load_in_silence(model, {}, strict=False)
+    flow = build_attention("flow", chunk_size=8)
+    load_in_silence(flow, build_attention("flow").state_dict())
+    load_in_silence(flow, {name: x.to("meta") for name, x in flow.state_dict().items()})
 
 
 def test_version_0_2_kept_options_in_the_metadata() -> None:
-    """Loading still reads them there."""
     stored = _layers(form="a").state_dict()
     for name in ("0", "1.1"):
         del stored[f"{name}._extra_state"]
         stored._metadata[name]["options"] = {"form": "a"}
     with pytest.warns(UserWarning, match="form='a'.*form='b'"):
         _layers(form="b").load_state_dict(stored)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _layers(form="a").load_state_dict(stored)
+    load_in_silence(_layers(form="a"), stored)
 
 
 def _record(count: str, option: str = "1") -> Tensor:
@@ -139,93 +114,57 @@ def _record(count: str, option: str = "1") -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.float32)
 
 
-DAMAGED = {
-    "of three numbers": torch.zeros(3),
-    "of one": torch.tensor(1.0),
-    "of large numbers": torch.full((9,), 1e30),
-    "of NaN": torch.full((9,), float("nan")),
-    "a string": "a string",
-    "a count of 5,000 digits": _record("7" * 5000),
-    "a count of 20 digits": _record("7" * 20),
-    "a count in other digits": _record("\u0667"),
-    "a negative count": _record("-1"),
-    "an option of 5,000 digits": _record("0", "7" * 5000),
+#: Tensors in place of a record; an average of files with different options is damaged, too.
+DAMAGED = [
+    *(torch.zeros(3), torch.tensor(1.0), torch.full((9,), 1e30), torch.full((9,), float("nan")), "a string"),
+    *(_record("7" * 5000), _record("7" * 20), _record("\u0667"), _record("-1"), _record("0", "7" * 5000)),
+]
+
+
+def test_a_damaged_record_is_a_warning() -> None:
+    for damaged in DAMAGED:
+        model = _layers(form="a")
+        with pytest.warns(UserWarning, match="cannot be read.*form='a'"):
+            model.load_state_dict({**model.state_dict(), "0._extra_state": damaged})
+
+
+def _unit(**options: Any) -> GatedAttentionUnit:
+    return GatedAttentionUnit(8, query_dim=4, **{"chunk_size": 8, "bias": "none", **options})
+
+
+SHAPE = {"num_heads": 2, "head_dim": 4, "max_tokens": 8}
+#: Pairs of modules whose weights fit each other, and what the warning says.
+OTHER_FUNCTIONS = {
+    "an option": (build_attention("flow", True, clamp=2.0), build_attention("flow", True), "clamp"),
+    "a name": (build_attention("linear", phi="relu"), build_attention("linear"), "phi"),
+    "a divisor": (build_attention("quadratic", divisor=3.0), build_attention("quadratic", divisor=9.0), "divisor"),
+    "heads": (build_attention("flow", num_heads=12), build_attention("flow", num_heads=16), "heads=12.*heads=16"),
+    "direction": (build_attention("flow"), build_attention("flow", True), "causal=False.*causal=True"),
+    "positions": (build_attention("flow"), RotaryAttention(build_attention("flow"), 4), "rotary"),
+    "unit's kernel": (_unit(), _unit(kernel="laplace"), "GatedAttentionUnit.*kernel"),
+    "unit's chunks": (_unit(), _unit(chunk_size=16), "GatedAttentionUnit.*chunk_size"),
+    "unit's divisor": (
+        *(_unit(chunk_size=None, max_positions=9, causal=True, divisor=x) for x in (3.0, None)),
+        "GatedAttentionUnit.*divisor",
+    ),
+    **{
+        name: (
+            build_attention(name, **SHAPE),
+            build_attention("flow" if name == "softmax" else "softmax", **SHAPE),
+            f"attention='{name}'",
+        )
+        for name in sorted({*supporting("bidirectional"), *supporting("source")})
+    },
 }
 
 
-@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_record_is_a_warning(damaged: Any) -> None:
-    """An average of files with different options also counts as damaged."""
-    model = _layers(form="a")
-    stored = {**model.state_dict(), "0._extra_state": damaged}
-    with pytest.warns(UserWarning, match="cannot be read.*form='a'"):
-        model.load_state_dict(stored)
-
-
-@pytest.mark.parametrize(
-    ("built", "other"),
-    [
-        ({"kernel": "relu2"}, {"kernel": "laplace"}),
-        ({"chunk_size": 8, "bias": "none"}, {"chunk_size": 16, "bias": "none"}),
-        ({"chunk_size": None, "max_positions": 9, "divisor": 3.0}, {"chunk_size": None, "max_positions": 9}),
-    ],
-)
-def test_gated_attention_unit(built: dict[str, Any], other: dict[str, Any]) -> None:
-    """Options that change its result but none of its shapes."""
-    first, second = (GatedAttentionUnit(8, query_dim=4, **{"chunk_size": 8, **x}) for x in (built, other))
-    with pytest.warns(UserWarning, match="GatedAttentionUnit"):
-        second.load_state_dict(first.state_dict(), strict=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("flow", {"clamp": 2.0}),
-        ("linear", {"phi": "relu"}),
-        ("quadratic", {"divisor": 9.0}),
-    ],
-)
-def test_attention(name: str, options: dict[str, Any]) -> None:
-    """Every option of a mechanism, whether it has parameters or not."""
-    defaults = {"divisor": 3.0} if name == "quadratic" else {}
-    stored = build_attention(name, causal=True, **defaults).state_dict()
-    with pytest.warns(UserWarning, match=next(iter(options))):
-        build_attention(name, causal=True, **options).load_state_dict(stored)
-
-
-def test_options_of_speed_are_not_remembered() -> None:
-    """They change no output."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        build_attention("flow", chunk_size=8).load_state_dict(build_attention("flow").state_dict())
-
-
-def test_every_mechanism_remembers_its_name() -> None:
-    """Another mechanism in its place causes a warning, whether they share option names or not."""
-    shape = {"num_heads": 2, "head_dim": 4, "max_tokens": 8}
-    names = {*supporting("bidirectional"), *supporting("source")}
-    for name in names:
-        stored = build_attention(name, **shape).state_dict()
-        other = "softmax" if name != "softmax" else "flow"
-        with pytest.warns(UserWarning, match=f"attention='{name}'.*attention='{other}'"):
-            build_attention(other, **shape).load_state_dict(stored, strict=False)
-
-
-def test_heads_and_direction() -> None:
-    """Both change the result, and no shape of a mechanism without parameters."""
-    stored = build_attention("flow", num_heads=12, head_dim=4).state_dict()
-    with pytest.warns(UserWarning, match="num_heads=12.*num_heads=16"):
-        build_attention("flow", num_heads=16, head_dim=3).load_state_dict(stored)
-    with pytest.warns(UserWarning, match="causal=False.*causal=True"):
-        build_attention("flow", True, num_heads=12, head_dim=4).load_state_dict(stored)
-
-
-def test_rotary_positions() -> None:
-    """Around a mechanism they form a layer without parameters."""
-    plain = nn.ModuleDict({"inner": build_attention("flow")})
-    rotary = nn.ModuleDict({"inner": RotaryAttention(build_attention("flow"), 4)})
-    with pytest.warns(UserWarning, match="rotary"):
-        rotary.load_state_dict(plain.state_dict())
+@pytest.mark.parametrize("label", OTHER_FUNCTIONS)
+def test_weights_of_another_function_are_a_warning(label: str) -> None:
+    """Whether they have tensors or not; every mechanism remembers its name."""
+    stored, other, said = OTHER_FUNCTIONS[label]
+    stored, other = (nn.ModuleDict({"inner": copy.deepcopy(x)}) for x in (stored, other))
+    with pytest.warns(UserWarning, match=said):
+        other.load_state_dict(stored.state_dict(), strict=False)
 
 
 def test_records_that_differ_in_a_count_can_be_averaged() -> None:
@@ -244,34 +183,23 @@ def test_a_model_on_meta_gets_what_follows_from_the_file(case: str) -> None:
     """``assign=True`` fills a model without values; buffers that follow from the file's tensors are computed."""
     name, *former = case.split(" of ")
     options = {"head_dim": 4, "redraw": 2} if "redraw" in name else {}
-    name = name.split()[0]
-    source = build_attention(name, num_heads=2, **options)
+    source = build_attention(name.split()[0], num_heads=2, **options)
     source.restore_counts(dict.fromkeys(source.counts, 5))
     state = {"numbers": source.numbers} if former else source.state_dict()
     with torch.device("meta"):
-        model = build_attention(name, num_heads=2, **options)
+        model = build_attention(name.split()[0], num_heads=2, **options)
         model.load_state_dict(state, assign=True)
     for actual, expected in zip(model.buffers(), source.buffers(), strict=True):
         assert torch.equal(actual, expected)
 
 
-def test_weights_without_values_load_in_silence() -> None:
-    """A record on "meta" is ignored, as the weights there have no values."""
-    model = build_attention("flow", num_heads=2)
-    state = {name: x.to("meta") for name, x in model.state_dict().items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.load_state_dict(state)
-
-
-@pytest.mark.parametrize("name", ["bigbird", "favor", "reformer"])
-def test_what_is_drawn_from_a_seed_ignores_the_default_device(name: str) -> None:
+def test_what_is_drawn_from_a_seed_ignores_the_default_device() -> None:
     """The generator is on the CPU, so that drawing on another default device would fail."""
-    sources = {
-        "bigbird": lambda: draw_numbers(2, seed=3),
-        "favor": lambda: draw_directions(6, 4, "gaussian", torch.Generator().manual_seed(3)),
-        "reformer": lambda: draw_rotations(2, 4, 3, torch.Generator().manual_seed(3)),
-    }
-    expected = sources[name]()
-    with torch.device("meta"):
-        assert torch.equal(sources[name](), expected)
+    for draw in (
+        lambda: draw_numbers(2, seed=3),
+        lambda: draw_directions(6, 4, "gaussian", torch.Generator().manual_seed(3)),
+        lambda: draw_rotations(2, 4, 3, torch.Generator().manual_seed(3)),
+    ):
+        expected = draw()
+        with torch.device("meta"):
+            assert torch.equal(draw(), expected)

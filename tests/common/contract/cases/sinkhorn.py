@@ -1,4 +1,0 @@
-"""Sparse Sinkhorn attention."""
-
-#: Promises that it cannot keep.
-WITHOUT = {"export_of_any_length": "torch.export cannot prove that padding up to whole chunks is right for any length"}
