@@ -1,4 +1,4 @@
-"""``python -m common.check`` finds each flaw and nothing else; the contract tests the same promises of all mechanisms."""
+"""``python -m common.check`` finds each flaw and nothing else; the contract tests these promises of all mechanisms."""
 
 import re
 

@@ -23,7 +23,7 @@ MODULES = {
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    """Print the report and return its two lines about a CPU and a GPU; whoever runs the tests may have variables set."""
+    """Print the report, without the variables of whoever runs the tests; its two lines about a CPU and a GPU."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.delenv("LINEARTIME_TRITON", raising=False)
 

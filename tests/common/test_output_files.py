@@ -11,7 +11,7 @@ import pytest
 
 from common.files.folder_locks import FolderInUse
 from common.files.output_files import MARK, find_untracked, new_folder, new_path, take
-from tests.processes import CHECKOUT
+from tests.processes import CHECKOUT, run_program
 
 COMMAND = "recipes.some"
 #: Functions that change the disk, in the order of ``new_folder``; a process can be killed before each of them.
@@ -31,46 +31,46 @@ def content(path: Path) -> str | None:
     return file.read_text() if file.is_file() and (path / MARK).is_file() else None
 
 
-def test_a_folder_is_replaced_by_its_own_command_alone(tmp_path):
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder of the command, alone in its own."""
     write(tmp_path / "x", "old")
-    write(tmp_path / "x", "new")
-    assert content(tmp_path / "x") == "new" and os.listdir(tmp_path) == ["x"]
+    return tmp_path / "x"
+
+
+def test_a_folder_is_replaced_by_its_own_command_alone(old, tmp_path):
+    write(old, "new")
+    assert content(old) == "new" and os.listdir(tmp_path) == ["x"]
     with pytest.raises(ValueError, match=f"{COMMAND}.*allowed: .*other"):
-        write(tmp_path / "x", "newer", "other")
-    assert content(tmp_path / "x") == "new"
+        write(old, "newer", "other")
+    assert content(old) == "new"
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "link", "linked")
+    assert (tmp_path / "link").is_symlink() and content(tmp_path / "elsewhere") == "linked"
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "inner/thesis.txt", "inner/deeper/thesis.txt", "inner/link"])
-def test_a_strangers_file_in_a_folder_of_ours_stays(tmp_path, name):
-    write(tmp_path / "x", "old")
-    stranger = tmp_path / "x" / name
-    stranger.parent.mkdir(exist_ok=True)
-    stranger.symlink_to("data.txt") if name.endswith("link") else stranger.write_text("years of work")
-    with pytest.raises(ValueError, match=f"--out is {tmp_path}/x, which holds {name.rpartition('/')[0]}.*allowed"):
-        write(tmp_path / "x", "new")
-    assert content(tmp_path / "x") == "old" and os.path.lexists(stranger)
+def test_a_strangers_file_in_a_folder_of_ours_stays(old, name):
+    """Whether it was there before, or comes in meanwhile."""
+    stranger = old / name
+
+    def come_in():
+        stranger.parent.mkdir(exist_ok=True)
+        stranger.symlink_to("data.txt") if name.endswith("link") else stranger.write_text("years of work")
+
+    with pytest.raises(ValueError, match=f"--out is {old}, which holds {name.rpartition('/')[0]}.*allowed"):
+        with new_folder(old, COMMAND):
+            come_in()
+    with pytest.raises(ValueError, match=f"--out is {old}, which holds {name.rpartition('/')[0]}.*allowed"):
+        write(old, "new")
+    assert content(old) == "old" and os.path.lexists(stranger) and os.listdir(old.parent) == ["x"]
 
 
-def test_a_file_that_comes_in_meanwhile_stays(tmp_path):
-    write(tmp_path / "x", "old")
-    with pytest.raises(ValueError, match=r"thesis\.txt"), new_folder(tmp_path / "x", COMMAND):
-        (tmp_path / "x" / "thesis.txt").write_text("years of work")
-    assert content(tmp_path / "x") == "old" and (tmp_path / "x" / "thesis.txt").is_file()
-    assert os.listdir(tmp_path) == ["x"]
-
-
-def test_an_error_leaves_the_old_folder_and_no_unfinished_work(tmp_path):
-    write(tmp_path / "x", "old")
-    with pytest.raises(OSError, match=f"No space left.*{tmp_path}/x"), new_folder(tmp_path / "x", COMMAND):
+def test_an_error_leaves_the_old_folder_and_no_unfinished_work(old, tmp_path):
+    with pytest.raises(OSError, match=f"No space left.*{old}"), new_folder(old, COMMAND):
         raise OSError(28, "No space left on device")
-    assert content(tmp_path / "x") == "old" and os.listdir(tmp_path) == ["x"]
-
-
-def test_a_link_to_an_empty_folder_stays_one(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "x").symlink_to(tmp_path / "elsewhere")
-    write(tmp_path / "x", "new")
-    assert (tmp_path / "x").is_symlink() and content(tmp_path / "elsewhere") == "new"
+    assert content(old) == "old" and os.listdir(tmp_path) == ["x"]
 
 
 def test_unfinished_work_of_others_stays(tmp_path):
@@ -128,21 +128,19 @@ def test_whenever_the_process_is_killed_the_old_folder_or_the_new_one_is_whole(t
 
 
 def test_a_new_path_is_whole_or_absent_and_never_replaces(tmp_path):
-    with pytest.raises(KeyError), new_path(tmp_path / "a" / "x.pt", "target") as part:
+    folder = tmp_path / "a"
+    with pytest.raises(KeyError), new_path(folder / "x.pt", "target") as part:
         part.write_text("half")
         raise KeyError
-    assert not list((tmp_path / "a").iterdir())
-    with new_path(tmp_path / "a" / "x.pt", "target") as part:
+    assert not list(folder.iterdir())
+    with new_path(folder / "x.pt", "target") as part:
         part.write_text("whole")
-    with pytest.raises(ValueError, match=r"target is .*x\.pt.*allowed"), new_path(tmp_path / "a" / "x.pt", "target"):
+    with pytest.raises(ValueError, match=r"target is .*x\.pt.*allowed"), new_path(folder / "x.pt", "target"):
         raise AssertionError
-    with pytest.raises(ValueError, match=r"target is .*y\.pt"), new_path(tmp_path / "a" / "y.pt", "target") as part:
+    with pytest.raises(ValueError, match=r"target is .*y\.pt"), new_path(folder / "y.pt", "target") as part:
         part.write_text("ours")
-        (tmp_path / "a" / "y.pt").write_text("the user's")
-    assert {path.name: path.read_text() for path in (tmp_path / "a").iterdir()} == {
-        "x.pt": "whole",
-        "y.pt": "the user's",
-    }
+        (folder / "y.pt").write_text("the user's")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"x.pt": "whole", "y.pt": "the user's"}
 
 
 def test_strangers_are_found(tmp_path):
@@ -164,22 +162,16 @@ time.sleep(60)
 """
 
 
-def test_a_folder_has_one_owner_until_its_process_ends(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, tmp_path / "x"], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
-    )
-    try:
+def test_a_folder_has_one_owner_until_its_process_ends(tmp_path, monkeypatch, caplog):
+    """A file system without locks is said."""
+    command = [sys.executable, "-c", HOLDER, tmp_path / "x"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT) as holder:
         assert holder.stdout.readline() == "taken\n"
         with pytest.raises(FolderInUse, match=f"{tmp_path}/x; allowed"):
             take(tmp_path / "x", COMMAND, "--out")
-    finally:
         holder.kill()  # -9
-        holder.wait()
-        holder.stdout.close()
     take(tmp_path / "x", COMMAND, "--out").close()
 
-
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
     def unsupported(*_):
         raise OSError(95, "Operation not supported")
 
@@ -188,23 +180,16 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, caplog):
     assert caplog.text.count("\n") == 1 and str(tmp_path / "x") in caplog.text and "not supported" in caplog.text
 
 
-@pytest.mark.parametrize("damage", [b"\xff\n", b"no JSON\n", b"7\n", b"{}\n"])
-def test_a_damaged_list_is_refused_and_a_line_that_was_cut_off_is_not(tmp_path, damage):
-    write(tmp_path / "x", "old")
-    with open(tmp_path / "x" / MARK, "ab") as file:
+@pytest.mark.parametrize("damage", [b"\xff\n", b"no JSON\n", b"7\n", b"{}\n", b"[" * 100_000 + b"\n"], ids=len)
+def test_a_damaged_list_is_refused_and_a_line_that_was_cut_off_is_not(old, damage):
+    with open(old / MARK, "ab") as file:
         file.write(b'"half a na')
     with pytest.raises(ValueError, match="which holds"):  # the file with the truncated name may be the user's own
-        (tmp_path / "x" / "half a name").write_text("")
-        write(tmp_path / "x", "new")
-    (tmp_path / "x" / MARK).write_bytes(damage)
+        (old / "half a name").write_text("")
+        write(old, "new")
+    (old / MARK).write_bytes(damage)
     with pytest.raises(ValueError, match=f"{MARK} cannot be read.*allowed"):
-        write(tmp_path / "x", "new")
-
-
-def test_a_list_that_nests_too_deep_is_refused(tmp_path):
-    (tmp_path / MARK).write_text("[" * 100_000 + "\n")
-    with pytest.raises(ValueError, match=f"{MARK} cannot be read.*allowed"):
-        take(tmp_path, COMMAND, "--out")
+        write(old, "new")
 
 
 FULL = """
@@ -226,12 +211,11 @@ print(*(path.name for path in mark.made()))
 
 
 def test_a_name_that_does_not_fit_on_the_disk_is_an_error_and_leaves_no_half_line(tmp_path):
-    done = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, cwd=CHECKOUT)
-    assert done.stdout.splitlines() == [str(tmp_path / MARK), "other.md"], done.stderr
+    printed = run_program(["-c", FULL, str(tmp_path)], cwd=str(CHECKOUT))
+    assert printed.splitlines() == [str(tmp_path / MARK), "other.md"]
 
 
-def test_an_old_folder_that_cannot_be_removed_is_named_by_the_next_run_and_then_goes(tmp_path, monkeypatch):
-    write(tmp_path / "x", "old")
+def test_an_old_folder_that_cannot_be_removed_is_named_by_the_next_run_and_then_goes(old, tmp_path, monkeypatch):
     with monkeypatch.context() as refusing:
         remove = shutil.rmtree
 
@@ -242,12 +226,12 @@ def test_an_old_folder_that_cannot_be_removed_is_named_by_the_next_run_and_then_
                 raise PermissionError(13, "Permission denied", str(path))
 
         refusing.setattr(shutil, "rmtree", refuse)
-        write(tmp_path / "x", "new")
-        assert content(tmp_path / "x") == "new"
+        write(old, "new")
+        assert content(old) == "new"
         with pytest.raises(PermissionError, match=r"x\.part/gone"):
-            write(tmp_path / "x", "newer")
-    write(tmp_path / "x", "newest")
-    assert content(tmp_path / "x") == "newest" and os.listdir(tmp_path) == ["x"]
+            write(old, "newer")
+    write(old, "newest")
+    assert content(old) == "newest" and os.listdir(tmp_path) == ["x"]
 
 
 def test_a_mount_point_is_refused_before_the_work(tmp_path, monkeypatch):

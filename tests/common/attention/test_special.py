@@ -32,12 +32,6 @@ def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(x.shape) for name, x in weights(module.state_dict()).items()}
 
 
-def test_a_module_prints_its_facts_and_options():
-    module = build_attention("rfa", causal=True, **SHAPE, features=8, floor=0.5)
-    facts = "causal=True, num_heads=2, head_dim=4"
-    assert repr(module) == f"RfaAttention({facts}, features=8, floor=0.5, chunk_size=64)"
-
-
 def test_softmax_drops_entries_of_the_map():
     q, k, _ = qkv(30, e=1)
     identity = torch.eye(30, dtype=torch.float64).expand(2, 2, 30, 30)
@@ -49,18 +43,7 @@ def test_softmax_drops_entries_of_the_map():
     assert torch.equal(attention(q, k, identity), attention(q, k, identity, dropout_p=0.0))
 
 
-def test_mixed_chunks_start_as_in_the_gated_attention_unit():
-    module = build_attention("mixed_chunk", num_heads=64, head_dim=64)
-    assert shapes(module) == {"gamma": (2, 64, 64), "beta": (2, 64, 64)}
-    assert (module.beta == 0).all() and abs(module.gamma.std() - 0.02) < 1e-3 and abs(module.gamma.mean()) < 1e-3
-
-
 # Combiner: rows are summarised from what their tokens attend to.
-
-
-def test_the_combiner_has_two_matrices_of_the_width_more_than_a_transformer():
-    module = build_attention("combiner", num_heads=12, head_dim=64)
-    assert sum(x.numel() for x in module.parameters()) == 2 * (768 * 768 + 768) + 2 * 768
 
 
 @torch.no_grad()
@@ -107,27 +90,14 @@ def test_without_a_gate_nothing_is_forgotten():
     assert_close("out", gated(**inputs), plain(**inputs))
 
 
-def test_negative_eigenvalues_double_beta():
-    """A token's value is written twice as strongly; for the first token, this doubles the whole output."""
-    options = {**SHAPE, "output_norm": "none", "output_gate": "none", "gate": "none"}
-    module = build_attention("gated_delta", True, **options).double()
-    two = build_attention("gated_delta", True, **options, negative_eigenvalues=True).double()
-    two.beta_proj.load_state_dict(module.beta_proj.state_dict())
-    inputs = tensors(module, 5, grad=False)
-    assert_close("first token", two(**inputs)[:, :, 0], 2 * module(**inputs)[:, :, 0])
-    assert not torch.allclose(two(**inputs)[:, :, 1:], 2 * module(**inputs)[:, :, 1:], rtol=1e-3)
-
-
 # TorchScript beyond the contract: masks, as used for a batch of images of several sizes.
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_scripted_flow_takes_masks_and_keys_of_another_sequence(dtype):
-    module = build_attention("flow")
-    inputs, masks = [x.detach() for x in qkv(11, 17, dtype=dtype)], (padding("right", 2, 17), padding("left", 2, 11))
-    out = torch.jit.script(module)(*inputs, *masks)
-    assert out.dtype == dtype
-    assert_close("out", out, module(*inputs, *masks))
+@torch.no_grad()
+def test_scripted_flow_takes_masks_and_keys_of_another_sequence():
+    module, masks = build_attention("flow"), (padding("right", 2, 17), padding("left", 2, 11))
+    inputs = qkv(11, 17)
+    assert_close("out", torch.jit.script(module)(*inputs, *masks), module(*inputs, *masks))
 
 
 @pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
@@ -153,29 +123,9 @@ def test_the_bias_goes_from_keys_to_queries(causal):
     assert not torch.allclose(out[:, :, 1], v[:, :, 4], atol=0.1)
 
 
-@causality
-def test_heads_have_no_effect_in_daft_full(causal):
-    module = build("daft_full", causal)
-    q, k, v = qkv(11, heads=12, d=1, e=1)
-    expected = joined(module(q, k, v))[0]
-    for heads in (1, 2, 3, 6):
-        out = module(*(torch.stack(x.chunk(heads, dim=-1), dim=1) for x in joined(q, k, v)))
-        assert_close(f"{heads} heads", joined(out)[0], expected)
-
-
 def joined(*tensors: Tensor) -> list[Tensor]:
     """(B, H, n, c) -> (B, n, H c), heads joined as the ops expect them."""
     return [torch.cat(x.unbind(1), dim=-1) for x in tensors]
-
-
-def test_the_parameters_of_daft_full():
-    module, free = (
-        build_attention("daft_full", max_tokens=500),
-        build_attention("daft_full", max_tokens=200, bias_dim=None),
-    )
-    assert shapes(module) == {"pe0": (500, 128), "pe1": (500, 128)} and shapes(free) == {"w": (200, 200)}
-    for x, std in ((module.pe0, 0.1), (module.pe1, 0.1), (free.w, 0.02)):
-        assert abs(x.std() - std) < 2e-3 and abs(x.mean()) < 2e-3
 
 
 # DAFT-conv

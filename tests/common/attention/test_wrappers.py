@@ -286,10 +286,3 @@ def test_the_norm_comes_before_the_gate(norm):
     loud, louder = (module(**{**inputs, "v": scale * inputs["v"]}) for scale in (1e4, 1e5))
     assert_close("louder", louder, loud, 1e-4)
     assert not torch.allclose(module(**inputs), module(**{**inputs, "x": 2 * inputs["x"]}))
-
-
-def test_what_is_left_out_has_no_parameters():
-    assert not list(finishing("none", "none").parameters())
-    assert [name for name, _ in finishing("rms", "none").named_parameters()] == ["output_norm_weight"]
-    assert finishing("none", "swish").output_gate_proj.bias is None
-    assert finishing("none", "swish", "gla").output_gate_proj.bias is not None, "as its paper has it"
