@@ -8,7 +8,7 @@ import torch
 
 from common import kernels
 from common.ops.shared.cpu import dispatch, threads
-from tests.common.contract.mechanisms import PATHS, Case, at, tensors
+from tests.common.contract.mechanisms import CASES, Case, at, tensors
 from tests.compare import assert_close
 from tests.processes import CHECKOUT, run_program
 
@@ -118,7 +118,7 @@ def test_the_table_of_mechanisms_with_kernels_for_cpus_is_right():
     """Each mechanism, with every option. Those with gates are named if they need them for a kernel."""
     pytest.importorskip("numba")
     named, with_gates = defaultdict(set), defaultdict(set)
-    for case in PATHS:
+    for case in CASES:
         if not (case.image or case.rotary or case.short_conv):
             name = case.name if case.causal else f"{case.name}, not causal"
             for module in kernels_of(case):

@@ -77,7 +77,8 @@ def test_flow_attention_has_competition_and_allocation_as_well(causal):
     record = recorded(module, q, k, v, **masks)
     expected = flow_attention_weights(q, k, causal=causal, **masks, **options)
     for found in (module.weights(q, k, **masks), (record.competition, record.allocation)):
-        assert all(torch.equal(*pair) for pair in zip(found, expected))
+        for weight, other in zip(found, expected):
+            assert_close("weight", weight, other)
     for found in (module.attention_map(q, k, **masks), record.map):
         assert_close("map", found, flow_attention_map(q, k, causal=causal, **masks, **options))
     if not causal:

@@ -18,10 +18,8 @@ from tests.common.contract.mechanisms import (
     cast,
     leaves,
     rows,
-    takes_one_mask,
     tensors,
     tolerance_of,
-    without,
 )
 from tests.common.inputs import padding
 from tests.compare import assert_all_close, assert_close, gradients
@@ -113,15 +111,17 @@ def test_padding_may_stand_anywhere_and_have_any_id(case):
         assert_close("out", module(**inputs, **both(mask), segment_ids=ids), expected)
 
 
-@cases(case for case in packed if takes_one_mask(case) and "query_padding" not in without(case.name))
+@cases(packed)
 @torch.no_grad()
-def test_padded_queries_of_real_keys_are_hidden_alone(case):
-    """Others read these tokens as without the mask of the queries."""
-    module, ids, mask = case.build(), ids_of(), padding("right", 2, TOKENS)
-    inputs, none = tensors(module, TOKENS), torch.zeros(2, TOKENS, dtype=torch.bool)
-    masks = {"key_padding_mask": none, "query_padding_mask": mask}
-    expected = module(**inputs, **both(none), segment_ids=ids).masked_fill(mask[:, None, :, None], 0.0)
-    assert_close("out", module(**inputs, **masks, segment_ids=ids), expected)
+def test_masks_of_keys_and_of_queries_are_two_things(case):
+    """Each document has those of its own row; queries that are padding may be real keys."""
+    module, ids, keys = case.build(), ids_of(), padding("left", 2, TOKENS)
+    inputs, queries = tensors(module, TOKENS), keys | padding("right", 2, TOKENS)
+    out = module(**inputs, key_padding_mask=keys, query_padding_mask=queries, segment_ids=ids)
+    for b, tokens in documents_of(ids, None):
+        row = slice(b, b + 1)
+        masks = {"key_padding_mask": keys[row, tokens], "query_padding_mask": queries[row, tokens]}
+        assert_close("out", out[row, :, tokens], module(**at(rows(inputs, row), tokens), **masks))
 
 
 @cases(packed)
