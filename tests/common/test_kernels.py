@@ -78,8 +78,13 @@ print(*torch.cat([out, *torch.autograd.grad(out.sum(), x)]).flatten().tolist())
 SWITCHES = [
     ("plain PyTorch, because NUMBA_DISABLE_JIT", {"NUMBA_DISABLE_JIT": "1"}),
     ("kernels", {"NUMBA_NUM_THREADS": "1", "NUMBA_THREADING_LAYER": "omp", "NUMBA_CACHE_DIR": "/dev/null/no folder"}),
-    ("kernels", {"NUMBA_DEBUG_CACHE": "0", "NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1", "TRITON_INTERPRET": "1"}),
-    ("kernels", {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}),
+    (
+        "kernels",
+        {
+            **{"NUMBA_DEBUG_CACHE": "0", "NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1", "TRITON_INTERPRET": "1"},
+            **{"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"},
+        },
+    ),
 ]
 
 
