@@ -1,4 +1,4 @@
-"""What is special of single mechanisms, beyond the contract: first parameters, formulas, rows, selection, refusals."""
+"""Special properties of single mechanisms, beyond the contract: first parameters, formulas, rows, selection, refusals."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""What the contract does differently for single mechanisms, with the reasons; ``mechanisms.py`` explains the words."""
+"""Exceptions from the contract for single mechanisms, with the reasons; ``mechanisms.py`` explains the words."""
 
 from typing import Any
 

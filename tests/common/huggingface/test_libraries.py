@@ -1,4 +1,4 @@
-"""What PEFT, accelerate, pipelines and transformers' own classes look for in a model, in every class."""
+"""PEFT, accelerate, pipelines and transformers' own classes find what they look for, in every class of model."""
 
 import copy
 import json
