@@ -1,4 +1,4 @@
-"""Special properties of single mechanisms, beyond the contract: first parameters, formulas, rows, selection, refusals."""
+"""Special properties of single mechanisms, beyond the contract: first parameters, formulas, selection, refusals."""
 
 import copy
 import math
