@@ -1,4 +1,4 @@
-"""Data that fairseq's own preprocessing made, once for all tests."""
+"""Data that fairseq's own preprocessing made, once for all tests, and plain PyTorch for files that ask for it."""
 
 from pathlib import Path
 
@@ -7,6 +7,14 @@ import pytest
 import tests.config_store  # noqa: F401  configurations are made in half of the time
 from tests.fairseq_plugin.helpers.commands import run_module
 from tests.fairseq_plugin.helpers.text import write_sentence_pairs, write_text
+
+
+@pytest.fixture(scope="module")
+def plain_pytorch():
+    """Turn kernels for CPUs off for a file, whose processes would each load them for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LINEARTIME_CPU_KERNELS", "0")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,8 @@
-"""Every model that a document trains leaves by every door and is the same behind it, or one line says why not."""
+"""Every model that a document trains, and every option of a training, is the same behind every door that it goes by.
+
+Or one line says why it does not go: ``from_pretrained``, averages, transformers, safetensors, generation from prompts
+and states, streams, and exported steps.
+"""
 
 import copy
 import re
@@ -12,9 +16,21 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
-from fairseq_plugin import LinearTimeLanguageModel, export_hf, export_step, from_safetensors, import_hf, to_safetensors
+from fairseq_plugin import (
+    LinearTimeLanguageModel,
+    PromptedLanguageModelingTask,
+    PromptState,
+    export_hf,
+    export_step,
+    from_safetensors,
+    import_hf,
+    read_prompt,
+    to_safetensors,
+)
 from fairseq_plugin.export.decoding_step import DecodingStep
+from fairseq_plugin.modules.carried_state import CarriedState
 from tests.compare import assert_close
+from tests.fairseq_plugin.helpers import encoder_decoders, language_models, masked_models
 from tests.fairseq_plugin.helpers.audio import recording
 from tests.fairseq_plugin.helpers.averages import averaged
 from tests.fairseq_plugin.helpers.language_models import awake
@@ -24,12 +40,84 @@ from tests.fairseq_plugin.helpers.tasks import set_up
 from tests.fairseq_plugin.helpers.text import padded, tokens
 from tests.fairseq_plugin.helpers.transfer import save_trained
 
+EOS = 2
 SHOWN = {f"{shown.places[0]} {shown.arch} {shown.task}": shown for shown in shown_models()}
+ADAPTIVE = "--criterion adaptive_loss --adaptive-softmax-cutoff 20,40"
+RESET = "--lineartime-reset-at-eos"
+#: Architecture and options of a training of a language model, by what they are.
+LANGUAGE = {
+    "documents": f"linear_lm {RESET}",
+    "documents, hybrid": f"hybrid_lm --lineartime-layers gated_delta,flow {RESET}",
+    "documents, additions": f"linear_lm --linear-forget head --linear-short-conv 3 {RESET}",
+    "hybrid": "hybrid_lm --lineartime-layers gated_delta,linear",
+    "hybrid, softmax": "hybrid_lm --lineartime-layers gated_delta,softmax",
+    "additions": "flowformer_lm --flow-forget channel --flow-short-conv 3",
+    "redraw": "favor_lm --favor-features 16 --favor-redraw 1",
+    "a limit": "cosformer_lm",
+    "gated attention units": "flash_lm",
+    "learned positions": "linear_lm --decoder-learned-pos",
+    "no positions": "linear_lm --no-token-positional-embeddings",
+    "post-norm": "linear_lm --lineartime-post-norm --layernorm-embedding --no-scale-embedding",
+    "shared embeddings": "linear_lm --share-decoder-input-output-embed",
+    "another width": "linear_lm --decoder-input-dim 16 --decoder-output-dim 16",
+    "adaptive softmax": f"linear_lm {ADAPTIVE}",
+    "adaptive input": f"linear_lm --adaptive-input --adaptive-input-cutoff 20,40 {ADAPTIVE}",
+    "characters": "linear_lm --character-embeddings",
+    "beginning of sentence": "linear_lm --add-bos-token",
+    "activations": "linear_lm --offload-activations --checkpoint-activations --min-params-to-wrap 10",
+    "layer drop": "linear_lm --decoder-layerdrop 0.5",
+    "noise of blocks": "linear_lm --quant-noise-pq 0.1",
+    "NormFormer": "linear_lm --scale-fc --scale-attn --scale-heads --scale-resids",
+    "weight decay": "linear_lm --lineartime-decay-linear-only --optimizer adam",
+    "some parameters": "hedgehog_lm --lineartime-trained-parameters attention",
+    "a stream": "linear_lm --task streaming_language_modeling --batch-size 2",
+    "half precision": "linear_lm --memory-efficient-fp16 --store-ema",
+}
+MASKED = "--task masked_lm --criterion masked_lm"
+LABELS = "--task sentence_prediction --criterion sentence_prediction --num-classes 2 --max-positions 48"
+PAIRS = "--task translation --source-lang de --target-lang en"
+#: The same of other models.
+OTHERS = {
+    "masked, hybrid": f"hybrid_mlm {MASKED} --lineartime-layers linear,softmax",
+    "masked, redraw": f"favor_mlm {MASKED} --favor-features 16 --favor-redraw 1",
+    "masked, a longest length": f"nystrom_mlm {MASKED} --max-positions 24",
+    "masked, learned positions": f"linear_mlm {MASKED} --encoder-learned-pos",
+    "masked, post-norm": f"linear_mlm {MASKED} --lineartime-post-norm --layernorm-embedding",
+    "masked, some parameters": f"hedgehog_mlm {MASKED} --lineartime-trained-parameters attention",
+    "masked, gated attention units": f"flash_mlm {MASKED}",
+    "classifier, mean": f"flowformer_classifier {LABELS} --pooling mean",
+    "classifier, arena": f"linear_classifier {LABELS} --classifier-style arena --classifier-dim 12",
+    "classifier, masked": f"flash_mlm {LABELS} --flash-first-softmax --flash-first-to-all",
+    "pairs, cross-attention": f"linear {PAIRS} --lineartime-cross-attention flow_source",
+    "pairs, hybrid": f"hybrid {PAIRS} --lineartime-layers linear,softmax",
+    "pairs, additions": f"linear {PAIRS} --linear-forget head --linear-short-conv 3",
+    "pairs, redraw": f"favor {PAIRS} --favor-features 16 --favor-redraw 1",
+    "pairs, learned positions": f"linear {PAIRS} --encoder-learned-pos --decoder-learned-pos",
+    "pairs, pre-norm": f"linear {PAIRS} --encoder-normalize-before --decoder-normalize-before",
+    "pairs, adaptive softmax": f"linear {PAIRS} {ADAPTIVE}",
+    "pairs, some parameters": f"hedgehog {PAIRS} --lineartime-trained-parameters attention",
+}
+
+
+def small(name: str, words: str) -> Shown:
+    """A training of few and narrow layers."""
+    arch, *options = words.split()
+    task = options[options.index("--task") + 1] if "--task" in options else "language_modeling"
+    sizes = language_models.small(arch) if name in LANGUAGE else masked_models.small(arch)
+    sizes = encoder_decoders.SMALL if task == "translation" else [*sizes, "--tokens-per-sample", "48"]
+    sizes = sizes if task != "sentence_prediction" else sizes[:-2]
+    return Shown(arch, task, ("--task", task, "--arch", arch, *sizes, *options), [name])
+
+
+OPTIONS = {name: small(name, words) for name, words in {**LANGUAGE, **OTHERS}.items()}
+MODELS = {**SHOWN, **OPTIONS}
 #: Tasks whose models transformers takes: those of one text, or of a source and a target.
 TEXTS = ("language_modeling", "streaming_language_modeling", "context_parallel_language_modeling", "masked_lm")
 TEXTS += ("sentence_prediction", "translation")
 #: One model of each architecture.
 TRACED = set({shown.arch: name for name, shown in reversed(SHOWN.items())}.values())
+
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 
 
 class Trained(NamedTuple):
@@ -45,24 +133,24 @@ class Trained(NamedTuple):
         """A path beside the checkpoint."""
         return str(self.checkpoint.with_name(name))
 
-
-@pytest.fixture(autouse=True, scope="module")
-def plain_pytorch():
-    """Compute without kernels for CPUs, which take seconds to load."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LINEARTIME_CPU_KERNELS", "0")
-        yield
+    def hub(self) -> Any:
+        """What ``from_pretrained`` of the model's class returns, which torch.hub calls."""
+        folder, name = self.checkpoint.parent, self.checkpoint.name
+        return ARCH_MODEL_REGISTRY[self.shown.arch].from_pretrained(str(folder), name, str(self.data))
 
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A model that a document trains, in small, with random weights under which every part shows."""
-    shown, folder = SHOWN[request.param], tmp_path_factory.mktemp("trained")
+    """A model in small, with random weights under which every part shows."""
+    shown, folder = MODELS[request.param], tmp_path_factory.mktemp("trained")
     task, config = set_up(write_data(shown, folder / "data"), *shown.arguments)
 
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        return awake(randomised(task.build_model(copy.deepcopy(config.model)), 0.2, seed)).eval()
+        model = awake(randomised(task.build_model(copy.deepcopy(config.model)), 0.2, seed))
+        if request.param == "classifier, masked":
+            model.register_classification_head("sentence_classification_head", num_classes=2)
+        return model.eval()
 
     model = build(1)
     save_trained(folder / "model.pt", config, model)
@@ -89,7 +177,8 @@ def check_same(model: nn.Module, trained: Trained) -> None:
     states = [x.state_dict() for x in (model, trained.model)]
     # from_pretrained of fairseq folds a normalised weight into one tensor
     assert {name for name in states[0].keys() ^ states[1].keys() if "pos_conv" not in name} == set()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0].keys() & states[1].keys())
+    for name in states[0].keys() & states[1].keys():  # fairseq leaves a buffer of its adaptive modules uninitialised
+        assert torch.equal(states[0][name], states[1][name]) or name.endswith("_float_tensor"), name
     found, expected = (outputs(x, trained.shown.task) for x in (model, trained.model))
     if expected is not None:
         assert_close("outputs", found, expected)
@@ -101,10 +190,11 @@ def load(path: str, trained: Trained) -> Any:
 
 
 def hub(trained: Trained) -> None:
-    """``from_pretrained`` of the model's class, which torch.hub calls."""
-    folder, name = trained.checkpoint.parent, trained.checkpoint.name
-    found = ARCH_MODEL_REGISTRY[trained.shown.arch].from_pretrained(str(folder), name, str(trained.data))
-    check_same(found.models[0] if hasattr(found, "models") else found.model, trained)
+    """``from_pretrained``, after which everything learns."""
+    found = trained.hub()
+    model = found.models[0] if hasattr(found, "models") else found.model
+    check_same(model, trained)
+    assert trained.shown not in OPTIONS.values() or all(x.requires_grad for x in model.parameters())
 
 
 @torch.no_grad()
@@ -144,42 +234,96 @@ def step(trained: Trained) -> None:
         assert_close(f"step {i}", logits, expected[:, i])
 
 
-DOORS: dict[str, Callable[[Trained], None]] = {
-    "hub": hub,
-    "average": average,
-    "transformers": transformers,
-    "safetensors": safetensors,
-    "step": step,
-}
+def with_ends() -> Tensor:
+    """Two rows of several sentences."""
+    sequence = tokens(2, 20)
+    sequence[:, 0] = sequence[0, 8] = sequence[0, 9] = sequence[1, 15] = EOS
+    return sequence
 
 
-def refusal(shown: Shown, door: str) -> str:
+def log_probabilities(model: nn.Module, output: tuple) -> Tensor:
+    """Of every word after each token."""
+    return model.get_normalized_probs(output, log_probs=True, sample=None)
+
+
+@torch.no_grad()
+def python_step(trained: Trained) -> None:
+    """The step that is exported, token by token; tensors without values pass, so it can be exported."""
+    step, sequence = DecodingStep(export_step.load(trained.checkpoint, str(trained.data))[1]), with_ends()
+    state, rows = step.initial_state(2), torch.arange(2)
+    expected = log_probabilities(trained.model, trained.model(sequence))
+    for i in range(sequence.shape[1]):
+        logits, *state = step(sequence[:, i : i + 1], rows, *state)
+        assert_close(f"step {i}", logits.log_softmax(-1), expected[:, i])
+    step.to("meta")(sequence.to("meta"), rows.to("meta"), *(x.to("meta") for x in state))
+
+
+@torch.no_grad()
+def generate(trained: Trained) -> None:
+    """Prompts that are read at once, and those after a kept state, give what fairseq's own steps give."""
+    hub, options = trained.hub(), {"beam": 3, "max_len_b": 12}
+    task, prompts = hub.task, [hub.encode("w3 w21 w7"), hub.encode("w5")]
+    hub.models[0].eval()
+    expected = hub.generate(prompts, **options)
+    hub.task = PromptedLanguageModelingTask.of(task)
+    found = hub.generate(prompts, **options)
+    path = Path(trained.beside("state.safetensors"))
+    read_prompt(hub, "w3 w21").save(path)
+    hub.task = PromptedLanguageModelingTask.of(task, after=PromptState.load(path, hub.models, task.dictionary))
+    found += hub.generate([hub.encode("w7")], **options)
+    for rows, wanted in zip(found, [*expected, expected[0]], strict=True):
+        for one, other in zip(rows, wanted, strict=True):
+            assert one["tokens"].tolist() == other["tokens"].tolist()
+            assert_close("scores", one["positional_scores"], other["positional_scores"], 1e-4)
+
+
+@torch.no_grad()
+def streams(trained: Trained) -> None:
+    """Blocks, each after the state of the one before, as ``streaming_language_modeling`` evaluates a text."""
+    model, sequence, before, found = load(str(trained.checkpoint), trained), with_ends(), None, []
+    model.eval()
+    for block in sequence.split(7, dim=1):
+        carried = CarriedState(before)
+        found.append(log_probabilities(model, model(block, incremental_state=carried)))
+        before = carried.after
+    assert_close("streams", torch.cat(found, dim=1), log_probabilities(trained.model, trained.model(sequence)))
+
+
+#: The doors of a model that a document trains, and of the options of a language model.
+DOORS: dict[str, Callable[[Trained], None]] = {x.__name__: x for x in (hub, average, transformers, safetensors, step)}
+READERS: dict[str, Callable[[Trained], None]] = {x.__name__: x for x in (hub, generate, streams, python_step)}
+
+
+def refusal(name: str, door: str) -> str:
     """What the line that refuses a model names; empty for a door through which it goes."""
+    shown = MODELS[name]
     ours, named = ARCH_MODEL_REGISTRY[shown.arch], f"--arch {shown.arch}"
     if door == "transformers" and shown.task not in TEXTS:
         return f"{named}|--task {shown.task}"
     if door in ("safetensors", "step") and not issubclass(ours, LinearTimeLanguageModel):
         return named
-    return "--arch, or --lineartime-layers" if door == "step" and "softmax" in f"{shown.arch}{shown.arguments}" else ""
+    if door in ("step", "python_step") and "softmax" in re.sub(
+        "adaptive.softmax", "", f"{shown.arch}{shown.arguments}"
+    ):
+        return "--arch, or --lineartime-layers"
+    if door == "python_step" and name in ("adaptive input", "characters"):
+        return "--adaptive-input|--character-embeddings"
+    return ""
 
 
 #: Of the models that ``export_step`` takes, one of each architecture, since tracing takes seconds.
-PAIRS = [
-    (name, door)
-    for name, shown in SHOWN.items()
-    for door in DOORS
-    if door != "step" or refusal(shown, door) or name in TRACED
-]
+THROUGH = [(name, door) for name in SHOWN for door in DOORS if door != "step" or refusal(name, door) or name in TRACED]
+THROUGH += [(name, door) for name in OPTIONS for door in (READERS if name in LANGUAGE else ("hub",))]
 
 
-@pytest.mark.parametrize(("trained", "door"), PAIRS, indirect=["trained"])
-def test_a_model_leaves_by_every_door(trained: Trained, door: str) -> None:
-    named = refusal(trained.shown, door)
+@pytest.mark.parametrize(("trained", "door"), THROUGH, indirect=["trained"])
+def test_a_model_leaves_by_every_door(trained: Trained, door: str, request: pytest.FixtureRequest) -> None:
+    named, leave = refusal(request.node.callspec.params["trained"], door), {**DOORS, **READERS}[door]
     if not named:
-        DOORS[door](trained)
+        leave(trained)
         return
-    with pytest.raises(SystemExit) as refused:
-        DOORS[door](trained)
+    with pytest.raises((SystemExit, ValueError)) as refused:
+        leave(trained)
     line = str(refused.value)
     assert re.search(named, line) and "allowed" in line and "\n" not in line
 

@@ -1,165 +1,117 @@
-"""Language models in folders of safetensors: written from checkpoints, loaded, and turned into checkpoints again."""
+"""Language models in folders of safetensors: written from checkpoints, loaded, and turned into checkpoints again.
+
+tests/test_damaged_files.py damages the files of a folder.
+"""
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.modules.stored_options import is_extra_state
 from fairseq_plugin import FlowformerLanguageModel, LinearTimeLanguageModel, from_safetensors, to_safetensors
 from tests.fairseq_plugin.helpers.checkpoint_files import save, save_model
-from tests.fairseq_plugin.helpers.text import tokens
+from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
+from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small checkpoint as fairseq-train writes it."""
-    path = tmp_path_factory.mktemp("checkpoint") / "checkpoint_best.pt"
-    save_model(path, "cfg", "flowformer_lm")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small checkpoint as fairseq-train writes it, its dictionary, and both as "whole" and "half"."""
+    path = tmp_path_factory.mktemp("folder")
+    save_model(path / "model.pt", "cfg", "flowformer_lm")
+    dictionary().save(str(path / "dict.txt"))
+    for name, options in (("whole", []), ("half", ["--half"])):
+        to_safetensors.main([str(path / "model.pt"), str(path / name), "--dict", str(path / "dict.txt"), *options])
     return path
 
 
-def _write(checkpoint: Path, folder: Path, dictionary: str, *options: str) -> Path:
-    to_safetensors.main([str(checkpoint), str(folder), "--dict", dictionary, *options])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def dictionary(data_bin: str) -> str:
-    """The dictionary of the toy text, whose number of symbols the models have."""
-    return f"{data_bin}/dict.txt"
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, dictionary: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint as a folder of safetensors."""
-    return _write(checkpoint, tmp_path_factory.mktemp("folder") / "model", dictionary)
-
-
 def _logits(folder: Path, *file: str) -> Tensor:
-    hub = FlowformerLanguageModel.from_pretrained(str(folder), *file)
-    return hub.models[0](tokens(2, 20))[0]
+    return FlowformerLanguageModel.from_pretrained(str(folder), *file).models[0](tokens(2, 20))[0]
 
 
-def test_the_folder_gives_the_outputs_of_the_checkpoint(checkpoint: Path, folder: Path, data_bin: str) -> None:
-    """By the name of the file or without it, and as a checkpoint again."""
-    hub = FlowformerLanguageModel.from_pretrained(str(checkpoint.parent), checkpoint.name, data_bin)
-    expected = hub.models[0](tokens(2, 20))[0]
+def test_the_folder_gives_the_outputs_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """By the name of the file or without it, and as a checkpoint again, after as many updates."""
+    expected = _logits(folder, "model.pt")
     assert expected.std() > 0.1
-    for file in ((), ("model.safetensors",)):
-        assert torch.equal(_logits(folder, *file), expected)
-    back = folder.parent / "back"
-    from_safetensors.main([str(folder), str(back)])
-    assert sorted(path.name for path in back.iterdir()) == ["dict.txt", "model.pt"]
-    assert torch.equal(_logits(back), expected)
+    from_safetensors.main([str(folder / "whole"), str(tmp_path / "back")])
+    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["dict.txt", "model.pt"]
+    for found in (
+        _logits(folder / "whole"),
+        _logits(folder / "whole", "model.safetensors"),
+        _logits(tmp_path / "back"),
+    ):
+        assert torch.equal(found, expected)
+    assert torch.load(tmp_path / "back" / "model.pt")["optimizer_history"][-1]["num_updates"] == 7
 
 
 def test_the_folder_is_data_without_places(folder: Path) -> None:
     """Three files; the configuration names neither data nor folders of the training."""
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "dict.txt", "model.safetensors"]
-    config = json.loads((folder / "config.json").read_text())
+    assert sorted(path.name for path in (folder / "whole").iterdir()) == [
+        "config.json",
+        "dict.txt",
+        "model.safetensors",
+    ]
+    config = json.loads((folder / "whole" / "config.json").read_text())
     assert config["cfg"]["model"]["_name"] == "flowformer_lm" and config["cfg"]["task"]["data"] == "."
-    assert config["updates"] == 7
     assert not {"checkpoint", "common", "distributed_training", "optimizer"} & config["cfg"].keys()
 
 
-def test_half_precision_takes_half_of_the_memory(folder: Path, checkpoint: Path, dictionary: str, tmp_path) -> None:
+def test_half_precision_takes_half_of_the_memory(folder: Path) -> None:
     """The records of options survive."""
-    half = _write(checkpoint, tmp_path / "half", dictionary, "--half")
-    stored, whole = (load_file(path / "model.safetensors") for path in (half, folder))
-    assert {x.dtype for x in stored.values() if x.is_floating_point()} == {torch.float16}
-    assert any(map(is_extra_state, stored))
-    for name in filter(is_extra_state, stored):
-        assert torch.equal(stored[name].float(), whole[name])
-    torch.testing.assert_close(_logits(half), _logits(folder), atol=0.02, rtol=0.02)
-    assert not torch.equal(_logits(half), _logits(folder))
+    half, whole = (load_file(folder / name / "model.safetensors") for name in ("half", "whole"))
+    assert {x.dtype for x in half.values() if x.is_floating_point()} == {torch.float16}
+    assert any(map(is_extra_state, half))
+    assert all(torch.equal(half[name].float(), whole[name]) for name in filter(is_extra_state, half))
+    torch.testing.assert_close(_logits(folder / "half"), _logits(folder / "whole"), atol=0.02, rtol=0.02)
+    assert not torch.equal(_logits(folder / "half"), _logits(folder / "whole"))
 
 
-def _other_dictionary(folder: Path, weights: dict[str, Tensor]) -> list[str]:
-    (folder / "dict.txt").write_text("a 1\nb 1\n")
-    return ["--dict", str(folder / "dict.txt")]
-
-
-def _no_dictionary(folder: Path, weights: dict[str, Tensor]) -> list[str]:
-    return ["--dict", str(folder / "nothing.txt")]
-
-
-def _bytes_as_dictionary(folder: Path, weights: dict[str, Tensor]) -> list[str]:
-    (folder / "dict.txt").write_bytes(b"\xff\xfe 1\n")
-    return ["--dict", str(folder / "dict.txt")]
-
-
-def _large(folder: Path, weights: dict[str, Tensor]) -> list[str]:
-    weights["decoder.embed_tokens.weight"][5, 3] = 1e5
-    return ["--half"]
-
-
-#: A word of the message, and what is changed: options, files or weights.
-REFUSED: dict[str, Callable[[Path, dict[str, Tensor]], list[str]]] = {
-    "6 symbols": _other_dictionary,
-    "nothing.txt": _no_dictionary,
-    "dict.txt": _bytes_as_dictionary,
-    "decoder.embed_tokens.weight": _large,
+MASKED = ("--task", "masked_lm", "--criterion", "masked_lm")
+PIECES = ("--bpe", "sentencepiece", "--sentencepiece-model", "/data/spm.model")
+#: How a checkpoint is stored, its architecture and options, and further options of the command, by a word of the line
+#: that refuses it. The first ones are of wrong dictionaries and too large numbers, the others of other checkpoints.
+REFUSED: dict[str, tuple[str, str, tuple[str, ...], list[str]]] = {
+    "6 symbols": ("cfg", "flowformer_lm", (), ["--dict", "short.txt"]),
+    "nothing.txt": ("cfg", "flowformer_lm", (), ["--dict", "nothing.txt"]),
+    "bytes.txt": ("cfg", "flowformer_lm", (), ["--dict", "bytes.txt"]),
+    "decoder.embed_tokens.weight": ("cfg", "flowformer_lm", (), ["--half"]),
+    "(cfg)": ("args", "flowformer_lm", (), []),
+    "flowformer_mlm": ("args", "flowformer_mlm", MASKED, []),
+    "transformer_lm": ("cfg", "transformer_lm", (), []),
+    "/data/spm.model": ("cfg", "flowformer_lm", PIECES, []),
 }
 
 
 @pytest.mark.parametrize("word", REFUSED)
-def test_what_cannot_be_stored_is_one_line(word: str, dictionary: str, tmp_path: Path) -> None:
-    """Nothing is written."""
-    model: nn.Module = save_model(tmp_path / "model.pt", "cfg", "linear_lm")
-    weights = model.state_dict()
-    options = REFUSED[word](tmp_path, weights)
-    save(tmp_path / "model.pt", weights, "cfg", "linear_lm")
-    with pytest.raises(SystemExit, match=word) as error:
-        to_safetensors.main([str(tmp_path / "model.pt"), str(tmp_path / "new"), "--dict", dictionary, *options])
-    assert "allowed" in str(error.value) and "\n" not in str(error.value)
-    assert not (tmp_path / "new").exists()
+def test_what_cannot_be_stored_is_refused(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind, arch, arguments, options = REFUSED[word]
+    weights = save_model(tmp_path / "model.pt", kind, "flowformer_lm").state_dict()
+    weights["decoder.embed_tokens.weight"][5, 3] = 1e5  # more than half precision holds
+    save(tmp_path / "model.pt", weights, kind, arch, *arguments)
+    dictionary().save(str(tmp_path / "dict.txt"))
+    Path("short.txt").write_text("a 1\nb 1\n")
+    Path("bytes.txt").write_bytes(b"\xff\xfe 1\n")
+    with refused_in_one_line(tmp_path, word):
+        to_safetensors.main(["model.pt", "new", "--dict", "dict.txt", *options])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("args", "flowformer_lm", ()),
-        ("args", "flowformer_mlm", ("--task", "masked_lm", "--criterion", "masked_lm")),
-        ("cfg", "transformer_lm", ()),
-        ("cfg", "flowformer_lm", ("--bpe", "sentencepiece", "--sentencepiece-model", "/data/spm.model")),
-    ],
-    ids=["older configuration", "masked model", "stock model", "a file of the training's machine"],
-)
-def test_other_checkpoints_are_refused(case: tuple, dictionary: str, tmp_path: Path) -> None:
-    """Those with options in one namespace, of other models, and with paths in their configuration."""
-    kind, arch, arguments = case
-    model = save_model(tmp_path / "model.pt", kind, "flowformer_lm")
-    save(tmp_path / "model.pt", model.state_dict(), kind, arch, *arguments)
-    with pytest.raises(SystemExit, match="model.pt.*allowed"):
-        to_safetensors.main([str(tmp_path / "model.pt"), str(tmp_path / "new"), "--dict", dictionary])
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_configuration_with_code_is_not_loaded(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_code_or_without_a_file_is_refused(folder: Path, tmp_path: Path) -> None:
     """The checksum only finds accidents, since anybody can leave it away."""
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("config.json", "dict.txt", "model.safetensors"):
+        shutil.copytree(folder / "whole", tmp_path / f"without-{name}")
+        (tmp_path / f"without-{name}" / name).unlink()
+        with refused_in_one_line(tmp_path, name):
+            from_safetensors.main([str(tmp_path / f"without-{name}"), str(tmp_path / "new")])
+    config = json.loads((folder / "whole" / "config.json").read_text())
     del config["sha256"]
     config["cfg"]["model"]["adaptive_input_cutoff"] = "__import__('os').getcwd()"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="config.json.*adaptive_input_cutoff"):
-        LinearTimeLanguageModel.from_pretrained(str(tmp_path))
-
-
-def test_a_folder_that_lacks_a_file_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Whatever the missing file is, the message names it."""
-    for missing in folder.iterdir():
-        part = tmp_path / f"without-{missing.name}"
-        part.mkdir()
-        for path in folder.iterdir():
-            if path != missing:
-                (part / path.name).write_bytes(path.read_bytes())
-        with pytest.raises(SystemExit, match=missing.name):
-            from_safetensors.main([str(part), str(tmp_path / "new")])
-        assert not (tmp_path / "new").exists()
+    shutil.copytree(folder / "whole", tmp_path / "code")
+    (tmp_path / "code" / "config.json").write_text(json.dumps(config))
+    with refused_in_one_line(tmp_path, "config.json", "adaptive_input_cutoff"):
+        LinearTimeLanguageModel.from_pretrained(str(tmp_path / "code"))

@@ -1,6 +1,7 @@
 """fairseq-hydra-train with a YAML file and overrides, as a user runs it, with every kind of options of this plugin."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from tests.fairseq_plugin.helpers.logs import entries
 from tests.processes import Command, Forked
 
 SIDES = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 2}
-FLAT = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2}
 #: Groups of a configuration: an encoder-decoder in fairseq's nested form, a criterion of ours, a masked model.
-GROUPS = {
+GROUPS: dict[str, dict[str, Any]] = {
     "translation": {
         "task": {"_name": "translation"},
         "model": {"_name": "flowformer", "encoder": SIDES, "decoder": {**SIDES, "layers": 1}, "flow_phi": "relu"},
@@ -31,10 +31,12 @@ GROUPS = {
     "masked": {
         "task": {"_name": "masked_lm", "tokens_per_sample": 48},
         "model": {"_name": "flash_mlm", "flash_first_to_all": True, "flash_query_dim": 8, "flash_chunk_size": 16}
-        | {f"encoder_{name}": value for name, value in FLAT.items()},
+        | {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_layers": 2},
         "criterion": {"_name": "masked_lm"},
     },
 }
+
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 
 
 def _command(name: str, data: str, folder: Path) -> list[str]:
@@ -57,12 +59,15 @@ def _command(name: str, data: str, folder: Path) -> list[str]:
 def test_a_nested_file_and_overrides(pairs_bin: str, tmp_path: Path) -> None:
     """They build the sizes that they name; the checkpoint has them, and loads with overrides of its own.
 
-    It also loads in Python, although hydra's logging, with the path of a file, is stored in it.
+    It also loads in Python, although hydra's logging, with the path of a file, is stored in it. A key that nothing
+    reads ends a training.
     """
+    command, file = _command("translation", pairs_bin, tmp_path), str(tmp_path / "out" / "checkpoint_last.pt")
+    (output,) = Forked(Command("fairseq_cli.hydra_train", [*command, "+model.encoder_layerz=3"])).printed()
+    assert "model.encoder_layerz is 3, which flowformer does not read; allowed: model.encoder_layers" in output
+    assert not list(tmp_path.glob("out/*.pt"))
     overrides = ["model.encoder.embed_dim=32", "+model.encoder_learned_pos=true"]
-    command = _command("translation", pairs_bin, tmp_path)
     Forked(Command("fairseq_cli.hydra_train", [*command, *overrides])).outputs()
-    file = str(tmp_path / "out" / "checkpoint_last.pt")
     (model,), stored, _ = load_model_ensemble_and_task([file], arg_overrides={"decoder_layerdrop": 0.25})
     assert (len(model.encoder.layers), len(model.decoder.layers)) == (2, 1)
     assert model.encoder.embed_tokens.embedding_dim == 32 and model.decoder.embed_tokens.embedding_dim == 16
@@ -70,7 +75,6 @@ def test_a_nested_file_and_overrides(pairs_bin: str, tmp_path: Path) -> None:
     assert stored.model.encoder_embed_dim == 32 and model.decoder.decoder_layerdrop == 0.25
     hub = LinearTimeTransformer.from_pretrained(str(tmp_path / "out"), "checkpoint_last.pt", pairs_bin)
     assert hub.translate("w3 w21", max_len_b=5)
-
     state = torch.load(file)
     state["cfg"]["model"].update(encoder={"embed_dim": 80}, encoder_layerz=3)  # as earlier versions stored it
     torch.save(state, file)
@@ -84,9 +88,8 @@ def test_options_of_model_and_criterion(name: str, data_bin: str, tmp_path: Path
     task = GROUPS[name]["task"]["_name"]
     validate = [data_bin, "--user-dir", USER_DIR, "--task", task, "--cpu", "--path", file, "--max-tokens", "384"]
     validate += ["--log-format", "json", *(["--fp16"] if name == "sparse" else [])]
-    _, output = run_in_turn(
-        ("fairseq_cli.hydra_train", _command(name, data_bin, tmp_path), ""), ("fairseq_cli.validate", validate, "")
-    )
+    training = ("fairseq_cli.hydra_train", _command(name, data_bin, tmp_path), "")
+    _, output = run_in_turn(training, ("fairseq_cli.validate", validate, ""))
     (validated,) = entries(output, "valid")
     (model,), stored, _ = load_model_ensemble_and_task([file])
     assert 0.0 < validated["valid_loss"] < 7.0
@@ -99,10 +102,3 @@ def test_options_of_model_and_criterion(name: str, data_bin: str, tmp_path: Path
     else:
         layers = model.encoder.sentence_encoder.layers
         assert len(layers) == 2 and all(layer.unit.first_to_all and layer.unit.chunk_size == 16 for layer in layers)
-
-
-def test_a_key_that_nothing_reads_ends_the_training(pairs_bin: str, tmp_path: Path) -> None:
-    command = _command("translation", pairs_bin, tmp_path)
-    (output,) = Forked(Command("fairseq_cli.hydra_train", [*command, "+model.encoder_layerz=3"])).printed()
-    assert "model.encoder_layerz is 3, which flowformer does not read; allowed: model.encoder_layers" in output
-    assert not list(tmp_path.glob("out/*.pt"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from recipes.lra.data import dictionary, write
 from tests.fairseq_plugin.helpers import episodes, pixels, series, spans
@@ -18,12 +17,11 @@ from tests.fairseq_plugin.helpers.commands import (
     USER_DIR,
     masked_training_command,
     run_in_turn,
-    run_two_processes,
     training_command,
     translation_training_command,
 )
-from tests.fairseq_plugin.helpers.logs import losses
 
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 PROGRAM = str(Path(__file__).parents[1] / "helpers" / "resumed_trainings.py")
 DROPOUT = "--dropout 0.1 --attention-dropout 0.1 --activation-dropout 0.1".split()
 #: Eight updates of two batches each, which are between two and three epochs.
@@ -116,21 +114,3 @@ def test_it_goes_on_as_if_it_had_never_stopped(found: dict[str, dict], name: str
     assert 1 < one["epochs"] < 2, "it was to be stopped in its second epoch"
     assert len(one["whole"]) == 8 and one["resumed"] == one["whole"][5:]
     assert one["differs"] == []
-
-
-def test_two_processes_go_on_as_if_they_had_never_stopped(data_bin: str, tmp_path: Path) -> None:
-    """Each reads the checkpoint itself: what fairseq sends from one to the other, torch does not load.
-
-    FAVOR+ draws its features anew in between, without recomputed activations.
-    """
-    command = training_command(data_bin, str(tmp_path), "favor_lm", "--favor-redraw", "2", *TEXT)
-    command += ["--save-interval-updates", "2"]
-    command += ["--max-tokens", "240", "--max-update", "5", "--load-checkpoint-on-all-dp-ranks"]
-    whole = losses(run_two_processes(command)[0])
-    last = tmp_path / "checkpoint_last.pt"
-    wanted = torch.load(last, weights_only=False)["model"]
-    (stopped,) = tmp_path.glob("checkpoint_*_2.pt")
-    stopped.rename(last)
-    assert len(whole) == 5 and losses(run_two_processes(command)[0]) == whole[2:]
-    resumed = torch.load(last, weights_only=False)["model"]
-    assert all(torch.equal(resumed[name], wanted[name]) for name in wanted)

@@ -1,14 +1,19 @@
-"""Models for transformers compute what the same models of fairseq compute; and their generation and cache."""
+"""Models for transformers compute what the same models of fairseq compute, whole, in parts and from a folder.
+
+tests/common/huggingface has what transformers does with them: generation, caches, training, libraries.
+"""
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
 
-from common.huggingface import LineartimeCache, LineartimeConfig, LineartimeForCausalLM
-from tests.compare import assert_close, weights
+from common.huggingface import LineartimeCache
+from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.huggingface_models import (
     cache_of,
     classifiers,
@@ -17,6 +22,7 @@ from tests.fairseq_plugin.helpers.huggingface_models import (
     left_padded,
     masked,
 )
+from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
 from tests.fairseq_plugin.helpers.text import PAD, tokens
 
 SHARED = ("--share-decoder-input-output-embed",)
@@ -47,49 +53,119 @@ CAUSAL = {
 }
 #: Some of them, for slower tests.
 SOME = ("flow-post-norm", "projections", "gated-delta", "hybrid", "flash")
+MASKED = {
+    "masked": ("flowformer_mlm", "--encoder-learned-pos"),
+    "masked-post-norm": (
+        *("softmax_mlm", "--lineartime-post-norm", "--lineartime-norm-eps", "1e-3", "--untie-weights-roberta"),
+    ),
+    "masked-bigbird": ("bigbird_mlm",),
+    "masked-documents": ("flowformer_mlm", "--lineartime-reset-at-eos"),
+    "masked-flash": ("flash_mlm",),
+    "masked-flash-first": ("flash_mlm", "--flash-first-softmax", "--flash-first-to-all"),
+    "masked-combiner": ("combiner_mlm",),
+}
+ARENA = ("--pooling", "mean", "--classifier-style", "arena", "--encoder-attention-dim", "16")
+CLASSIFIERS = {
+    "classifier-first": ("flowformer_classifier",),
+    "classifier-mean": ("linear_classifier", *ARENA),
+    "classifier-flash": ("flash_classifier", "--classifier-dim", "12"),
+}
+CROSS = "--lineartime-cross-attention"
+ENCODER_DECODERS = {
+    "pairs": ("flowformer",),
+    "pairs-flow-source": ("flowformer", CROSS, "flow_source", "--share-all-embeddings"),
+    "pairs-cosformer": ("cosformer", CROSS, "cosformer", "--decoder-normalize-before"),
+    "pairs-linear": ("linear", CROSS, "linear", "--encoder-normalize-before"),
+    "pairs-longformer": ("longformer",),
+}
+KINDS: dict[Callable[..., tuple[nn.Module, Any]], dict[str, tuple[str, ...]]] = {
+    language_models: CAUSAL,
+    masked: MASKED,
+    classifiers: CLASSIFIERS,
+    encoder_decoder: ENCODER_DECODERS,
+}
+TARGET = torch.cat([torch.full((3, 1), 2), tokens(3, 9, seed=1)], dim=1)
 
 
-def of(name: str) -> tuple[torch.nn.Module, LineartimeForCausalLM]:
-    return language_models(*CAUSAL[name])
+def both(name: str) -> tuple[nn.Module, Any]:
+    """fairseq's model and that of transformers."""
+    make, rows = next((make, rows) for make, rows in KINDS.items() if name in rows)
+    return make(*rows[name])
 
 
-@pytest.fixture
 def sequences() -> tuple[Tensor, Tensor]:
     """Tokens of three rows with padding on either side and eos in the middle, and transformers' mask."""
     sequence = tokens(3, 21)
     sequence[:, 9] = 2
-    sequence[0, :4] = PAD
-    sequence[1, 15:] = PAD
+    sequence[0, :4] = sequence[1, 15:] = PAD
     return sequence, sequence.ne(PAD).long()
 
 
 def real(x: Tensor, mask: Tensor) -> Tensor:
-    """The real tokens (R, V) of x (B, n, V)."""
-    return x[mask.bool()]
+    """The real tokens (R, V) of x (B, n, V); all of what has no tokens."""
+    return x[mask.bool()] if x.dim() == 3 and x.shape[1] == mask.shape[1] else x
+
+
+def expected(name: str, host: nn.Module) -> Tensor:
+    """fairseq's outputs for ``sequences``."""
+    sequence, mask = sequences()
+    if name in ENCODER_DECODERS:
+        return host(sequence, None, TARGET)[0]
+    head = {"classification_head_name": "sentence_classification_head"} if name in CLASSIFIERS else {}
+    return real(host(sequence, **head)[0], mask)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CAUSAL)
-def test_logits_are_those_of_fairseq(name: str, sequences: tuple[Tensor, Tensor]) -> None:
-    (host, model), (sequence, mask) = of(name), sequences
-    expected = real(host(sequence)[0], mask)
-    assert_close("logits", real(model(sequence, mask).logits, mask), expected, 1e-6)
-    assert_close("without a mask", real(model(sequence).logits, mask), expected, 1e-6)
+@pytest.mark.parametrize("name", [name for rows in KINDS.values() for name in rows])
+def test_it_computes_what_fairseq_computes_also_from_a_folder(name: str, tmp_path: Path) -> None:
+    """With a mask and, as in fairseq, without; every weight and buffer of a folder comes back, bit by bit."""
+    (host, model), (sequence, mask) = both(name), sequences()
+    given = (TARGET,) if name in ENCODER_DECODERS else ()
+    wanted, logits = expected(name, host), model(sequence, mask, *given).logits
+    assert_close("logits", real(logits, mask), wanted, 2e-6)
+    if name not in ENCODER_DECODERS:
+        assert_close("without a mask", real(model(sequence).logits, mask), wanted, 2e-6)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    tensors = [{**x.state_dict(), **dict(x.named_buffers())} for x in (model, loaded)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(x, tensors[1][key]) for key, x in tensors[0].items())
+    assert torch.equal(loaded(sequence, mask, *given).logits, logits) and not loaded.training
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", SOME)
-def test_in_half_precision_logits_are_those_of_fairseq(name: str, sequences: tuple[Tensor, Tensor]) -> None:
-    host, model = (copy.deepcopy(x).bfloat16() for x in of(name))
-    sequence, mask = sequences
-    assert_close("logits", real(model(sequence, mask).logits, mask), real(host(sequence)[0], mask))
+def test_in_half_precision_too(name: str) -> None:
+    host, model = (copy.deepcopy(x).bfloat16() for x in both(name))
+    sequence, mask = sequences()
+    assert_close("logits", real(model(sequence, mask).logits, mask), expected(name, host))
+
+
+@pytest.mark.parametrize("name", ["flash", "masked", "classifier-first", "pairs"])
+def test_the_loss_and_gradients_are_those_of_fairseq(name: str) -> None:
+    (host, model), sequence = both(name), tokens(3, 12)
+    labels = torch.tensor([0, 2, 1]) if name in CLASSIFIERS else sequence
+    loss = model(sequence, labels=labels).loss
+    if name in ENCODER_DECODERS:
+        scores = host(sequence, None, torch.cat([TARGET[:, :1], sequence[:, :-1]], dim=1))[0]
+    elif name in CLASSIFIERS:
+        scores = host(sequence, classification_head_name="sentence_classification_head")[0]
+    else:
+        scores = host(sequence)[0]
+    if name in CAUSAL:
+        scores, labels = scores[:, :-1], labels[:, 1:]
+    wanted = nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.flatten())
+    assert_close("loss", loss, wanted, 2e-6)
+    parameter = next(key for key, x in model.named_parameters() if x.dim() == 2 and "layers.0" in key)
+    weights = (dict(x.named_parameters())[parameter] for x in (model, host))
+    assert_close("gradient", *(torch.autograd.grad(*x)[0] for x in zip((loss, wanted), weights)))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_cache_goes_on(name: str, sequences: tuple[Tensor, Tensor], tmp_path) -> None:
+def test_a_cache_goes_on(name: str, tmp_path: Path) -> None:
     """Tokens in several calls, one by one or many at once, from memory or from a file, give the logits of one call."""
-    model, (sequence, mask) = of(name)[1], sequences
+    model, (sequence, mask) = both(name)[1], sequences()
     whole = model(sequence, mask).logits
     first = model(sequence[:, :12], mask[:, :12], use_cache=True)
     cache_of(first).save(tmp_path / "cache.safetensors")
@@ -99,270 +175,49 @@ def test_a_cache_goes_on(name: str, sequences: tuple[Tensor, Tensor], tmp_path) 
     parts = torch.cat([first.logits, step.logits, rest.logits], dim=1)
     assert_close("in parts", real(parts, mask), real(whole, mask))
     loaded = LineartimeCache.load(tmp_path / "cache.safetensors")
-    rest = model(sequence[:, 12:], mask[:, 12:], cache=loaded)
-    assert_close("after loading", real(rest.logits, mask[:, 12:]), real(whole[:, 12:], mask[:, 12:]))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", SOME)
-def test_rows_of_a_cache_can_be_chosen_repeated_and_forgotten(name: str) -> None:
-    model, sequence = of(name)[1], tokens(3, 9)
-    cache = cache_of(model(sequence[:, :6], use_cache=True))
-    for change, rows in (
-        (lambda x: x.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
-        (lambda x: x.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
-        (lambda x: x.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
-    ):
-        changed = cache.copy()
-        change(changed)
-        logits = model(sequence[rows, 6:], cache=changed).logits
-        assert_close("logits", logits, model(sequence[rows]).logits[:, 6:])
-    with pytest.raises(ValueError, match="crop"):
-        cache.crop(-1)
-    cache.crop(0)
-    cache.reset()
-    assert cache.get_seq_length() == 0
-    assert_close("after a reset", model(sequence, cache=cache).logits, model(sequence).logits)
-
-
-def generated(model: LineartimeForCausalLM, inputs: Tensor, mask: Tensor | None = None, **options) -> Tensor:
-    """The seven tokens that follow ``inputs``."""
-    options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, **options}
-    return model.generate(inputs, attention_mask=mask, **options)[:, inputs.shape[1] :]
-
-
-@pytest.mark.parametrize("options", ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}), ids=str)
-@pytest.mark.parametrize("name", SOME)
-def test_a_padded_batch_generates_what_each_prompt_does_alone(name: str, options: dict) -> None:
-    model = of(name)[1]
-    prompts = [tokens(1, length, seed=length)[0] for length in (3, 8, 5)]
-    together = generated(model, *left_padded(prompts), **options)
-    alone = torch.cat([generated(model, prompt[None], **options) for prompt in prompts])
-    assert torch.equal(together, alone)
-    assert torch.equal(together, generated(model, *left_padded(prompts), use_cache=False, **options))
-
-
-def test_sampling_generates_several_sequences_and_goes_on_from_a_cache() -> None:
-    model, prompt = of("flow")[1], tokens(2, 6)
-    torch.manual_seed(1)
-    several = generated(model, prompt, do_sample=True, num_return_sequences=3)
-    assert several.shape == (6, 7)
-    assert len(several.unique(dim=0)) > 2
-    greedy = generated(model, prompt)
-    with torch.no_grad():
-        cache = cache_of(model(prompt[:, :4], use_cache=True))
-    assert torch.equal(generated(model, prompt[:, 4:], cache=cache.copy()), greedy)
-    mask = torch.ones_like(prompt)
-    assert torch.equal(generated(model, prompt[:, 4:], mask[:, 4:], cache=cache.copy()), greedy)
-    assert torch.equal(generated(model, prompt[:, 4:], mask, cache=cache.copy()), greedy)
-    with pytest.raises(ValueError, match="attention_mask has shape .*5.; allowed: .*2., .*, or .*6."):
-        generated(model, prompt[:, 4:], mask[:, 1:], cache=cache.copy())
-    rest = tokens(2, 9, seed=3)  # more tokens than the cache has read
-    longer = torch.cat([prompt[:, :4], rest], dim=1)
-    assert torch.equal(generated(model, rest, torch.ones_like(rest), cache=cache.copy()), generated(model, longer))
-    beams = {"num_beams": 3, "num_return_sequences": 2}
-    assert torch.equal(generated(model, prompt[:, 4:], cache=cache, **beams), generated(model, prompt, **beams))
-    assert cache.batch_size == 2
-
-
-@torch.no_grad()
-def test_packed_documents_do_not_see_each_other() -> None:
-    """Documents that positions tell apart, as transformers' collators pack them, give what each gives alone."""
-    model, sequence = of("flow")[1], tokens(1, 15)
-    positions = torch.cat([torch.arange(6), torch.arange(9)])[None]
-    packed = model(sequence, position_ids=positions).logits
-    alone = torch.cat([model(sequence[:, :6]).logits, model(sequence[:, 6:]).logits], dim=1)
-    assert_close("logits", packed, alone)
-    cache = cache_of(model(sequence[:, :8], position_ids=positions[:, :8], use_cache=True))
-    assert_close("later", model(sequence[:, 8:], cache=cache).logits, alone[:, 8:])
-    with pytest.raises(ValueError, match="position_ids is 3.*allowed: 0"):
-        model(sequence, position_ids=torch.arange(3, 18)[None])
-
-
-def test_the_loss_and_gradients_are_those_of_fairseq() -> None:
-    host, model = of("flash")
-    sequence = tokens(2, 12)
-    loss = model(sequence, labels=sequence).loss
-    scores = host(sequence[:, :-1])[0]
-    expected = torch.nn.functional.cross_entropy(scores.flatten(0, 1), sequence[:, 1:].flatten())
-    assert_close("loss", loss, expected, 1e-6)
-    name = "decoder.layers.0.unit.in_proj.weight"
-    grads = (torch.autograd.grad(x, dict(m.named_parameters())[name]) for x, m in ((loss, model), (expected, host)))
-    assert_close("gradient", *(grad for (grad,) in grads))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ("flow-post-norm", "favor", "gated-delta", "flash-gates"))
-def test_a_saved_folder_loads_bit_by_bit(name: str, tmp_path) -> None:
-    """A model is built without values, "on meta", and then filled: every buffer has to come back too."""
-    model, sequence = of(name)[1], tokens(2, 12)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded) is LineartimeForCausalLM
-    for (key, tensor), (other_key, other) in zip(model.state_dict().items(), loaded.state_dict().items(), strict=True):
-        assert key == other_key
-        assert torch.equal(tensor, other), key
-    assert torch.equal(loaded(sequence).logits, model(sequence).logits)
-    assert loaded.decoder.training is False
-    buffers = dict(loaded.named_buffers())
-    for key, buffer in model.named_buffers():
-        assert torch.equal(buffers[key], buffer), key
-
-
-def test_missing_and_foreign_weights_are_refused(tmp_path) -> None:
-    model = of("flow")[1]
-    state = model.state_dict()
-    missing = {key: x for key, x in state.items() if key != "decoder.layers.1.fc2.weight"}
-    model.save_pretrained(tmp_path / "missing", state_dict=missing)
-    with pytest.raises(ValueError, match="1 missing.*layers.1.fc2.weight"):
-        LineartimeForCausalLM.from_pretrained(tmp_path / "missing")
-    model.save_pretrained(tmp_path / "further", state_dict={**state, "decoder.another": torch.zeros(2)})
-    with pytest.raises(ValueError, match="not of this model.*decoder.another"):
-        LineartimeForCausalLM.from_pretrained(tmp_path / "further")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
-        ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens"),
-        ({"inputs_embeds": torch.zeros(1, 4, 16)}, "input"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_generation_that_takes_tokens_back_is_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        of("flow")[1].generate(tokens(1, 4), max_new_tokens=2, **options)
-
-
-def test_bad_input_is_refused() -> None:
-    model, sequence = of("flow")[1], tokens(2, 4)
-    cache = cache_of(model(sequence, use_cache=True))
-    for arguments, message in (
-        ({"input_ids": None}, "input_ids is None"),
-        ({"input_ids": sequence, "attention_mask": torch.ones(2, 3)}, r"attention_mask has shape \(2, 3\)"),
-        ({"input_ids": sequence, "output_attentions": True}, "output_attentions"),
-        ({"input_ids": sequence[:1], "cache": cache}, "2 rows; allowed.* 1 rows"),
-        ({"input_ids": sequence, "cache": {}}, "cache is a dict"),
-        ({"input_ids": sequence, "cache": cache, "use_cache": False}, "use_cache is False"),
-        ({"input_ids": sequence, "cache": cache_of(of("flash")[1](sequence, use_cache=True))}, "initial_state"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model(**arguments)
-    with pytest.raises(ValueError, match="41 tokens; allowed: 40"):
-        of("flow-post-norm")[1](tokens(1, 41))
-
-
-#: Masked models and classifiers.
-MASKED = {
-    "flow": ("flowformer_mlm", "--encoder-learned-pos"),
-    "post-norm": ("softmax_mlm", "--lineartime-post-norm", "--lineartime-norm-eps", "1e-3", "--untie-weights-roberta"),
-    "bigbird": ("bigbird_mlm",),
-    "documents": ("flowformer_mlm", "--lineartime-reset-at-eos"),
-    "flash": ("flash_mlm",),
-    "flash-first": ("flash_mlm", "--flash-first-softmax", "--flash-first-to-all"),
-    "combiner": ("combiner_mlm",),
-}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", MASKED)
-def test_logits_of_a_masked_model_are_those_of_fairseq(name: str, sequences: tuple[Tensor, Tensor], tmp_path) -> None:
-    (host, model), (sequence, mask) = masked(*MASKED[name]), sequences
-    logits = model(sequence, mask, labels=sequence).logits
-    assert_close("logits", real(logits, mask), real(host(sequence)[0], mask), 2e-6)
-    if name in ("bigbird", "post-norm"):
-        model.save_pretrained(tmp_path)
-        assert torch.equal(type(model).from_pretrained(tmp_path)(sequence, mask).logits, logits)
-
-
-CLASSIFIERS = {
-    "first": ("flowformer_classifier",),
-    "mean": ("linear_classifier", "--pooling", "mean", "--classifier-style", "arena", "--encoder-attention-dim", "16"),
-    "flash": ("flash_classifier", "--classifier-dim", "12"),
-}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_scores_of_a_classifier_are_those_of_fairseq(name: str, sequences: tuple[Tensor, Tensor], tmp_path) -> None:
-    (host, model), (sequence, mask) = classifiers(*CLASSIFIERS[name]), sequences
-    expected = host(sequence, classification_head_name="sentence_classification_head")[0]
-    output = model(sequence, mask, labels=torch.tensor([0, 2, 1]))
-    assert_close("scores", output.logits, expected, 2e-6)
-    assert_close("loss", output.loss, torch.nn.functional.cross_entropy(expected, torch.tensor([0, 2, 1])), 2e-6)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(type(model).from_pretrained(tmp_path)(sequence, mask).logits, output.logits)
-
-
-ENCODER_DECODERS = {
-    "flow": ("flowformer",),
-    "flow-source": ("flowformer", "--lineartime-cross-attention", "flow_source", "--share-all-embeddings"),
-    "cosformer": ("cosformer", "--lineartime-cross-attention", "cosformer", "--decoder-normalize-before"),
-    "linear": ("linear", "--lineartime-cross-attention", "linear", "--encoder-normalize-before"),
-    "longformer": ("longformer",),
-}
+    chosen = torch.tensor([2, 0, 0])
+    loaded.reorder_cache(chosen)
+    rest = model(sequence[chosen, 12:], mask[chosen, 12:], cache=loaded)
+    assert_close("after loading", *(real(x, mask[chosen, 12:]) for x in (rest.logits, whole[chosen, 12:])))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_logits_of_an_encoder_decoder_are_those_of_fairseq(
-    name: str, sequences: tuple[Tensor, Tensor], tmp_path
-) -> None:
-    (host, model), (source, mask) = encoder_decoder(*ENCODER_DECODERS[name]), sequences
-    target = torch.cat([torch.full((3, 1), 2), tokens(3, 9, seed=1)], dim=1)
-    expected = host(source, None, target)[0]
-    logits = model(source, mask, target).logits
-    assert_close("logits", logits, expected, 2e-6)
-    first = model(source, mask, target[:, :4], use_cache=True)
-    second = model(source, mask, target[:, 4:], cache=cache_of(first))
-    assert_close("in parts", torch.cat([first.logits, second.logits], dim=1), expected)
-    labels = target[:, 1:]
-    output = model(source, mask, labels=labels)
-    expected_loss = torch.nn.functional.cross_entropy(expected[:, :-1].flatten(0, 1), labels.flatten())
-    assert_close("loss", output.loss, expected_loss, 2e-6)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(type(model).from_pretrained(tmp_path)(source, mask, target).logits, logits)
+def test_a_cache_of_a_target_goes_on(name: str) -> None:
+    (host, model), (source, mask) = both(name), sequences()
+    first = model(source, mask, TARGET[:, :4], use_cache=True)
+    second = model(source, mask, TARGET[:, 4:], cache=cache_of(first))
+    assert_close("in parts", torch.cat([first.logits, second.logits], dim=1), expected(name, host))
 
 
-@pytest.mark.parametrize("name", ("flow", "flow-source", "cosformer"))
-def test_a_padded_batch_of_sources_generates_what_each_does_alone(name: str) -> None:
-    model = encoder_decoder(*ENCODER_DECODERS[name])[1]
-    sources = [tokens(1, length, seed=length)[0] for length in (4, 9)]
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": 3}
-    together, mask = left_padded(sources)
-    batch = model.generate(together, attention_mask=mask, **options)
-    assert torch.equal(batch, model.generate(together, **options))  # padding is seen in the tokens
-    alone = [model.generate(source[None], **options) for source in sources]
-    assert torch.equal(batch, torch.cat(alone))
+@pytest.mark.parametrize("options", ({}, {"num_beams": 3, "num_return_sequences": 2}), ids=str)
+@pytest.mark.parametrize("name", [*SOME, "pairs", "pairs-flow-source", "pairs-cosformer"])
+def test_a_padded_batch_generates_what_each_row_does_alone(name: str, options: dict) -> None:
+    model, options = both(name)[1], {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, **options}
+    rows = [tokens(1, length, seed=length)[0] for length in (3, 8, 5)]
+    together, mask = left_padded(rows)
+    begin = 0 if name in ENCODER_DECODERS else together.shape[1]
+    found = model.generate(together, attention_mask=mask, **options)[:, begin:]
+    alone = [model.generate(row[None], **options)[:, 0 if begin == 0 else len(row) :] for row in rows]
+    assert torch.equal(found, torch.cat(alone))
+    without = {} if name in ENCODER_DECODERS else {"use_cache": False}  # padding of a source is seen in the tokens
+    again = model.generate(together, **({"attention_mask": mask} if without else {}), **options, **without)
+    assert torch.equal(found, again[:, begin:])
 
 
-def test_a_configuration_refuses_what_no_model_has() -> None:
-    config = of("flow")[1].config
-    fields = config.to_dict()
-    for change, message in (
-        ({"attention": [{"kind": "flaw"}]}, "attention.0. is of kind 'flaw'.*flow"),
-        ({"attention": [{"kind": "flow", "option": 1}]}, "option.*options"),
-        ({"family": "gau"}, "allowed in family gau"),
-        ({"lineartime_version": "99.0"}, "lineartime_version is 99.0"),
-        ({"pooling": "middle"}, "pooling"),
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    model, sequence = both("flow")[1], tokens(2, 4)
+    cache, other = (cache_of(both(name)[1](sequence, use_cache=True)) for name in ("flow", "flash"))
+    for arguments, words in (
+        ({"input_ids": None}, ("input_ids is None",)),
+        ({"input_ids": sequence, "attention_mask": torch.ones(2, 3)}, ("attention_mask", "(2, 3)")),
+        ({"input_ids": sequence, "output_attentions": True}, ("output_attentions",)),
+        ({"input_ids": sequence[:1], "cache": cache}, ("2 rows", "1 rows")),
+        ({"input_ids": sequence, "cache": {}}, ("cache is a dict",)),
+        ({"input_ids": sequence, "cache": cache, "use_cache": False}, ("use_cache is False",)),
+        ({"input_ids": sequence, "cache": other}, ("initial_state",)),
     ):
-        with pytest.raises(ValueError, match=message):
-            LineartimeConfig(**{**fields, **change})
-    for change, message in (
-        ({"attention": None}, "attention is None"),
-        ({"num_attention_heads": 3}, "num_attention_heads is 3"),
-        ({"positions": "rotary"}, "positions"),
-        ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
-        ({"attention": [{"kind": "flow", "options": {"phi": "cosine"}}]}, "phi"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            LineartimeForCausalLM(LineartimeConfig(**{**fields, **change}))
-
-
-def test_names_of_weights_are_those_of_fairseq() -> None:
-    """Export is the identity on weights."""
-    for host, model in (of("flash"), masked(*MASKED["flow"]), encoder_decoder(*ENCODER_DECODERS["flow"])):
-        names = {name for name in host.state_dict() if not name.endswith("version")}
-        assert names == set(model.state_dict())
-        assert weights(model.state_dict()).keys() <= names
+        with refused_in_one_line(tmp_path, *words):
+            model(**arguments)
+    with refused_in_one_line(tmp_path, "41 tokens", "40"):
+        both("flow-post-norm")[1](tokens(1, 41))

@@ -1,4 +1,4 @@
-"""A checkpoint's configuration cannot run code, resolve values from elsewhere, or make fairseq open a file."""
+"""A checkpoint's configuration runs no code, resolves nothing from elsewhere and opens no file; data are read."""
 
 import ast
 import copy
@@ -6,69 +6,89 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fairseq
 import fairseq_cli
 import numpy as np
 import pytest
 import torch
-from fairseq import options, tasks
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import AnyNode, ListConfig, OmegaConf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from omegaconf import AnyNode, ListConfig
 
 from fairseq_plugin.convert import convert
 from fairseq_plugin.loading.checkpoint_config import FREE_TEXTS, check_configuration, check_files, check_texts
-from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
-from tests.fairseq_plugin.helpers.encoder_decoders import SMALL
+from tests.compare import weights
+from tests.fairseq_plugin.helpers import encoder_decoders
+from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save, save_model
+from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
+from tests.fairseq_plugin.helpers.transfer import configuration, save_trained
 
 MARK = "executed"
 ATTACK = f"open({MARK!r}, 'w') and [9]"
-CODE = (
-    ATTACK,
-    ATTACK.encode(),
-    bytearray(ATTACK.encode()),
-    "(" * 10_000,
-    "f'{exit}'",
-    "x[0]",
-    "().__class__",
-    repr(ATTACK),
-    "sys.path*9",
-    "9**9**9",
-    "1<<99",
-    "[exit()]",
-    "{a: 1}",
-)
-_EVALUATING = {"eval", "exec", "__import__", "eval_str_list", "eval_str_dict", "eval_bool"}
+CODE = (ATTACK, ATTACK.encode(), repr(ATTACK), "(" * 10_000)
+CODE += ("f'{exit}'", "x[0]", "().__class__", "sys.path*9", "9**9**9", "1<<99", "[exit()]", "{a: 1}", "1," * 600_000)
+INTERPOLATIONS = ("${oc.env:HOME}", "a${oc.env:HOME}", "\\${oc.env:HOME}", "${oc.${task._name}:HOME}", "${a}${b}")
+LAYERS = ("1000000000", "1_000_000_000", "0x3B9ACA00", "'1000000000'", b"1000000000", 10**400, torch.tensor(10**9))
+DATA = ("[20, 40]", "20,40", "{'name': 'x'}", '{"beam": 5, "nbest": null}', "???", "env://x:1", "@@ ", "</s>", "\u2581")
+DATA += ("/cafe\u0301/$run", "1.;0.0", "", None, [20, 40], 3, 10**5_000, True)
 
 
-def evaluated() -> set[str]:
-    """Names of all options and variables that fairseq's source passes to ``eval``."""
-    names = set()
-    for package in (fairseq, fairseq_cli):
-        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
-            text = path.read_text()
-            for node in ast.walk(_parsed(text)) if "eval" in text or "exec(" in text or "__import__" in text else ():
-                if isinstance(node, ast.Call) and _called(node.func) in _EVALUATING and node.args:
-                    argument = node.args[0]
-                    names.add(argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", ""))
-    return names
+class Stored(NamedTuple):
+    """An option as a checkpoint stores it: its group, its name and its value."""
+
+    group: str
+    name: str
+    value: Any
 
 
-def _parsed(text: str) -> ast.AST:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in fairseq's strings
-        return ast.parse(text)
+def _doubled(make: Callable[[list], Any]) -> Any:
+    """A list of 2**40 values, which is small in a file: both halves of each list are the same object."""
+    nested = make([1])
+    for _ in range(40):
+        inner, nested = nested, make([])
+        if isinstance(nested, ListConfig):
+            vars(nested)["_content"] = [inner, inner]  # omegaconf's own methods would copy them
+        else:
+            nested += [inner, inner]
+    return nested
 
 
-def _called(function: ast.expr) -> str:
-    """The name of the called function; "" for a method such as ``model.eval``."""
-    if isinstance(function, ast.Name):
-        return function.id
-    owner = getattr(function, "value", None)
-    return function.attr if isinstance(owner, ast.Name) and owner.id in ("utils", "options") else ""
+#: Fairseq would run, resolve or build these, whichever option has them. "more" is an option that nobody reads.
+DANGEROUS = [
+    *(Stored("model", name, text) for text in CODE for name in ("adaptive_softmax_cutoff", "more")),
+    *(Stored(group, "more", text) for text in INTERPOLATIONS for group in ("model", "bpe")),
+    Stored("common", "wandb_project", INTERPOLATIONS[0]),
+    Stored("task", "left_pad_source", ATTACK),
+    Stored("criterion", "wer_args", ATTACK),
+    Stored("model", "more", {"x": {"adam_betas": ATTACK}}),
+    Stored("model", "more", Namespace(adam_betas=ATTACK)),
+    Stored("model", "more", [{"adam_betas": ATTACK}]),
+    Stored("model", "adam_betas", AnyNode(repr(ATTACK))),
+    Stored("model", "more", _doubled(list)),
+    Stored("model", "more", _doubled(ListConfig)),
+    Stored("model", "more", {"list": [1] * 900, "copies": ["${model.more.list}"] * 19_000}),
+    *(Stored("model", "decoder_layers", number) for number in LAYERS),
+    Stored("model", "decoder", {"layers": 10**9}),
+    Stored("model", "char_embedder_highway_layers", 1e9),
+    Stored("model", "decoder_layers_to_keep", "0," * 400_000),
+    *(Stored("model", option, AnyNode("../../../other")) for option in ("bpe", "tokenizer", "scoring")),
+]
+#: Files and tasks that are the user's to give, and options of other kinds than the model's.
+WRONG = [
+    Stored("bpe", "bpe_codes", "codes"),
+    Stored("bpe", "gpt2_encoder_json", "https://example.org/encoder.json"),
+    Stored("tokenizer", "_name", "../../../tmp/x"),
+    Stored("generation", "replace_unk", "dictionary"),
+    Stored("task", "source_lang", "../../en"),
+    Stored("task", "source_dict", "/etc/hosts"),
+    Stored("model", "pretrained_model", "/etc/hosts"),
+    Stored("task", "_name", "unheard_of"),
+    Stored("task", "tokens_per_sample", [1, "a"]),
+    Stored("model", "dropout", {"a": 1}),
+    Stored("model", "decoder_layers", float("nan")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -85,351 +105,177 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dic
     return state
 
 
-def _put(state: dict[str, Any], group: str, name: str, value: Any) -> dict[str, Any]:
-    """Set an option of ``state``, in a group of its configuration or in its namespace of all options."""
+def _with(state: dict[str, Any], option: Stored) -> dict[str, Any]:
+    """``state`` with an option in a group of its configuration, or in its namespace of all options."""
     if state["args"] is not None:
-        setattr(state["args"], name, value)
+        setattr(state["args"], {"_name": option.group}.get(option.name, option.name), option.value)
     else:
-        state["cfg"].setdefault(group, {})
-        state["cfg"][group] = {**(state["cfg"][group] or {}), name: value}
+        group = state["cfg"].get(option.group) or {}
+        state["cfg"][option.group] = {**group, option.name: option.value}
     return state
 
 
-def _refused(path: Path, state: dict[str, Any], arch: str, data: str, **options: Any) -> str:
-    """The error message of ``from_pretrained``, which must name the file."""
-    torch.save(state, path)
-    with pytest.raises(ValueError, match=f"the checkpoint '{path}'.*allowed") as error:
-        ARCH_MODEL_REGISTRY[arch].from_pretrained(str(path.parent), path.name, data, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def _load(folder: Path, data: str, arch: str = "linear_lm", **options: Any) -> Any:
+    return ARCH_MODEL_REGISTRY[arch].from_pretrained(str(folder), "c.pt", data, **options)
+
+
+def _show(option: Any) -> str | None:
+    return f"{option.group}-{option.name}" if isinstance(option, Stored) else None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_option_is_code(kind: str, stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No option can hold code, evaluated by fairseq or not; the message names file, option and value."""
-    monkeypatch.chdir(tmp_path)
-    names, state = evaluated(), stored("linear_lm", kind)
-    assert len(names) > 40 and not names & FREE_TEXTS
-    for name in sorted({*names, "unheard_of"} - {""}):
-        for text in CODE if name in ("adaptive_softmax_cutoff", "unheard_of") else (ATTACK,):
-            changed = _put(copy.deepcopy(state), "model", name, text)
-            with pytest.raises(ValueError, match=f"'c.pt' has {name} = ") as error:
-                check_configuration(changed, "c.pt")
-            assert f"{name} = {repr(text)[:90]}" in str(error.value) and len(str(error.value)) < 300
-    assert not Path(MARK).exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_data_are_read(kind: str, stored) -> None:
-    """Numbers, lists and dictionaries as Python and JSON write them, words and paths are accepted."""
-    texts = (
-        "[20, 40]",
-        "20,40",
-        "{'name': 'x'}",
-        "(0.9, 0.98)",
-        '{"beam": 5, "nbest": null}',
-        "???",
-        "env://x:1",
-        "@@ ",
-        "</s>",
-        "\u2581",
-        "/cafe\u0301/$run",
-        "1.;0.0",
-    )
-    for value in (*texts, "", None, [20, 40], 3, 10**5_000, True):
-        check_configuration(_put(stored("linear_lm", kind), "model", "unheard_of", value), "c.pt")
-        check_texts(ARCH_MODEL_REGISTRY["linear_lm"], Namespace(adaptive_softmax_cutoff=value))
-    for name in FREE_TEXTS:
-        check_configuration(_put(stored("linear_lm", kind), "task", name, "/my data (1)/flow*3"), "c.pt")
-        for arch in ("linear_lm", "linear", "linear_mlm"):
-            check_texts(ARCH_MODEL_REGISTRY[arch], Namespace(**{name: "/my data (1)/flow*3"}))
-
-
-def test_an_array_of_a_text_is_a_text() -> None:
-    with pytest.raises(ValueError, match="'c.pt' has adam_betas = .*allowed"):
-        check_configuration({"args": Namespace(adam_betas=np.array(repr(ATTACK)))}, "c.pt")
-
-
-def test_long_texts_are_refused() -> None:
-    """Python would need a gigabyte to parse a literal of a megabyte; the message does not repeat the text."""
-    for text in ("1," * 600_000, f"[{'0,' * 600_000}]"):
-        with pytest.raises(ValueError, match=r"'c.pt' has adam_betas of 1,200,\d+ characters; allowed") as error:
-            check_configuration({"args": Namespace(adam_betas=text)}, "c.pt")
-        assert len(str(error.value)) < 200
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_commands_that_read_checkpoints_refuse_code(
-    kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", DANGEROUS, ids=_show)
+def test_a_dangerous_option_is_refused(
+    option: Stored, kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``from_pretrained`` and ``convert`` refuse code and do not run it."""
+    """By ``from_pretrained`` and by ``convert``."""
     monkeypatch.chdir(tmp_path)
-    for name in ("adaptive_softmax_cutoff", "encoder_xformers_att_config", "unheard_of"):
-        state = _put(stored("linear_lm", kind), "model", name, ATTACK)
-        assert f"{name} = {ATTACK!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-        torch.save(_put(stored("transformer_lm", kind), "model", name, ATTACK), "stock.pt")
-        with pytest.raises(ValueError, match=rf"'stock.pt' has {name} = .*{MARK}.*allowed"):
-            convert(Path("stock.pt"), "linear_lm")
-    assert not Path(MARK).exists()
-
-
-def test_convert_reads_no_other_file(stored, tmp_path: Path) -> None:
-    """hydra reads the file "bpe/NAME.yaml", in which any interpolation is resolved; NAME may not be a path."""
     (tmp_path / "other.yaml").write_text("_name: ${oc.env:HOME}\n")
-    name = f"{'../' * 30}{tmp_path.relative_to('/')}/other"
-    for option in ("bpe", "tokenizer", "scoring"):
-        state = stored("transformer_lm", "args")
-        torch.save(_put(state, "model", option, AnyNode(name)), tmp_path / "stock.pt")
-        with pytest.raises(ValueError, match=rf"stock.pt' has {option} = .*other.*allowed"):
-            convert(tmp_path / "stock.pt", "linear_lm")
+    torch.save(_with(stored("linear_lm", kind), option), "c.pt")
+    with refused_in_one_line(tmp_path, "c.pt' has"):
+        _load(tmp_path, data_bin)
+    torch.save(_with(stored("transformer_lm", kind), option), "c.pt")
+    with refused_in_one_line(tmp_path, "c.pt' has"):
+        convert(tmp_path / "c.pt", "linear_lm")
 
 
-PLACES: dict[str, tuple[str, str, Any]] = {
-    "the task's options": ("task", "left_pad_source", ATTACK),
-    "the criterion's": ("criterion", "wer_args", ATTACK),
-    "a group in a group": ("model", "more", {"x": {"adam_betas": ATTACK}}),
-    "a namespace": ("model", "more", Namespace(adam_betas=ATTACK)),
-    "a list": ("model", "more", [{"adam_betas": ATTACK}]),
-    "a node of omegaconf": ("model", "adam_betas", AnyNode(repr(ATTACK))),
-}
+@pytest.mark.parametrize("value", [bytearray(ATTACK.encode()), np.array(repr(ATTACK))], ids=["bytearray", "array"])
+def test_a_text_of_another_type_is_a_text(value: Any, tmp_path: Path) -> None:
+    """Which torch does not load by default, but others do."""
+    with refused_in_one_line(tmp_path, "c.pt' has adam_betas"):
+        check_configuration({"args": Namespace(adam_betas=value)}, "c.pt")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", PLACES)
-def test_every_place(place: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """An option is checked wherever it is stored."""
-    state = _put(stored("linear_lm", kind), *PLACES[place])
-    assert "allowed: numbers" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_attack_is_one(kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq runs the code for its own model; for one of our models, its commands do not run it."""
-    monkeypatch.chdir(tmp_path)
-    for arch, runs in (("linear_lm", False), ("transformer_lm", True)):
-        torch.save(_put(stored(arch, kind), "model", "adaptive_softmax_cutoff", ATTACK), "c.pt")
-        with pytest.raises(Exception) as error:  # a cutoff changes the weights of fairseq's own model
-            load_model_ensemble_and_task(["c.pt"], {"data": data_bin})
-        assert Path(MARK).exists() == runs
-        assert runs or ("adaptive_softmax_cutoff" in str(error.value) and ATTACK in str(error.value))
-
-
-@pytest.mark.parametrize("arch", ["linear_lm", "flash_mlm", "linear_classifier", "flow"])
-def test_models_run_nothing(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of every kind, built by fairseq's commands from the options of a file, run no code."""
-    monkeypatch.chdir(tmp_path)
-    args = Namespace(arch=arch, encoder_xformers_att_config=ATTACK)
-    with pytest.raises(ValueError, match="encoder_xformers_att_config = .*allowed"):
-        ARCH_MODEL_REGISTRY[arch].build_model(args, None)
-    assert not Path(MARK).exists()
-
-
-INTERPOLATIONS = (
-    "${oc.env:HOME}",
-    "${oc.env:HOME,x}",
-    "a${oc.env:HOME}",
-    "\\${oc.env:HOME}",
-    "${oc.${task._name}:HOME}",
-    "${oc.decode:'${oc.env:HOME}'}",
-    "${a}${b}",
-)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", INTERPOLATIONS)
-def test_interpolations_are_refused(value: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Environment and other resolvers are refused; only references to options of the same file are resolved."""
-    for group, name in (("model", "unheard_of"), ("bpe", "unheard_of"), ("common", "wandb_project")):
-        state = _put(stored("linear_lm", kind), group, name, value)
-        assert f"{name} = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-        torch.save(_put(stored("transformer_lm", kind), group, name, value), tmp_path / "stock.pt")
-        with pytest.raises(ValueError, match=name):
-            convert(tmp_path / "stock.pt", "linear_lm")
-
-
-def test_references(stored, data_bin: str, tmp_path: Path) -> None:
-    """References are replaced by their targets, which are checked too."""
-    state = _put(stored("linear_lm", "cfg"), "model", "dropout", "${common.seed}")
-    torch.save(_put(state, "common", "seed", 0.25), tmp_path / "c.pt")
-    (model,) = ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
-    assert model.decoder.dropout_module.p == 0.25
-    state = _put(stored("linear_lm", "cfg"), "model", "adaptive_softmax_cutoff", "${common.wandb_project}")
-    _put(state, "common", "wandb_project", ATTACK)
-    assert ATTACK in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-    state = _put(stored("linear_lm", "cfg"), "model", "dropout", "${common.nothing}")
-    assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-
-
-def _doubled(times: int) -> list:
-    """A list of 2**times values, which is small in a file: both halves of each list are the same object."""
-    nested: list = []
-    for _ in range(times):
-        nested = [nested, nested]
-    return nested
-
-
-def _doubled_nodes(times: int) -> ListConfig:
-    """As ``_doubled``, of omegaconf's lists."""
-    nested = ListConfig([1])
-    for _ in range(times):
-        inner, nested = nested, ListConfig([])
-        vars(nested)["_content"] = [inner, inner]  # omegaconf's own methods would copy them
-    return nested
-
-
-SMALL_IN_A_FILE: dict[str, Callable[[], Any]] = {
-    "lists": lambda: _doubled(40),
-    "omegaconf's lists": lambda: _doubled_nodes(40),
-    "references to one list": lambda: {"list": [1] * 900, "copies": ["${model.more.list}"] * 19_000},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", SMALL_IN_A_FILE)
-def test_a_small_file_is_no_large_configuration(name: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Containers that share parts, and references, are small in a file but would expand to fill all memory."""
-    state = _put(stored("linear_lm", kind), "model", "more", SMALL_IN_A_FILE[name]())
-    message = _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-    assert "values" in message or (kind == "args" and "no interpolation" in message)
-
-
-LAYERS: dict[str, Any] = {
-    "decoder_layers": 10**9,
-    "encoder_layers": 10**400,
-    "char_embedder_highway_layers": 1e9,
-    "decoder_layers_to_keep": "0," * 400_000,
-    "decoder": {"layers": 10**9},
-    "layers": torch.tensor(10**9),
-}
-TEXTS_OF_NUMBERS = ("1000000000", "1_000_000_000", "0001000000000", "0x3B9ACA00", "'1000000000'", b"1000000000")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_layers_without_weights_are_not_built(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """A billion small layers would be built one by one until memory is full; a thousand are possible."""
-    state, arch = stored("linear_lm", kind), ARCH_MODEL_REGISTRY["linear_lm"]
-    for name, value in [*LAYERS.items(), *(("decoder_layers", text) for text in TEXTS_OF_NUMBERS)]:
-        changed = _put(copy.deepcopy(state), "model", name, value)
-        assert "layers" in _refused(tmp_path / "c.pt", changed, "linear_lm", data_bin)
-        with pytest.raises(ValueError, match="'c.pt' has .*layers.* = .*allowed: at most 1,000"):
-            check_configuration(changed, "c.pt")
-    torch.save(_put(state, "model", "char_embedder_highway_layers", 1_000), tmp_path / "c.pt")
-    assert arch.from_pretrained(str(tmp_path), "c.pt", data_bin).models
-
-
-def test_references_to_references_in_lists_are_refused(stored, data_bin: str, tmp_path: Path) -> None:
-    """Lists of ten references to such lists would also expand to fill all memory."""
-    state = _put(stored("linear_lm", "cfg"), "model", "a0", [1] * 10)
-    for i in range(8):
-        _put(state, "model", f"a{i + 1}", [f"${{model.a{i}}}"] * 10)
-    assert "allowed: the name of another option" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-
-
-FILES = (
-    ("bpe", "bpe_codes", "codes"),
-    ("bpe", "gpt2_encoder_json", "https://example.org/encoder.json"),
-    ("tokenizer", "_name", "../../../tmp/x"),
-    ("generation", "replace_unk", "dictionary"),
-    ("task", "source_lang", "../../en"),
-    ("task", "source_dict", "/etc/hosts"),
-    ("model", "pretrained_model", "/etc/hosts"),
-)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("group", "name", "value"), FILES)
-def test_files_and_addresses_are_the_users(
-    group: str, name: str, value: str, kind: str, stored, data_bin: str, tmp_path: Path
+@pytest.mark.parametrize("option", WRONG, ids=_show)
+def test_an_option_that_is_not_the_checkpoints_to_choose_is_refused(
+    option: Stored, kind: str, stored, data_bin: str, tmp_path: Path
 ) -> None:
-    """A file or URL named only by the checkpoint is refused; the message says how to pass one."""
-    state = _put(stored("linear_lm", kind), group, name, value)
-    assert f"{name} = {value!r}" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    torch.save(_with(stored("linear_lm", kind), option), tmp_path / "c.pt")
+    with refused_in_one_line(tmp_path, "c.pt'"):
+        _load(tmp_path, data_bin)
+
+
+@pytest.mark.parametrize("part", ["cfg", "args", "optimizer_history", "extra_state", "task_state"])
+def test_a_part_of_another_kind_is_refused(part: str, stored, data_bin: str, tmp_path: Path) -> None:
+    torch.save({**stored("linear_lm", "args" if part == "args" else "cfg"), part: [1, "a"]}, tmp_path / "c.pt")
+    with refused_in_one_line(tmp_path, str(tmp_path / "c.pt")):
+        _load(tmp_path, data_bin)
+
+
+def test_references_are_followed_but_not_to_code_or_without_end(stored, data_bin: str, tmp_path: Path) -> None:
+    def checkpoint(*options: Stored) -> None:
+        state = stored("linear_lm", "cfg")
+        for option in options:
+            _with(state, option)
+        torch.save(state, tmp_path / "c.pt")
+
+    checkpoint(Stored("model", "dropout", "${common.seed}"), Stored("common", "seed", 0.25))
+    assert _load(tmp_path, data_bin).models[0].decoder.dropout_module.p == 0.25
+    lists = [Stored("model", "a0", [1] * 10)]
+    lists += [Stored("model", f"a{i + 1}", [f"${{model.a{i}}}"] * 10) for i in range(8)]
+    text = [Stored("model", "adaptive_softmax_cutoff", "${common.wandb_project}")]
+    for options in (
+        [*text, Stored("common", "wandb_project", ATTACK)],
+        [Stored("model", "dropout", "${common.nothing}")],
+        lists,
+    ):
+        checkpoint(*options)
+        with refused_in_one_line(tmp_path, "c.pt'"):
+            _load(tmp_path, data_bin)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_are_given(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """The user's value overrides the checkpoint's."""
+def test_data_are_read(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Numbers, words, lists and dictionaries; any text where fairseq evaluates none; a thousand small layers."""
+    state = stored("linear_lm", kind)
+    for i, value in enumerate(DATA):
+        _with(state, Stored("model", f"more{i}", value))
+        check_texts(MODEL_REGISTRY["linear_lm"], Namespace(adaptive_softmax_cutoff=value))
+    for name in FREE_TEXTS:
+        _with(state, Stored("task", name, "/my data (1)/flow*3"))
+        for arch in ("linear_lm", "linear", "linear_mlm"):
+            check_texts(MODEL_REGISTRY[arch], Namespace(**{name: "/my data (1)/flow*3"}))
+    check_configuration(state, "c.pt")
+    state = _with(stored("linear_lm", kind), Stored("model", "char_embedder_highway_layers", 1_000))
+    if kind == "cfg":  # what is not read when a model is loaded may be anything
+        _with(state, Stored("checkpoint", "patience", "many"))
+    torch.save(state, tmp_path / "c.pt")
+    assert _load(tmp_path, data_bin).models
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_the_users(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
+    """Given as options, or beside the checkpoint under the names of fairseq's hub, they replace those of the file."""
     state, bpe = stored("linear_lm", kind), {"gpt2_encoder_json": "/nowhere/a", "gpt2_vocab_bpe": "/nowhere/b"}
     if kind == "cfg":
         state["cfg"]["bpe"] = {"_name": "gpt2", **bpe}
     else:
         vars(state["args"]).update(bpe="gpt2", **bpe)
-    assert "gpt2_encoder_json = '/nowhere/a'" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
+    torch.save(state, tmp_path / "c.pt")
     (tmp_path / "encoder.json").write_text('{"a": 0}')
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
-    files = {name: str(tmp_path / file) for name, file in zip(bpe, ("encoder.json", "vocab.bpe"))}
-    hub = ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin, **files)
-    assert hub.bpe.encode("a") == "0"
-
-
-def test_files_of_the_hub(stored, tmp_path: Path) -> None:
-    """fairseq prefers a file of a known name in the checkpoint's folder to the option's path."""
-    state = _put(stored("linear_lm", "cfg"), "bpe", "bpe_codes", "/nowhere/codes")
-    with pytest.raises(ValueError, match="bpe_codes = '/nowhere/codes'"):
-        check_files(state, str(tmp_path / "c.pt"), {})
+    with refused_in_one_line(tmp_path, "gpt2_encoder_json = '/nowhere/a'"):
+        _load(tmp_path, data_bin)
+    given = {name: str(tmp_path / file) for name, file in zip(bpe, ("encoder.json", "vocab.bpe"))}
+    assert _load(tmp_path, data_bin, **given).bpe.encode("a") == "0"
     (tmp_path / "bpecodes").touch()
-    check_files(state, str(tmp_path / "c.pt"), {})
+    check_files(_with(state, Stored("bpe", "bpe_codes", "/nowhere/codes")), str(tmp_path / "c.pt"), given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_task_that_nobody_registered(kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """The error names the task and lists the registered ones."""
-    state = stored("linear_lm", kind)
-    if kind == "cfg":
-        state["cfg"]["task"]["_name"] = "unheard_of"
-    else:
-        state["args"].task = "unheard_of"
-    assert "'unheard_of'" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-
-
-WRONG_KINDS: dict[str, tuple[str, Any]] = {
-    "dropout": ("model", {"a": 1}),
-    "decoder_layers": ("model", float("nan")),
-    "patience": ("checkpoint", "many"),
-    "tokens_per_sample": ("task", [1, "a"]),
-    "seed": ("common", "???"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", WRONG_KINDS)
-def test_options_of_another_kind(name: str, kind: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """An error of one line names the file, whatever fairseq, hydra or omegaconf raise, unless nothing reads it."""
-    group, value = WRONG_KINDS[name]
-    state = _put(stored("linear_lm", kind), group, name, value)
-    if kind == "cfg" and group in ("checkpoint", "common"):  # not read when a model is loaded
-        state["cfg"][group][name] = value
-        torch.save(state, tmp_path / "c.pt")
-        assert ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin).models
-    else:
-        assert "cannot be read" in _refused(tmp_path / "c.pt", state, "linear_lm", data_bin)
-
-
-@pytest.mark.parametrize("part", ["cfg", "args", "optimizer_history", "extra_state", "task_state"])
-def test_parts_of_another_kind(part: str, stored, data_bin: str, tmp_path: Path) -> None:
-    """Top-level entries of the file with the wrong type."""
-    state = stored("linear_lm", "args" if part == "args" else "cfg")
-    state[part] = [1, "a"]
-    torch.save(state, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match=f"{tmp_path / 'c.pt'}.*allowed"):
-        ARCH_MODEL_REGISTRY["linear_lm"].from_pretrained(str(tmp_path), "c.pt", data_bin)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pretrained_embeddings_are_not_read_again(kind: str, stored, pairs_bin: str, tmp_path: Path) -> None:
+def test_pretrained_embeddings_are_not_read_again(kind: str, pairs_bin: str, tmp_path: Path) -> None:
     """A model trained with --encoder-embed-path loads without that file: its weights hold the embeddings."""
-    command = [pairs_bin, "--task", "translation", "--arch", "flow", *SMALL, "--save-dir", "/nowhere/at/all"]
-    args = options.parse_args_and_arch(options.get_training_parser(), command)
-    args.source_lang, args.target_lang = "in", "out"
-    trained = tasks.setup_task(args).build_model(args)
-    args.encoder_embed_path = args.decoder_embed_path = "/nowhere/embeddings"
-    state = {**stored("linear_lm", kind), "model": trained.state_dict()}
+    trained = encoder_decoders.build_model("flow")
+    languages = ("--task", "translation", "--source-lang", "in", "--target-lang", "out", *encoder_decoders.SMALL)
     if kind == "args":
-        state["args"] = args
+        save(tmp_path / "c.pt", trained.state_dict(), kind, "flow", *languages)
     else:
-        config = convert_namespace_to_omegaconf(args)
-        state["cfg"] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+        save_trained(tmp_path / "c.pt", configuration("data", "--arch", "flow", *languages), trained)
+    state = torch.load(tmp_path / "c.pt")
+    for side in ("encoder", "decoder"):
+        options = state["args"] or state["cfg"]["model"]
+        vars(options).update({f"{side}_embed_path": "/nowhere/embeddings"})
     torch.save(state, tmp_path / "c.pt")
-    (model,) = ARCH_MODEL_REGISTRY["flow"].from_pretrained(str(tmp_path), "c.pt", pairs_bin).models
-    weights = trained.state_dict()
-    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
+    (model,) = _load(tmp_path, pairs_bin, "flow").models
+    expected = weights(trained.state_dict())
+    assert all(torch.equal(x, expected[name]) for name, x in weights(model.state_dict()).items())
+
+
+def test_fairseqs_own_commands_run_nothing_for_our_models(stored, data_bin: str, tmp_path: Path, monkeypatch) -> None:
+    """For fairseq's own model they run the code, so it is an attack."""
+    monkeypatch.chdir(tmp_path)
+    for kind in KINDS:
+        for arch in ("linear_lm", "transformer_lm"):
+            torch.save(_with(stored(arch, kind), Stored("model", "adaptive_softmax_cutoff", ATTACK)), "c.pt")
+            # A cutoff changes the weights of fairseq's own model.
+            with pytest.raises(Exception, match="adaptive_softmax_cutoff|no longer supported"):
+                load_model_ensemble_and_task(["c.pt"], {"data": data_bin})
+            assert Path(MARK).exists() == (arch == "transformer_lm")
+        Path(MARK).unlink()
+
+
+@pytest.mark.parametrize("name", ["linear_lm", "flash_mlm", "linear_classifier", "flow"])
+def test_a_model_that_is_built_from_options_runs_none_of_them(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused_in_one_line(tmp_path, "encoder_xformers_att_config = "):
+        MODEL_REGISTRY[name].build_model(Namespace(arch=name, encoder_xformers_att_config=ATTACK), None)
+
+
+def test_no_free_text_is_one_that_fairseq_evaluates() -> None:
+    """All options and variables that fairseq's source passes to ``eval``, whichever version is installed."""
+    evaluating = {"eval", "exec", "__import__", "eval_str_list", "eval_str_dict", "eval_bool"}
+    names = set()
+    for path in (path for package in (fairseq, fairseq_cli) for path in Path(package.__file__).parent.rglob("*.py")):
+        text = path.read_text()
+        if not any(word in text for word in ("eval", "exec(", "__import__")):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in fairseq's strings
+            calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args]
+        for call in calls:  # not methods such as model.eval
+            owner = getattr(getattr(call.func, "value", None), "id", "")
+            called = getattr(call.func, "id", getattr(call.func, "attr", "") if owner in ("utils", "options") else "")
+            if called in evaluating:
+                names.add(getattr(call.args[0], "attr", getattr(call.args[0], "id", "")))
+    assert len(names) > 40 and not names & FREE_TEXTS

@@ -1,18 +1,21 @@
-"""No option that does nothing: what our tasks, criteria and optimizers declare is compared with what they read."""
+"""No option that does nothing: what tasks, criteria and optimizers declare is read, and what a model has is printed."""
 
+import argparse
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
-from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY, OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
-import fairseq_plugin  # noqa: F401  registers all of them
+from fairseq_plugin.__main__ import main, options_of
+from fairseq_plugin.loading.known_options import declared_options
 
 REGISTRIES = {
     "task": (TASK_REGISTRY, TASK_DATACLASS_REGISTRY),
@@ -21,9 +24,9 @@ REGISTRIES = {
 }
 OURS = [
     (kind, name)
-    for kind, (registry, _) in REGISTRIES.items()
+    for kind, (registry, configs) in REGISTRIES.items()
     for name, registered in registry.items()
-    if registered.__module__.startswith("fairseq_plugin.")
+    if registered.__module__.startswith("fairseq_plugin.") and name in configs
 ]
 
 
@@ -74,16 +77,27 @@ def unread(kind: str, registered: type, config: type) -> set[str]:
 def test_every_option_is_read(kind: str, name: str) -> None:
     """By the class or by what it calls of its parents; an option that only an overridden parent reads is unread."""
     registry, configs = REGISTRIES[kind]
-    if name in configs:
-        assert not unread(kind, registry[name], configs[name])
+    assert not unread(kind, registry[name], configs[name])
 
 
 def test_an_option_that_nothing_reads_is_found() -> None:
     """fairseq's options of joined sentences, of which the pairs' task overrides the only reader."""
     joined = TASK_DATACLASS_REGISTRY["sentence_prediction"]
-    assert unread("task", TASK_REGISTRY["sequence_pair_prediction"], joined) == {
-        "add_prev_output_tokens",
-        "d2v2_multi",
-        "separator_token",
-    }
-    assert len(OURS) >= 7
+    found = unread("task", TASK_REGISTRY["sequence_pair_prediction"], joined)
+    assert found == {"add_prev_output_tokens", "d2v2_multi", "separator_token"} and len(OURS) >= 7
+
+
+def test_the_options_of_every_architecture_are_printed() -> None:
+    """By ``python -m fairseq_plugin --options ARCH``."""
+    for architecture, model in ARCH_MODEL_REGISTRY.items():
+        printed = options_of(architecture).format_help()
+        for option in declared_options(model).values():
+            shown = any(flag in printed for flag in option.option_strings)
+            assert shown or option.help == argparse.SUPPRESS, (architecture, option.dest)
+
+
+@pytest.mark.parametrize(("architecture", "width"), [("flash_lm_base", "768"), ("flash_lm", "512")])
+def test_a_default_is_that_of_the_named_size(architecture: str, width: str, capsys: pytest.CaptureFixture) -> None:
+    main(["--options", architecture])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--decoder-embed-dim DECODER_EMBED_DIM .*?\(default: (\d+)\)", printed)[1] == width
