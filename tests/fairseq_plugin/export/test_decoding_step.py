@@ -53,6 +53,7 @@ GROWING = ("softmax_lm", "quadratic_lm", "yoso_lm", "sparse_lm", "synthesizer_lm
 IN_ONNX = ("flowformer_lm", "linear_lm, forget", "flash_lm", "daft_conv_lm", "gated_delta_lm")
 LENGTH = 1000
 RESET = ("--lineartime-reset-at-eos",)
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 
 
 def model_of(case: str, *arguments: str) -> nn.Module:

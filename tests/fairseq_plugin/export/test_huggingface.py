@@ -298,7 +298,6 @@ WRONG_CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "transformer_lm": of_model("transformer_lm"),
     "pixel_modeling": lambda state: state["cfg"]["task"].update(_name="pixel_modeling"),
     "fc1.weight": lambda state: state["model"].pop("decoder.layers.1.fc1.weight"),
-    "--adaptive-softmax-cutoff": lambda state: state["cfg"]["model"].update(adaptive_softmax_cutoff="20,40"),
 }
 
 
@@ -316,6 +315,10 @@ def test_bad_arguments_and_places_are_refused(exported: dict[str, Exported], tmp
     no_text.mkdir()
     (no_text / "dict.txt").write_bytes(b"\xff\xfe 3\n")
     data = ["--data", str(made.data)]
+    adaptive = tmp_path / "adaptive.pt"
+    save_model(adaptive, "cfg", "linear_lm", "--adaptive-softmax-cutoff", "20,40")
+    with refused_in_one_line(tmp_path, "--adaptive-softmax-cutoff"):
+        export_hf.main([str(adaptive), target, *data])
     for arguments, said in (
         ([], "dict.txt"),
         (["--data", str(tmp_path / "none")], "--data"),

@@ -84,6 +84,7 @@ KINDS: dict[Callable[..., tuple[nn.Module, Any]], dict[str, tuple[str, ...]]] = 
     classifiers: CLASSIFIERS,
     encoder_decoder: ENCODER_DECODERS,
 }
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 TARGET = torch.cat([torch.full((3, 1), 2), tokens(3, 9, seed=1)], dim=1)
 
 
