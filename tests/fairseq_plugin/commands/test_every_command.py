@@ -105,7 +105,7 @@ def trained(data_bin: str, pairs_bin: str, tmp_path_factory: pytest.TempPathFact
         typed = [*task, *beam, "--buffer-size", "2", "--max-len-b", "99"]
         commands |= {
             f"train {name}": ("fairseq_cli.train", training, ""),
-            f"validate {name}": ("fairseq_cli.validate", [*validation, *options], ""),
+            f"validate {name}": ("fairseq_cli.validate", validation, ""),
             f"evaluate {name}": ("fairseq_cli.eval_lm", [*task, *blocks], ""),
             f"evaluate in windows {name}": ("fairseq_cli.eval_lm", [*task, *blocks, "--context-window", "40"], ""),
             f"generate {name}": ("fairseq_cli.generate", [*task, *beam, *LINES, "--prefix-size", "3"], ""),
