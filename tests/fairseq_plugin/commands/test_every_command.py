@@ -116,7 +116,7 @@ def trained(data_bin: str, pairs_bin: str, tmp_path_factory: pytest.TempPathFact
         training = translation_training_command(pairs_bin, str(folder / name), arch, *smoothed, *options)
         task = [*base(name, pairs_bin), "--task", "translation"]
         generate = [*task, "--batch-size", "7", "--max-len-b", "12", "--required-batch-size-multiple", "1"]
-        twice = f"{folder / name / 'checkpoint_last.pt'}:{folder / name / 'checkpoint_best.pt'}"
+        twice = ":".join([str(folder / name / "checkpoint_last.pt")] * 2)
         alignment = ["--print-alignment"] if name.startswith("stock") else []
         validation = [*task, *smoothed, "--max-tokens", "384", "--log-format", "json"]
         commands |= {

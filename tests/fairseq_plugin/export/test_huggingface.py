@@ -140,6 +140,8 @@ def test_a_folder_says_what_it_holds(exported: dict[str, Exported]) -> None:
     assert configs[CAUSAL]["hidden_dropout"] == 0.25 and configs[CAUSAL]["fairseq"]["task"]["data"] == "."
     assert configs["AutoModelForSequenceClassification"]["classifier_dropout"] == 0.3
     assert configs["AutoModelForSequenceClassification"]["id2label"] == {"0": "bad", "1": "good"}
+    options = [x for one in configs.values() for name in ("model", "task") for x in one["fairseq"][name].values()]
+    assert not [x for x in options if isinstance(x, str) and "/" in x]
     for one in exported.values():
         for path, content in tree(one.folder).items():
             assert str(one.folder.parent).encode() not in content and str(Path.cwd()).encode() not in content, path
