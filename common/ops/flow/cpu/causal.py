@@ -67,7 +67,7 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     from . import backward_kernels as kernels
 
     (heads, operations, sizes, *arguments), _tensors = _arguments(inputs, constants)
-    out, kept = saved
+    out, kept = map(contiguous_channels, saved)  # a hook of saved tensors may have given them another layout
     grad_out = torch.zeros_like(out) if grads[0] is None else contiguous_channels(grads[0])
     # The kernel writes the gradients of q, k and v, also where they are not wanted.
     targets = [empty_like(x) if grad is None else grad for x, grad in zip(inputs[:3], grad_inputs)]

@@ -67,14 +67,15 @@ def _backward(inputs: tuple, constants: tuple, saved: list, grads: list, grad_in
     from . import kernels
 
     call = _Call(inputs, constants)
-    grad_out, grad_last = map(contiguous_channels, grads)
+    # A hook of saved tensors may have given what is kept another layout.
+    grad_out, grad_last, kept = map(contiguous_channels, (*grads, saved[0]))
     grad_out = inputs[2].new_zeros(inputs[2].shape) if grad_out is None else grad_out
     # The kernel writes the gradients of all tokens, also where they are not wanted.
     targets = [
         empty_like(x) if grad is None and x is not None else grad for x, grad in zip(inputs[:5], grad_inputs[:5])
     ]
     grad_tokens = *map(rows, targets[:3]), numbers(targets[3]), _gates(targets[4])
-    arguments = rows(saved[0]), rows(grad_out), rows(grad_last), grad_tokens, rows(grad_inputs[5]), call.directions
+    arguments = rows(kept), rows(grad_out), rows(grad_last), grad_tokens, rows(grad_inputs[5]), call.directions
     work = kernels.backward_work(*call.sizes[2:])
     threads.run(kernels.backward, call.heads, 8 * call.entries, work, grad_out, call.sizes, call.tokens, *arguments)
 
