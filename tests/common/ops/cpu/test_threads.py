@@ -1,11 +1,13 @@
 """Kernels on several threads: the same bits with any number, from several Python threads, and after a fork."""
 
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from common.ops.shared.cpu import threads
 from tests.common.ops.cpu.kernels import OPERATORS, VARIABLE, draw, everything, results
 from tests.processes import CHECKOUT, run_program
 
@@ -51,6 +53,7 @@ def test_several_python_threads_at_once(monkeypatch):
 FORKED = """
 import os, signal, torch
 from torch.utils.data import DataLoader, Dataset
+from common.ops.shared.cpu import threads
 from tests.common.ops.cpu.kernels import OPERATORS, draw, everything
 
 def three():
@@ -87,3 +90,20 @@ def test_after_a_fork_and_in_workers_of_data_loaders():
         "child 0",
         "workers [True, True] parent True",
     ]
+
+
+@pytest.mark.parametrize("failing, error", [(0, KeyboardInterrupt), (1, ArithmeticError)])
+def test_an_error_in_a_pool_is_raised_when_all_have_ended(failing, error, monkeypatch):
+    """Until then, threads write to tensors that the caller would free."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    ended = []
+
+    def function(part: int) -> None:
+        if part == failing:
+            raise error
+        time.sleep(0.1)
+        ended.append(part)
+
+    with pytest.raises(error):
+        threads.run_in_pool(function, [(0,), (1,)])
+    assert ended == [1 - failing]
