@@ -250,13 +250,13 @@ def test_patches_of_another_size():
 
 
 def test_odd_maps_are_padded_at_the_end():
-    """Like a model whose maps have an even number of rows and columns, the last of which are zeros."""
-    model = build("hier", img_size=(20, 36), depths=(1, 1), embed_dims=(16, 24))
+    """Like a model whose maps have an even number of rows, the last of which is zeros."""
+    model = build("hier", img_size=(20, 32), depths=(1, 1), embed_dims=(16, 24))
     x = images(model)
-    first = model.stages[0](model.pos_embed(model.patch_embed(x)))  # 5 x 9
-    expected = model.stages[1].downsample.proj(F.pad(first, (0, 1, 0, 1)))
+    first = model.stages[0](model.pos_embed(model.patch_embed(x)))  # 5 x 8
+    expected = model.stages[1].downsample.proj(F.pad(first, (0, 0, 0, 1)))
     assert_close("second map", model.stages[1].downsample(first), expected)
-    assert [tuple(maps.shape[2:]) for maps in model.forward_intermediates(x)[1]] == [(5, 9), (3, 5)]
+    assert [tuple(maps.shape[2:]) for maps in model.forward_intermediates(x)[1]] == [(5, 8), (3, 4)]
 
 
 # ---- precision and training
