@@ -1,4 +1,4 @@
-"""Attention of a decoder to its source: beam search, the state that beams share, half precision, refusals."""
+"""Attention of a decoder to its source: beam search, the state that beams share, refusals."""
 
 import pytest
 import torch
@@ -10,15 +10,6 @@ from tests.fairseq_plugin.helpers.kinds import build, call, kind_of, shown
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
 
 CROSS, KIND = "--lineartime-cross-attention", kind_of("flow")
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", SOURCE_ATTENTIONS)
-@torch.no_grad()
-def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    model, batch = shown("flowformer", CROSS, name), KIND.pad(KIND.rows(2, 13), 2, 0)
-    expected = call(model, KIND, batch)
-    assert_close("logits", call(model.to(dtype), KIND, batch).float(), expected.float(), 0.2)
 
 
 @pytest.mark.parametrize("arch", ["flowformer", "s2t_flowformer"])

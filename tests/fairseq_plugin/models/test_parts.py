@@ -12,7 +12,6 @@ from common.attention import InnerAttention, layer_kinds, record_attention
 from common.modules.norms import ScaleNorm
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
 from common.ops import flow_attention
-from fairseq_plugin.criterions.action_mse import ActionMSECriterion
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.kinds import (
     CHANNELS,
@@ -309,20 +308,14 @@ def test_series_are_pooled_over_real_steps() -> None:
         assert_close("a row of padding", nothing[0], out.bias)
 
 
-def test_the_loss_of_decisions_and_their_record() -> None:
-    """The mean over real steps; one record per layer, with three tokens per step."""
-    kind, model = kind_of("flow_decision"), shown("flow_decision")
-    batch, losses = kind.rows(2, 7), []
-    for padding in ((0, 0), (2, 3)):
-        given = kind.pad(batch, *padding)
-        sample = {"net_input": given, "target": given["actions"], "nsentences": 2, "ntokens": 6}
-        total, size, _ = ActionMSECriterion(None)(model, sample)
-        assert size == 2 * 2 * 7
-        losses.append(float(total))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    with torch.no_grad(), record_attention(model) as records:
-        model(**kind.pad(batch, 0, 2))
-    assert len(records) == 2 and records[0].competition.shape == (2, 2, 27)
+@pytest.mark.parametrize(("arch", "tokens_of_a_step"), [("flow_lm", 1), ("flow_decision", 3)])
+@torch.no_grad()
+def test_attention_is_recorded_in_every_layer(arch: str, tokens_of_a_step: int) -> None:
+    kind, model = kind_of(arch), shown(arch)
+    with record_attention(model) as records:
+        call(model, kind, kind.pad(kind.rows(2, 7), 0, 2))
+    assert len(records) == 2 and all(x.name.endswith(f"layers.{i}.self_attn.inner") for i, x in enumerate(records))
+    assert records[0].competition.shape == (2, 2, 9 * tokens_of_a_step)
 
 
 @torch.no_grad()

@@ -126,22 +126,17 @@ ARENA = {
 
 @pytest.mark.parametrize("arch", ARENA)
 def test_sizes_of_the_arena(arch: str) -> None:
-    names = (
-        "encoder_layers encoder_attention_heads encoder_embed_dim encoder_attention_dim encoder_ffn_embed_dim dropout"
-    )
+    names = ("layers", "attention_heads", "embed_dim", "attention_dim", "ffn_embed_dim")
     found = model_options(command(arch, sizes=False))
-    assert tuple(getattr(found, x, "first") for x in f"{names} pooling".split()) == ARENA[arch]
+    sizes = [getattr(found, f"encoder_{x}") for x in names]
+    assert (*sizes, found.dropout, getattr(found, "pooling", "first")) == ARENA[arch]
     assert (getattr(found, "flow_competition", "") == "softmax_heads") == arch.endswith("_released")
     assert model_options([*command(arch, sizes=False), "--encoder-layers", "2"]).encoder_layers == 2
 
 
 def test_every_attention_has_every_task_of_the_arena() -> None:
-    names = {
-        f"{x.removesuffix('_classifier')}_lra_{task}"
-        for x in models("_classifier")
-        for task in OFFICIAL
-        if "hybrid" not in x
-    }
+    every = [x.removesuffix("_classifier") for x in models("_classifier") if "hybrid" not in x]
+    names = {f"{x}_lra_{task}" for x in every for task in OFFICIAL}
     assert names | {f"flowformer_lra_{task}_released" for task in RELEASED} <= set(ARCH_MODEL_REGISTRY)
 
 
@@ -179,13 +174,10 @@ def test_sizes_of_series_and_decisions() -> None:
     assert not part.normalize_before and part.self_attn.inner.options.clamp is None
 
 
-def _stds(model: nn.Module) -> dict[str, float]:
-    return {name: x.detach().std().item() for name, x in model.named_parameters() if x.dim() > 1}
+OF_FLASH = ("flash", "transformer", "mc_", "performer", "combiner")
 
 
-@pytest.mark.parametrize(
-    "name", [x for x in models("_mlm") if x.startswith(("flash", "transformer", "mc_", "performer", "combiner"))]
-)
+@pytest.mark.parametrize("name", [x for x in models("_mlm") if x.startswith(OF_FLASH)])
 def test_masked_models_begin_as_the_paper_says(name: str) -> None:
     """Matrices, embeddings, scales and relative biases N(0, 0.02); biases 0, norms 1 or 1/√d."""
     model = build(name, "--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "256")
@@ -212,8 +204,8 @@ def test_masked_models_begin_as_the_paper_says(name: str) -> None:
 def test_first_weights(name: str, part: str, std: float) -> None:
     flags = {"--decoder-embed-dim": "512", "--decoder-input-dim": "512", "--decoder-output-dim": "512"}
     words = [x for flag in flags if flag in flags_of(name) for x in (flag, flags[flag])]
-    found = next(x for key, x in _stds(build(name, *words, words=400)).items() if key.endswith(part))
-    assert found == pytest.approx(std, rel=0.1)
+    found = next(x for key, x in build(name, *words, words=400).named_parameters() if key.endswith(part))
+    assert found.detach().std().item() == pytest.approx(std, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["rfa_gate_decision", "linear_decision --linear-forget head"])

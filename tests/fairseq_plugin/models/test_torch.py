@@ -23,7 +23,7 @@ from recipes.bench import models as bench_models
 from recipes.runs import peak_bytes
 from tests.common.properties import Elements, LargestTensor
 from tests.compare import assert_all_close, assert_close, gradients
-from tests.fairseq_plugin.helpers.kinds import Kind, build, ending_of, kind_of, shown
+from tests.fairseq_plugin.helpers.kinds import build, ending_of, kind_of, shown
 from tests.fairseq_plugin.helpers.text import padded, tokens
 from tests.torch_versions import NEWER_THAN_2_6
 
@@ -46,32 +46,21 @@ flow_decision
 COARSE = 0.2  # dynamic quantisation to 8 bits, largest for random weights
 
 
-@pytest.fixture(autouse=True, scope="module")
-def plain_pytorch():
-    """Compute without kernels for CPUs, which take seconds to compile and are not used within these transforms."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LINEARTIME_CPU_KERNELS", "0")
-        yield
-
-
 class Called(nn.Module):
     """A model that is called with tensors only."""
 
-    def __init__(self, words: str, double: bool = False) -> None:
+    def __init__(self, words: str) -> None:
         super().__init__()
         self.arch, *arguments = words.split()
-        self.model = shown(self.arch, *arguments) if double else shown(self.arch, *arguments).float()
-        batch = {name: x.to(next(self.model.parameters()).dtype) if x.is_floating_point() else x
-                 for name, x in self.kind.rows(2, 12).items()}  # fmt: skip
-        self.names, self.given = tuple(batch), tuple(batch.values())
-
-    @property
-    def kind(self) -> Kind:
-        return kind_of(self.arch)  # which cannot be pickled
+        self.model = shown(self.arch, *arguments).float()
+        batch = kind_of(self.arch).rows(2, 12)
+        self.names = tuple(batch)
+        self.given = tuple(x.float() if x.is_floating_point() else x for x in batch.values())
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        head = {"classification_head_name": "toy"} if self.arch.endswith("_classifier") else self.kind.head
-        return self.kind.out(self.model(**dict(zip(self.names, tensors)), **head))
+        kind = kind_of(self.arch)  # which cannot be pickled
+        head = {"classification_head_name": "toy"} if self.arch.endswith("_classifier") else kind.head
+        return kind.out(self.model(**dict(zip(self.names, tensors)), **head))
 
 
 def same(other: Callable[..., Tensor], called: Called, tolerance: float | None = None) -> None:
@@ -172,7 +161,8 @@ WAYS: dict[str, Callable[[Called], None]] = {
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("words", MODELS)
 @pytest.mark.parametrize("way", WAYS)
-def test_what_works_and_what_is_refused(way: str, words: str) -> None:
+def test_what_works_and_what_is_refused(way: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINEARTIME_CPU_KERNELS", "0")  # they take seconds to compile, and transforms do not use them
     WAYS[way](Called(words))
 
 
