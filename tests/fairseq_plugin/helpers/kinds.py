@@ -104,6 +104,12 @@ def _pairs(batch: int, length: int) -> Batch:
     }
 
 
+def _frames(batch: int, length: int) -> Batch:
+    """An odd number of frames, of which two convolutions leave a quarter."""
+    frames = {"src_tokens": noise(batch, 4 * length + 1, 10), "src_lengths": torch.full((batch,), 4 * length + 1)}
+    return _pairs(batch, length) | frames
+
+
 def _steps(batch: int, length: int) -> Batch:
     numbers = {"returns": 1, "states": CHANNELS, "actions": 2}
     return {name: noise(batch, length, size, seed=i) for i, (name, size) in enumerate(numbers.items())} | {
@@ -159,11 +165,8 @@ KINDS = {
     "s2t_": Kind(
         "--task speech_to_text --criterion label_smoothed_cross_entropy --conv-channels 16 --conv-kernel-sizes 3,3",
         "s2t_transformer",
-        rows=lambda batch, length: (
-            _pairs(batch, length)
-            | {"src_tokens": noise(batch, 4 * length, 10), "src_lengths": torch.full((batch,), 4 * length)}
-        ),
-        pad=pad_recordings,
+        _frames,
+        pad_recordings,
         places=False,
     ),
     "": Kind("--task translation", "transformer", _pairs, pad_source, places=False),  # encoder-decoders

@@ -91,6 +91,6 @@ def test_without_the_option_padding_leaks_as_in_the_stock_model(version: str) ->
 def test_the_ctc_loss_gets_its_logits() -> None:
     criterion = ("--criterion", "label_smoothed_cross_entropy_with_ctc", "--ctc-weight", "0.3")
     model, batch = build("s2t_flow", *criterion), kind_of("s2t_flow").rows(2, 15)
-    out = model(batch["src_tokens"].float(), torch.tensor([60, 40]), batch["prev_output_tokens"])
+    out = model(batch["src_tokens"].float(), torch.tensor([61, 40]), batch["prev_output_tokens"])
     log_probabilities, lengths = model.get_ctc_output(out, None)
-    assert log_probabilities.shape[1:] == (2, len(dictionary())) and lengths.tolist() == [15, 10]
+    assert log_probabilities.shape[1:] == (2, len(dictionary())) and lengths.tolist() == [16, 10]

@@ -42,7 +42,9 @@ every_model = pytest.mark.parametrize("name", TESTED)
 DECISIONS = [x for x in models("_decision") if x not in WITHOUT_ATTENTION]
 CAUSAL = [*models("_lm"), "linear_lm --decoder-learned-pos", "flow_lm --checkpoint-activations"]
 #: Encoder-decoders: every mechanism, then every attention to the source, and self-attention to source and target.
-TEXTS = models("") + [f"flow --lineartime-cross-attention {x}" for x in SOURCE_ATTENTIONS]
+#: The fewer positions there may be, the more each of them counts in cosFormer.
+FEW = "--max-source-positions 28 --max-target-positions 28"
+TEXTS = models("") + [f"flow --lineartime-cross-attention {x} {FEW}" for x in SOURCE_ATTENTIONS]
 TEXTS += [f"{x} --cross-self-attention --no-cross-attention" for x in ("flow", "linear", "softmax", "local")]
 TEXTS += ["linear --lineartime-cross-attention linear --encoder-embed-dim 24 --encoder-attention-heads 3"]
 
@@ -171,6 +173,8 @@ def test_translations_are_decoded_as_the_full_forward(name: str) -> None:
     encoded = model.encoder.reorder_encoder_out(alone, torch.arange(3).repeat_interleave(2))
     rows, expected = (x.repeat_interleave(2, 0) for x in (target, whole))
     assert_close("two beams", steps(rows, {}, 1, 5), expected[:, :4], 1e-6)
+    encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(2, 6))  # the first source is translated
+    assert_close("without the first source", steps(rows[2:], {}, 1, 5), expected[2:, :4], 1e-6)
     encoded = alone
     assert_close("one beam after two", steps(target, {}, 1, 5), whole[:, :4], 1e-6)
 
