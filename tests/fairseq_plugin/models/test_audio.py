@@ -79,13 +79,18 @@ def test_features_of_a_layer_are_those_of_a_model_that_ends_there() -> None:
 @pytest.mark.parametrize("version", ["s2t_transformer", "convtransformer"])
 @torch.no_grad()
 def test_without_the_option_padding_leaks_as_in_the_stock_model(version: str) -> None:
-    """The reason of --lineartime-mask-padding: fairseq's convolutions mix the bias at padding into real frames."""
-    source = noise(2, 88, 10).float()
+    """The reason of --lineartime-mask-padding, which changes nothing without padding.
+
+    fairseq's convolutions mix the bias at padding into real frames.
+    """
+    source, unpadded = noise(2, 88, 10).float(), []
     for words, leaks in (((), True), (("--lineartime-mask-padding",), False)):
         model = shown("s2t_flow", "--conv-version", version, *words).float()
         alone = model.encoder(source[1:, :61], torch.tensor([61]))["encoder_out"][0]
         beside = model.encoder(source, torch.tensor([88, 61]))["encoder_out"][0][: len(alone), 1:]
         assert (((alone - beside).norm() / alone.norm()).item() > 1e-3) == leaks
+        unpadded.append(alone)
+    assert_close("without padding", *unpadded)
 
 
 def test_the_ctc_loss_gets_its_logits() -> None:
