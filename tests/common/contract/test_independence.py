@@ -107,9 +107,10 @@ def assert_padding_hides(case: Case, side: str, poison: float) -> None:
 def test_a_mask_of_the_keys_alone_says_all_or_is_refused(case):
     """In self-attention a masked key is not a token: nothing of it reaches real tokens, and it has no position.
 
-    A row without a real token is among them, and the others have padding on the right.
+    Rows have padding on the left, where it would move positions, and one has no real token.
     """
-    module, mask = case.build(), padding("all", 3, 14)
+    module, mask = case.build(), padding("left", 3, 14)
+    mask[2] = True
     inputs = tensors(module, 14, batch=3)
     if not takes_one_mask(case):
         for present, missing in (("key", "query"), ("query", "key")):
