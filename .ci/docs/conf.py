@@ -16,6 +16,8 @@ import common
 
 FOLDERS = ("common", "fairseq_plugin", "recipes", "timm_plugin")
 API = "recipes/guides/api/api"
+#: Pages below the first one, before all others. Pages below these are in the order in which these link them.
+FIRST = ("recipes/guides", "fairseq_plugin", "timm_plugin", "common", "recipes")
 
 project = "lineartime"
 release = common.__version__
@@ -46,9 +48,11 @@ html_additional_pages = {"index": "redirect.html"}  # web servers and readers lo
 
 
 def parent_of(page: str, pages: set[str]) -> str | None:
-    """The page that lists ``page`` in its navigation: the README of its folder, or of the nearest folder above."""
+    """The page that lists ``page``: the first one for ``FIRST``, else the README of its folder or the nearest above."""
     if page == root_doc or page.startswith("recipes/guides/api/"):
         return root_doc if page == API else None  # the page of the API lists the others itself
+    if page.removesuffix("/README") in FIRST:
+        return root_doc
     folders = PurePosixPath(page).parents
     return next(str(folder / "README") for folder in folders if str(folder / "README") in pages - {page})
 
@@ -65,13 +69,20 @@ def lead_folders(source: str, folder: Path) -> str:
     return re.sub(r"\]\(([^)\s#:]+)\)", link, source)
 
 
+def linked_pages(source: str, folder: Path, root: Path) -> list[str]:
+    """The pages and folders that the text of a page in ``folder`` links, in order, as names of pages."""
+    targets = re.findall(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)", source)
+    return [str((folder / target).resolve().relative_to(root.resolve())).removesuffix(".md") for target in targets]
+
+
 def prepare_page(app: Sphinx, page: str, source: list[str]) -> None:
     """Complete a Markdown page before it is parsed: links to folders, and the pages below it in the navigation."""
     path = Path(app.env.doc2path(page))
     if path.suffix == ".md":
         pages = set(app.env.found_docs)
         listed = [child for child in pages if parent_of(child, pages) == page]
-        listed.sort(key=lambda child: ("/" not in child, child.removesuffix("README")))
+        order = [f"{folder}/README" for folder in FIRST] + linked_pages(source[0], path.parent, Path(app.srcdir))
+        listed.sort(key=lambda child: (order.index(child) if child in order else len(order), child))
         entries = "".join(f"/{child}\n" for child in listed)
         navigation = f"\n\n```{{toctree}}\n:hidden:\n\n{entries}```\n" if entries else ""
         source[0] = lead_folders(source[0], path.parent) + navigation

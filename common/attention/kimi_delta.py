@@ -47,7 +47,7 @@ class KimiDeltaOptions(AttentionOptions):
 class KimiDeltaAttention(OutputGateAttention):
     """A memory whose channels decay by themselves, and from which a key's old value is erased before its new one.
 
-    Kimi Delta Attention, section 4. From the tokens x (B, n, D) before their projection, for each head: β =
+    Kimi Linear, section 4 and equation 10. From the tokens x (B, n, D) before their projection, for each head: β =
     sigmoid(w_b·x), and for each channel of its keys log α = -exp(A_log) softplus(W₂ W₁ x + dt_bias), the decay of Gated
     DeltaNet, which also has its initial values. Each head's output goes through an RMS norm and a gate sigmoid(W₄ W₃ x)
     of the token. The paper's layer has a short convolution before all this: use ``short_conv=4``. x (B, n, D); other
@@ -56,7 +56,12 @@ class KimiDeltaAttention(OutputGateAttention):
     """
 
     about = About(
-        "Kimi Delta Attention", "Kimi Team, arXiv 2510.26692, 2025", "n (C + d) d", "d²", sizes={"C": "chunk_size"}
+        "Kimi Delta Attention",
+        "Kimi Team, 2025, equations 1 and 10",
+        "n (C + d) d",
+        "d²",
+        sizes={"C": "chunk_size"},
+        url="https://arxiv.org/abs/2510.26692",
     )
     Options = KimiDeltaOptions
     supports = frozenset({"causal"})

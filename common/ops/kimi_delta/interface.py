@@ -43,6 +43,8 @@ def kimi_delta_attention(
 ) -> Tensor | tuple[Tensor, State]:
     """o_t = S_tᵀ q_t / √d with S_t = (I - β_t k_t k_tᵀ) Diag(α_t) S_(t-1) + β_t k_t v_tᵀ (equation 1), causal alone.
 
+    The paper does not divide by √d; the norm that follows in its layer (equation 10) cancels such a factor.
+
     q, k (B, H, n, d), v (B, H, n, e) -> (B, H, n, e) in v's dtype. ``beta`` (B, H, n) is β, from 0 to 1. ``log_decay``
     (B, H, n, d) is log α <= 0 of each channel of the keys. ``qk_activation`` and ``v_activation`` are applied to q, k
     and v, and ``qk_norm="l2"`` then makes q and k unit vectors, x / √(|x|² + 1e-6). Masks: bool (B, n), True = padding;

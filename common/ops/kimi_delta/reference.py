@@ -20,7 +20,7 @@ def kimi_delta_attention_reference(
     qk_norm: str = "l2",
     v_activation: str = "silu",
 ) -> Tensor:
-    """Kimi Team 2025, equation 1, with S_t (d, e) as in the paper; shapes as in ``kimi_delta_attention``.
+    """Kimi Team 2025, equation 1 over √d, with S_t (d, e) as in the paper; shapes as in ``kimi_delta_attention``.
 
     For comparison only: O(n d² e).
     """
