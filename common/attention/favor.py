@@ -15,6 +15,9 @@ from ._base import OpAttention
 from ._options import About, AttentionOptions, causal_chunk_size, choice, count
 from ._registry import register_attention
 
+#: The most passes between a pass and its repetition, by whose number it is known.
+_REPEATABLE = 1024
+
 
 @dataclass(frozen=True)
 class FavorOptions(AttentionOptions):
@@ -70,9 +73,9 @@ class FavorAttention(OpAttention):
     directions: Tensor
     redraws: bool
     passes: int = 0  # counted in training with ``redraw``
-    _pass_number: int = 0
 
     def setup(self) -> None:
+        self._numbers: dict[int, int] = {}  # of the last passes, which checkpointing may repeat
         self.redraws = self.options.redraw is not None
         self.register_buffer("directions", self._draw())
         if self.redraws:
@@ -96,8 +99,7 @@ class FavorAttention(OpAttention):
         """The directions."""
         if not (self.training and self.redraws):
             return {"directions": self.directions}
-        self._count_pass()
-        return {"directions": self.training_directions}
+        return {"directions": self._directions_of_pass()}
 
     def restore_counts(self, counts: dict[str, int]) -> None:
         """Resume at the pass that the loaded weights were saved at."""
@@ -109,19 +111,22 @@ class FavorAttention(OpAttention):
         return draw_directions(self.options.features, self.shape.head_dim, self.options.lengths, generator)
 
     def _draw_for_training(self) -> None:
-        """Set the directions of this pass: those of evaluation before the first draw, then new ones per seed."""
-        if not self.redraws or self.directions.is_meta:
-            return
-        draws = self.passes // self.options.redraw
+        """Set the directions of the next pass."""
+        if self.redraws and not self.directions.is_meta:
+            self.training_directions = self._drawn_for(self.passes)
+
+    def _drawn_for(self, number_of_pass: int) -> Tensor:
+        """The directions of a pass: those of evaluation before the first draw, then new ones per seed."""
+        draws = number_of_pass // self.options.redraw
         numbers = self.directions.double().cpu().numpy().tobytes()
         directions = self._draw(zlib.crc32(numbers) + draws) if draws else self.directions.clone()
-        self.training_directions = directions.to(self.directions)
+        return directions.to(self.directions)
 
-    def _count_pass(self) -> None:
-        """Count this pass, and draw new directions every ``redraw`` passes.
+    def _directions_of_pass(self) -> Tensor:
+        """Count a new pass, with new directions every ``redraw`` passes; a repeated one has its own.
 
         Each pass draws a number from torch's generator. Activation checkpointing repeats a pass with the generator
-        restored: if the number is the same as before, it is the same pass, and keeps its directions.
+        restored: one with the number of an earlier pass is that pass.
         """
         if is_exported():
             raise ValueError(
@@ -129,11 +134,17 @@ class FavorAttention(OpAttention):
                 "pipelining: None, or evaluation, since a graph counts no passes. Stages cut by hand may redraw"
             )
         number = int(torch.randint(1, 2**62, (), device="cpu"))
-        if number == self._pass_number:
-            return
-        self._pass_number, self.passes = number, self.passes + 1
+        if number in self._numbers:
+            repeated = self._numbers[number]
+            same = repeated // self.options.redraw == self.passes // self.options.redraw
+            return self.training_directions if same else self._drawn_for(repeated)
+        self.passes += 1
+        self._numbers[number] = self.passes
+        if len(self._numbers) > _REPEATABLE:
+            del self._numbers[next(iter(self._numbers))]
         if self.passes % self.options.redraw == 0:
             self._draw_for_training()
+        return self.training_directions
 
     def _source_state(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> State:
         return source_state(k, v, key_padding_mask, **self.op_kwargs())

@@ -27,16 +27,24 @@ def test_training_draws_directions_of_favor_again_every_so_many_passes():
     assert torch.equal(evaluated, trained[0]) and torch.equal(module.directions, before)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_pass_that_checkpointing_repeats_has_its_directions(use_reentrant):
-    """With new directions in every pass, gradients equal those of the same passes without checkpointing."""
+@pytest.mark.parametrize("use_reentrant, at_once", [(False, False), (True, False), (False, True)])
+def test_passes_that_checkpointing_repeats_have_their_directions(use_reentrant, at_once):
+    """With new directions in every pass, gradients equal those of the same passes without checkpointing.
+
+    Also if all passes come before the backward pass, as in R-drop, which reentrant checkpointing does not support.
+    """
     results = []
     for wrapped in (False, True):
         torch.manual_seed(2)
         module, inputs = build_attention("favor", head_dim=4, features=6, redraw=1).train(), qkv(5, **FLOAT)
-        for _ in range(2):
+        losses = []
+        for _ in range(3):
             out = checkpoint(module, *inputs, use_reentrant=use_reentrant) if wrapped else module(*inputs)
-            out.square().sum().backward()  # reentrant checkpointing supports only this
+            losses.append(out.square().sum())
+            if not at_once:
+                losses.pop().backward()
+        if at_once:
+            sum(losses).backward()
         results.append([x.grad for x in inputs])
     assert_all_close("qkv", *results[::-1])
 
