@@ -13,6 +13,7 @@ from ..ops.shared.checks import check_tokens
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head, cleared
+from ..ops.shared.state import State
 from ._base import OpAttention
 from ._options import choice
 
@@ -90,6 +91,17 @@ class OutputGateAttention(OpAttention):
         out = self.finished(out, x, arguments["query_padding_mask"]).to(tensors[-1].dtype)
         return (out, *state) if state else out
 
+    def apply_step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State, *, x: Tensor | None = None, **inputs: Tensor
+    ) -> tuple[Tensor, State]:
+        """``extend`` by one token of a known kind; see ``OpAttention``."""
+        out, state = self.operate_step(q, k, v, state, **self._x_of_op(x), **inputs)
+        return self.finished(out, x), state
+
+    def operate_step(self, *tensors: Any, **inputs: Tensor) -> tuple[Tensor, State]:
+        """``apply_step`` without norm and gate; a subclass adds steps before ``step`` here."""
+        return super().apply_step(*tensors, **inputs)
+
     def operate(self, *tensors: Tensor, **arguments: Any) -> Any:
         """Apply ``op`` without norm and gate; a subclass adds steps before ``op`` here."""
         return super().apply_op(*tensors, **arguments)
@@ -102,9 +114,9 @@ class OutputGateAttention(OpAttention):
         """Apply norm and gate to ``out`` (B, H, n, e), with x (B, n, D); 0 where ``padding_mask`` (B, n) is True."""
         if not self._finishes():
             return out
-        out = self._normalised(out)
-        if self.output_gate_proj is not None:
-            projs = [x for x in (self.output_gate_down_proj, self.output_gate_proj) if x is not None]
+        out, proj = self._normalised(out), self.output_gate_proj
+        if proj is not None:
+            projs = [x for x in (self.output_gate_down_proj, proj) if x is not None]
             check_tokens(x, out, projs[0].in_features)
             # Padding must not reach the gate's gradients.
             gate = zero_padded_tokens(x, padding_mask)
@@ -113,19 +125,22 @@ class OutputGateAttention(OpAttention):
                 gate = proj(in_dtype(gate, weight.dtype) if isinstance(weight, Tensor) else gate)  # at last (B, n, H e)
             gate = in_dtype(gate, compute_dtype(gate))
             gate = F.silu(gate) if self.options.output_gate == "swish" else torch.sigmoid(gate)
-            out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)
+            if gate.shape[1] == 1:
+                out = out * gate.view(out.shape)
+            else:
+                out = out * gate.unflatten(2, (out.shape[1], -1)).transpose(1, 2)
         return zero_padding(out, padding_mask)
 
     def _normalised(self, out: Tensor) -> Tensor:
-        if self.output_norm_weight is None:
+        weight, bias = self.output_norm_weight, self.output_norm_bias
+        if weight is None:
             return out
-        weight, bias = (
-            None if x is None else in_dtype(x, out.dtype).unsqueeze(1)
-            for x in (self.output_norm_weight, self.output_norm_bias)
-        )  # (H, 1, e)
+        weight = in_dtype(weight, out.dtype).unsqueeze(1)  # (H, 1, e)
         if bias is None:
             return out * torch.rsqrt(out.square().mean(-1, keepdim=True) + _EPS) * weight
-        return F.layer_norm(out, out.shape[-1:], eps=_EPS) * weight + bias
+        return torch.addcmul(
+            in_dtype(bias, out.dtype).unsqueeze(1), F.layer_norm(out, out.shape[-1:], eps=_EPS), weight
+        )
 
     def apply_reference(self, *tensors: Tensor, x: Tensor | None = None, **arguments: Any) -> Tensor:
         """Apply ``reference_op``, then norm and gate of each head, literally."""

@@ -109,6 +109,15 @@ class FlowAttention(OpAttention):
             masks = key_padding_mask, query_padding_mask
             return super().forward(q, k, v, *masks, dropout_p, segment_ids, log_decay=log_decay)
 
+    def apply_step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State, log_decay: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """``extend`` by one token of a known kind; see ``OpAttention``."""
+        if log_decay is not None:
+            masks = dict.fromkeys(("key_padding_mask", "query_padding_mask"))
+            return self.apply_op(q, k, v, **masks, log_decay=log_decay, initial_state=state, return_state=True)
+        return flow_attention.step(q, k, v, state, self._flow_options)
+
     def weights(
         self,
         q: Tensor,

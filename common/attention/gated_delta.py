@@ -13,7 +13,8 @@ from ..ops.gated_delta import ACTIVATIONS, QK_NORMS, gated_delta_attention
 from ..ops.gated_delta.reference import gated_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.padding import zero_padded_tokens
-from ..ops.shared.precision import autocast_off, compute_dtype
+from ..ops.shared.precision import autocast_off, compute_dtype, in_dtype
+from ..ops.shared.state import State
 from ._options import About, AttentionOptions, causal_chunk_size, choice, default_of, flag
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
@@ -102,6 +103,10 @@ class GatedDeltaAttention(OutputGateAttention):
         gates = self._gates(q, k, v, x, arguments["key_padding_mask"])
         return type(self).op(q, k, v, **{**self._arguments, **gates, **arguments})
 
+    def operate_step(self, q: Tensor, k: Tensor, v: Tensor, state: State, *, x: Tensor) -> tuple[Tensor, State]:
+        """Apply ``op.step`` with beta and the decay of one token."""
+        return type(self).op.step(q, k, v, state, **self._gates_of(x), **self._arguments)
+
     def linear_op(self, *tensors: Tensor, **arguments: Any) -> Tensor:
         """Apply ``op`` to values after their activation."""
         return super().linear_op(*tensors, **arguments, v_activation="none")
@@ -112,13 +117,18 @@ class GatedDeltaAttention(OutputGateAttention):
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_tokens(x, q, self.beta_proj.in_features)
         # In float32 or float64 even under autocast: errors of a decay accumulate over many tokens.
-        dtype = compute_dtype(q)
-        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # padding must not reach the gradients
+        x = zero_padded_tokens(x.to(compute_dtype(q)), key_padding_mask)  # padding must not reach the gradients
         with autocast_off(q):
-            gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, weights_of(self.beta_proj)[0].to(dtype))))}
-            if self.options.gate == "data":
-                step = F.linear(x, weights_of(self.decay_proj)[0].to(dtype), self.dt_bias.to(dtype))  # (B, n, H)
-                gates["log_decay"] = self.A_log.to(dtype).exp() * F.logsigmoid(-step)  # -softplus(step)
+            return self._gates_of(x)
+
+    def _gates_of(self, x: Tensor) -> dict[str, Tensor]:
+        """``_gates`` of x (B, n, D), 0 at padding, in the dtype of the gates."""
+        dtype = x.dtype
+        gates = {"beta": self._scaled(torch.sigmoid(F.linear(x, in_dtype(weights_of(self.beta_proj)[0], dtype))))}
+        if self.options.gate == "data":
+            weight, bias = in_dtype(weights_of(self.decay_proj)[0], dtype), in_dtype(self.dt_bias, dtype)
+            step = F.linear(x, weight, bias)  # (B, n, H)
+            gates["log_decay"] = in_dtype(self.A_log, dtype).exp() * F.logsigmoid(-step)  # -softplus(step)
         return {name: gate.transpose(1, 2) for name, gate in gates.items()}
 
     def operate_literally(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:

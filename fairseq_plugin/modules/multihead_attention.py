@@ -175,7 +175,7 @@ class InnerMultiheadAttention(MultiheadAttention):
         else:
             out, state = self.inner.extend(q, k, v, key_padding_mask, state, **extra_inputs)
             self._set_input_buffer(incremental_state, state)
-        out = out.permute(2, 0, 1, 3).flatten(2)[-len(query) :]  # B x H x T x D -> T x B x C
+        out = join_heads(out)[-len(query) :]
         if self.gate_proj is not None:
             out = F.silu(self.gate_proj(query)) * out
         return self.out_proj(out), None
@@ -190,7 +190,18 @@ def project_heads(attention: MultiheadAttention, query: Tensor, key: Tensor) -> 
 
 def split_heads(x: Tensor | None, num_heads: int) -> Tensor | None:
     """x (T, B, C) -> (B, H, T, C / H) with H = ``num_heads``; None -> None."""
-    return None if x is None else x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+    if x is None:
+        return None
+    if len(x) == 1:  # a view alone: in decoding, calls take most of the time
+        return x.view(x.shape[1], num_heads, 1, x.shape[2] // num_heads)
+    return x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """x (B, H, T, d) -> (T, B, H d), the inverse of ``split_heads``."""
+    if x.shape[2] == 1:
+        return x.reshape(1, x.shape[0], x.shape[1] * x.shape[3])
+    return x.permute(2, 0, 1, 3).flatten(2)
 
 
 def check_heads(num_heads: int, widths: dict[str, int]) -> None:

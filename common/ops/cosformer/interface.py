@@ -4,6 +4,7 @@ Qin, Sun, Deng, Li, Wei, Lv, Yan, Kong, Zhong, *cosFormer: Rethinking Softmax in
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import elu_plus_one
-from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -102,6 +104,28 @@ def cosformer_attention(
         out, sums = means(queries, keys, values, causal, chunk_size, state, log_decay, least=EPS)
     out = out.to(v.dtype)
     return (out, {"count": count, **sums}) if return_state else out
+
+
+@step_of(cosformer_attention)
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    max_tokens: int,
+    phi: str,
+    log_decay: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``cosformer_attention`` of one token after ``state``; see ``one_token``."""
+    count = check_real_tokens(k, None, state["count"], max_tokens)
+    angle = count.to(q.dtype)[:, None, None, None] * (math.pi / (2 * max_tokens))
+    queries, keys = _features(torch.cat([q, k], dim=2), phi, None, (angle.cos(), angle.sin())).split(1, dim=2)
+    if log_decay is not None and log_decay.dim() == 4:
+        log_decay = torch.cat([log_decay, log_decay], dim=-1)
+    out, sums = step_means(queries, keys, v, state, log_decay, least=EPS)
+    return out, {"count": count, **sums}
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str, max_tokens: int) -> State:

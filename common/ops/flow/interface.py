@@ -11,6 +11,7 @@ from ..shared.checks import check_both_masks, check_masks, check_positive_int, c
 from ..shared.chunks import CHUNK_SIZE, chunk_length
 from ..shared.cpu.dispatch import applies
 from ..shared.forgetting import check_log_decay
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -119,6 +120,12 @@ def flow_attention(
         out, state = _causal(inputs) if log_decay is None else attention_that_forgets(inputs, log_decay)
         out = in_dtype(out, out_dtype)
     return (out, state) if return_state else out
+
+
+@step_of(flow_attention)
+def _step(q: Tensor, k: Tensor, v: Tensor, state: State, options: FlowOptions) -> tuple[Tensor, State]:
+    """``flow_attention`` of one token after ``state``; see ``one_token``."""
+    return causal_cpu.step(CausalInputs(q, k, v, None, options, 1, state))
 
 
 def _full(

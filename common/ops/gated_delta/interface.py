@@ -5,15 +5,18 @@ Wang, Zhang, Shen, Kim, *Parallelizing Linear Transformers with the Delta Rule o
 after Schlag, Irie, Schmidhuber, *Linear Transformers Are Secretly Fast Weight Programmers*, ICML 2021.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_masks, check_of_tokens, check_positive_int, check_query_key_value
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, state_of_sums
 from .causal import CHUNK_SIZE, delta_in_blocks
-from .cpu.causal import applies, delta_by_kernels
+from .cpu.causal import applies, delta_by_kernels, step_by_kernels
 from .decoding import delta_step
 from .directions import ACTIVATIONS, QK_NORMS, directed
 
@@ -75,6 +78,26 @@ def gated_delta_attention(
         out, memory = _attend(tensors, (qk_activation, qk_norm, v_activation), chunk_size)
     out = in_dtype(out, out_dtype)
     return (out, {"memory": memory}) if return_state else out
+
+
+@step_of(gated_delta_attention)
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    qk_activation: str,
+    qk_norm: str,
+    v_activation: str,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``gated_delta_attention`` of one token after ``state``; see ``one_token``."""
+    options = qk_activation, qk_norm, v_activation
+    out, memory = step_by_kernels(q, k, v, beta, log_decay, state["memory"], *options)
+    return out, {"memory": memory}
 
 
 def _attend(

@@ -3,15 +3,18 @@
 Yang, Wang, Shen, Panda, Kim, *Gated Linear Attention Transformers with Hardware-Efficient Training*, ICML 2024.
 """
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value, check_tokens, shape_of
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import decayed_sums
+from ..shared.feature_sums import decayed_sums, step_by_kernels
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
-from ..shared.precision import autocast_off, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, state_of_sums
 
 
@@ -71,6 +74,27 @@ def gla_attention(
         out, sum_kv = decayed_sums(queries, keys, values, log_decay, chunk_size, initial)
     out = out.to(v.dtype)
     return (out, {"sum_kv": sum_kv}) if return_state else out
+
+
+@step_of(gla_attention)
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    x: Tensor,
+    gate_down: Tensor,
+    gate_up: Tensor,
+    gate_bias: Tensor,
+    temperature: float,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``gla_attention`` of one token after ``state``; see ``one_token``."""
+    down, up, bias = (in_dtype(y, q.dtype) for y in (gate_down, gate_up, gate_bias))
+    log_decay = (F.logsigmoid(F.linear(F.linear(x, down), up, bias)) / temperature).view(q.shape)
+    out, _, sum_kv, _ = step_by_kernels(q * q.shape[3] ** -0.5, k, v, log_decay, state["sum_kv"], None)
+    return out, {"sum_kv": sum_kv}
 
 
 def _check_gate(q: Tensor, gate_down: Tensor, gate_up: Tensor, gate_bias: Tensor) -> None:

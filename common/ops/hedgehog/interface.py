@@ -4,12 +4,15 @@ Zhang, Bhatia, Kumbong, Ré, *The Hedgehog & the Porcupine: Expressive Linear At
 2024, in the form of Zhang et al., *LoLCATs*, ICLR 2025: a softmax over the map's output and one over its negative.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.learned_features import check_map, learned_features, number_of_features
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -65,6 +68,25 @@ def hedgehog_attention(
         out, state = means(queries, keys, values, causal, chunk_size, state, eps=EPS)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
+
+
+@step_of(hedgehog_attention)
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    query_weight: Tensor,
+    query_bias: Tensor,
+    key_weight: Tensor,
+    key_bias: Tensor,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``hedgehog_attention`` of one token after ``state``; see ``one_token``."""
+    queries = learned_features(q, query_weight, query_bias, "softmax", None)
+    keys = learned_features(k, key_weight, key_bias, "softmax", None)
+    return step_means(queries, keys, v, state, eps=EPS)
 
 
 def check_maps(

@@ -3,6 +3,8 @@
 Katharopoulos, Vyas, Pappas, Fleuret, *Transformers are RNNs*, ICML 2020, equations 5, 7 and 9-12.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ..shared.checks import (
@@ -14,8 +16,9 @@ from ..shared.checks import (
 )
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.feature_maps import FEATURE_MAPS, real_features
-from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -88,6 +91,14 @@ def linear_attention(
             out, state = means(queries, keys, values, causal, chunk_size, state, decay, eps=EPS, phi=in_sums)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
+
+
+@step_of(linear_attention)
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, *, phi: str, log_decay: Tensor | None = None, **_: Any
+) -> tuple[Tensor, State]:
+    """``linear_attention`` of one token after ``state``; see ``one_token``."""
+    return step_means(q, k, v, state, log_decay, eps=EPS, phi=phi)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, phi: str) -> State:

@@ -3,6 +3,8 @@
 Peng, Pappas, Yogatama, Schwartz, Smith, Kong, *Random Feature Attention*, ICLR 2021, sections 3.1 and 3.2 (the gate).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,11 +20,12 @@ from ..shared.checks import (
     shape_of,
 )
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
-from ..shared.precision import autocast_off, compute_dtype
+from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from ..shared.unit_vectors import unit_vectors
 
@@ -125,6 +128,46 @@ def rfa_gate_attention(
     masks = {"key_padding_mask": key_padding_mask, "query_padding_mask": query_padding_mask}
     state = {"initial_state": initial_state, "return_state": return_state}
     return rfa_attention(q, k, v, directions, **options, **masks, **state)
+
+
+@step_of(rfa_attention)
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    directions: Tensor,
+    floor: float,
+    log_decay: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``rfa_attention`` of one token after ``state``; see ``one_token``."""
+    queries, keys = _features(torch.cat([q, k], dim=2), directions, None).split(1, dim=2)
+    return step_means(queries, keys, v, state, log_decay, least=floor)
+
+
+@step_of(rfa_gate_attention)
+def _gate_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    x: Tensor,
+    directions: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor,
+    floor: float,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``rfa_gate_attention`` of one token after ``state``; see ``one_token``."""
+    log_gate = F.logsigmoid(F.linear(x, in_dtype(gate_weight, q.dtype), in_dtype(gate_bias, q.dtype))).transpose(
+        1, 2
+    )  # (B, H, 1)
+    queries, keys = _features(torch.cat([q, k], dim=2), directions, None).split(1, dim=2)
+    keys = keys * -torch.expm1(log_gate).unsqueeze(-1)
+    return step_means(queries, keys, v, state, log_gate, least=floor)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:

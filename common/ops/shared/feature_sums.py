@@ -10,6 +10,7 @@ from torch import Tensor
 from .chunked_sums import channel_decayed_sums, sums_in_chunks
 from .cpu.sums import applies as kernels_apply
 from .cpu.sums import causal_sums as sums_by_kernels
+from .cpu.sums import step as step_by_kernels
 from .feature_maps import feature_map
 from .padding import zero_padding
 from .state import State, state_of_source
@@ -106,6 +107,24 @@ def means(
         q, k = feature_map(q, phi), feature_map(k, phi)
     values, weights, state = causal_sums(q, k, v, chunk_size, state, log_decay)
     return _divided(values, weights, eps, least), state
+
+
+def step_means(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    log_decay: Tensor | None = None,
+    *,
+    eps: float = 0.0,
+    least: float = 0.0,
+    phi: str | None = None,
+) -> tuple[Tensor, State]:
+    """``means`` of one token after ``state``, without gradients, where ``kernels_apply`` to the inputs of features."""
+    if not type(q) is type(k) is Tensor:  # parameters of another class made them
+        return means(q, k, v, True, 1, state, log_decay, eps=eps, least=least, phi=phi)
+    out, _, sum_kv, sum_k = step_by_kernels(q, k, v, log_decay, state["sum_kv"], state["sum_k"], (eps, least), phi)
+    return out, {"sum_k": sum_k, "sum_kv": sum_kv}
 
 
 def source_means(q: Tensor, state: State, *, eps: float = 0.0, least: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .checks import shape_of
 from .padding import zero_padding
-from .precision import compute_dtype
+from .precision import compute_dtype, in_dtype
 
 #: relu(W x + b), f = r; or softmax(W x + b) and softmax(-W x - b), concatenated, f = 2r.
 LEARNED_MAPS = ("relu", "softmax")
@@ -28,9 +28,9 @@ def learned_features(
     that values at padding do not reach a gradient.
     """
     dtype = compute_dtype(x)
-    mapped = zero_padding(x.to(dtype), padding_mask) @ weight.to(dtype).transpose(1, 2)  # (B, H, n, r)
+    mapped = zero_padding(in_dtype(x, dtype), padding_mask) @ in_dtype(weight, dtype).transpose(1, 2)  # (B, H, n, r)
     if bias is not None:
-        mapped = mapped + bias.to(dtype).unsqueeze(1)
+        mapped = mapped + in_dtype(bias, dtype).unsqueeze(1)
     if feature_map == "relu":
         features = mapped.relu()
     else:

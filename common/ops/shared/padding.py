@@ -79,4 +79,4 @@ def zero_padding(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 def zero_padded_tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """Tokens x (B, n, D) before their projection, with zeros at padding (B, n; True = padding), as ``zero_padding``."""
-    return zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)
+    return x if padding_mask is None else zero_padding(x.unsqueeze(1), padding_mask).squeeze(1)

@@ -4,12 +4,15 @@ Kasai, Peng, Zhang, Yogatama, Ilharco, Pappas, Mao, Chen, Smith, *Finetuning Pre
 2021, section 2.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ..shared.checks import check_floor, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import means, source_means, state_shapes, sums_of_source
+from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.learned_features import check_map, learned_features
+from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -61,6 +64,15 @@ def t2r_attention(
         out, state = means(queries, keys, values, causal, chunk_size, state, least=floor)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
+
+
+@step_of(t2r_attention)
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, *, map_weight: Tensor, map_bias: Tensor, floor: float, **_: Any
+) -> tuple[Tensor, State]:
+    """``t2r_attention`` of one token after ``state``; see ``one_token``."""
+    queries = _query_features(q, map_weight, map_bias, None)
+    return step_means(queries, learned_features(k, map_weight, map_bias, "relu", None), v, state, least=floor)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, map_weight: Tensor, map_bias: Tensor) -> State:

@@ -42,6 +42,16 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     return out, {"count": count, **dict(zip(STATE_SUMS, sums))}
 
 
+def step(inputs: CausalInputs) -> tuple[Tensor, State]:
+    """``causal_attention`` of one token for which ``applies`` was asked before, without gradients."""
+    q, k, v, _, options, _, state = inputs
+    count = state["count"]
+    tensors, constants = (q, k, v, None, count, *map(state.__getitem__, STATE_SUMS)), constants_of(options)
+    outputs = _allocate(*tensors, *constants)
+    _forward(tensors, constants, outputs)
+    return outputs[0], {"count": count + 1, **dict(zip(STATE_SUMS, outputs[1:]))}
+
+
 def _allocate(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None, count: Tensor | None, *rest: Any) -> tuple:
     if count is None:
         shapes = state_shapes(q, v)

@@ -44,6 +44,25 @@ def delta_by_kernels(
     return out, last
 
 
+def step_by_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    memory: Tensor,
+    qk_activation: str,
+    qk_norm: str,
+    v_activation: str,
+) -> tuple[Tensor, Tensor]:
+    """``delta_by_kernels`` of one token for which ``applies`` was asked before, without gradients."""
+    options = qk_activation == ACTIVATIONS[0], qk_norm == QK_NORMS[0], v_activation == ACTIVATIONS[0]
+    inputs, constants = (q, k, v, beta, log_decay, memory), (*options, False)
+    outputs = _allocate(*inputs, *constants)
+    _forward(inputs, constants, outputs)
+    return outputs[:2]
+
+
 def _allocate(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     (batch, heads, n, d), e = q.shape, v.shape[3]
     kept = (batch, heads, n + (n + _TILE - 1) // _TILE * d, e) if rest[-1] else (0,)

@@ -50,6 +50,26 @@ def causal_sums(
     )
 
 
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    sum_kv: Tensor,
+    sum_k: Tensor | None,
+    divisor: tuple[float, float] | None = None,
+    phi: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``causal_sums`` of one token for which ``applies`` was asked before, without gradients."""
+    if log_decay is not None:
+        log_decay = log_decay.expand(*q.shape[:3], *log_decay.shape[3:])
+    inputs = q, k, v, log_decay, sum_kv, sum_k
+    constants = sum_k is not None, divisor is not None, *(divisor or (0.0, 0.0)), _map(phi)
+    outputs = _allocate(*inputs, *constants)
+    _forward(inputs, constants, outputs)
+    return outputs
+
+
 def _allocate(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (batch, heads, n, f), weighs = q.shape, rest[3]
     weights, sum_k = ((batch, heads, n, 1), (batch, heads, f)) if weighs else ((0,), (0,))

@@ -20,16 +20,14 @@ def rows(x: Tensor | None) -> Address:
     """x (B, H, n, c), whose channels must be contiguous; ``ABSENT`` for None and for a tensor without numbers."""
     if x is None or x.dim() != 4:
         return ABSENT
-    batch, heads, tokens, _ = x.stride()
-    return x.data_ptr(), batch, heads, tokens
+    return x.data_ptr(), *x.stride()[:3]
 
 
 def vectors(x: Tensor | None) -> Address:
     """x (B, H, c) as (B, H, 1, c), as ``rows``."""
     if x is None or x.dim() != 3:
         return ABSENT
-    batch, heads, _ = x.stride()
-    return x.data_ptr(), batch, heads, 0
+    return x.data_ptr(), *x.stride()[:2], 0
 
 
 def numbers(x: Tensor) -> Address:
