@@ -7,12 +7,10 @@ them.
 
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from typing import Any, Optional
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models.hubert.hubert import HubertConfig, HubertModel
 from fairseq.models.wav2vec.wav2vec2 import Wav2Vec2Config, Wav2Vec2Model
 from fairseq.utils import safe_getattr
@@ -28,7 +26,8 @@ from ..modules.audio_blocks import ExtractorInBlocks, field_and_stride
 from ..modules.audio_encoder import FRAMES_OPTION, AudioEncoder, Replace, lengths_to_mask, replaced
 from ..modules.multihead_attention import LayerDesign, check_heads, read_padding
 from ..modules.not_exportable import NoTorchScript
-from ._options import PaddingOptions, build_design, errors_with_options, option
+from ._layers import DesignsLayers
+from ._options import PaddingOptions, errors_with_options, option
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
 
@@ -70,17 +69,12 @@ def check_command_line(args: Any) -> None:
     choose_optimizer(args)
 
 
-class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
+class LinearTimeAudioModel(DesignsLayers, NoTorchScript, MarksDecay, CheckedLoading):
     """Mixin before fairseq's ``wav2vec2`` or ``hubert``: the encoder's attention is ours; subclasses name it.
 
     Raises:
         ValueError: an option has a value that the attention does not allow, or ``--lineartime-max-frames`` is missing.
     """
-
-    attention_name: str
-    #: The prefix of the options of its attention, and the dataclass of these options.
-    option_prefix: str
-    options_class: type = FairseqDataclass
 
     def __init__(self, cfg: Any, *of_task: Any) -> None:
         without_layers = copy(cfg)  # fairseq builds its own encoder here, which is replaced below
@@ -115,8 +109,17 @@ class LinearTimeAudioModel(NoTorchScript, MarksDecay, CheckedLoading):
     @classmethod
     def attention_builder(cls, cfg: Any) -> Replace:
         """A function that builds the attention of the next layer at each call."""
-        design = audio_design(cfg, cls.attention_name, cls.options_class)
-        return partial(replaced, design, causal=option(cfg, AudioOptions, "lineartime_causal"))
+        causal, frames = option(cfg, AudioOptions, "lineartime_causal"), longest(cfg)
+
+        def build(stock: nn.Module, design: LayerDesign) -> nn.Module:
+            if frames is None and "max_tokens" in ATTENTIONS[design.attention].needs:
+                raise ValueError(
+                    f"{FRAMES_OPTION} is not given; allowed with {design.attention} attention, which has parameters or "
+                    "a constant for each frame: the frames of the longest recording, 50 a second at 16 kHz"
+                )
+            return replaced(stock, design, causal)
+
+        return cls.in_turn("encoder", cls.designs(cfg, "encoder", False, frames), build)
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """fairseq's hook: leave out what ``remove_pretraining_modules`` removed, as torch itself does for None."""
@@ -193,20 +196,11 @@ class LinearTimeHubertModel(LinearTimeAudioModel, HubertModel):
         return lengths_to_mask(self.frames_of((~padding_mask).sum(1)), features.shape[1])
 
 
-def audio_design(args: Any, attention: str, config: type) -> LayerDesign:
-    """The design of a layer over audio with ``attention``, whose options are fields of ``config``.
-
-    Raises:
-        ValueError: the attention needs the number of frames, and it is not given.
-    """
+def longest(args: Any) -> int | None:
+    """The frames of the longest recording, as the encoder pads it; None if the option is not given."""
     frames = option(args, AudioOptions, "lineartime_max_frames")
-    if frames is not None:
-        check_positive_int(FRAMES_OPTION, frames)
-        multiple = safe_getattr(args, "required_seq_len_multiple", 1)  # to which the encoder pads its input
-        frames = -(-frames // multiple) * multiple
-    if frames is None and "max_tokens" in ATTENTIONS[attention].needs:
-        raise ValueError(
-            f"{FRAMES_OPTION} is not given; allowed with {attention} attention, which has parameters or a constant for "
-            "each frame: the frames of the longest recording, 50 a second at 16 kHz"
-        )
-    return build_design(args, attention, config, frames)
+    if frames is None:
+        return None
+    check_positive_int(FRAMES_OPTION, frames)
+    multiple = safe_getattr(args, "required_seq_len_multiple", 1)  # to which the encoder pads its input
+    return -(-frames // multiple) * multiple

@@ -28,8 +28,10 @@ from ..loading.known_options import option_field
 from ..modules.multihead_attention import IncrementalState, read_padding, zeros_at_padding
 from ..modules.not_exportable import NoTorchScript
 from ..modules.positions import find_max_tokens
+from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ._decoder import wrap_layer
 from ._hub_model import HubModel
+from ._layers import DesignsLayers
 from ._options import (
     checkpointing_field,
     complete_checkpointing,
@@ -123,8 +125,8 @@ class DecisionModel(NoTorchScript, MarksDecay, CheckedLoading, HubModel, BaseFai
             )
 
 
-class DecisionTransformer(DecisionModel):
-    """A causal Transformer: returns, states and actions -> the action at each step; subclasses build the layers.
+class DecisionTransformer(DesignsLayers, DecisionModel):
+    """A causal Transformer: returns, states and actions -> the action at each step; subclasses name the attention.
 
     Padding on any side does not affect real steps. ``DecisionTransformer.from_pretrained`` loads every subclass as a
     ``DecisionHubInterface``, without the data folder.
@@ -142,7 +144,9 @@ class DecisionTransformer(DecisionModel):
         self.embed_ln = LayerNorm(dim)
         self.dropout_module = FairseqDropout(args.dropout, module_name=type(self).__name__)
         cfg = TransformerConfig.from_namespace(args)
-        layers = (wrap_layer(self.build_layer(args, cfg), cfg) for _ in range(args.decoder_layers))
+        designs = self.designs(args, "decoder", True, args.max_target_positions)
+        layer = self.in_turn("decoder", designs, LinearTimeDecoderLayer)
+        layers = (wrap_layer(layer(cfg, True), cfg) for _ in range(args.decoder_layers))
         self.layers = _init_as_gpt2(nn.ModuleList(layers))
         self.layer_norm = LayerNorm(dim)
         self.predict_action = nn.Sequential(nn.Linear(dim, action_size), nn.Tanh())
@@ -154,11 +158,6 @@ class DecisionTransformer(DecisionModel):
         args.decoder_ffn_embed_dim = args.decoder_ffn_embed_dim or 4 * args.decoder_embed_dim
         complete_checkpointing(args)
         args.decoder_normalize_before = True
-
-    @classmethod
-    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
-        """One layer of the decoder, not yet wrapped; subclasses define it."""
-        raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
 
     def forward(
         self, returns: Tensor, states: Tensor, actions: Tensor, timesteps: Tensor, padding_mask: Tensor | None = None

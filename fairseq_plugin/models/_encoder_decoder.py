@@ -18,11 +18,11 @@ from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import flag_of, option_field
 from ..modules.cross_attention import CrossDesign
-from ..modules.multihead_attention import LayerDesign
 from ..modules.not_exportable import NoTorchScript
 from ..modules.transformer_layer import LinearTimeDecoderLayer, LinearTimeEncoderLayer
 from ._decoder import LinearTimeDecoder
 from ._encoder import LinearTimeEncoder
+from ._layers import DesignsLayers
 from ._options import (
     attention_config,
     attention_options,
@@ -74,18 +74,12 @@ class SourceEncoder(LinearTimeEncoder):
 FURTHER_OPTIONS = (DecayOptions, TrainedOptions, CrossAttentionOptions, *CROSS_OPTIONS.values())
 
 
-class BuildsLayers:
+class BuildsLayers(DesignsLayers):
     """Mixin before an encoder-decoder of fairseq that builds its layers; subclasses name the attention.
 
     Self-attention is bidirectional in the encoder and causal in the decoder. If a mechanism has no causal form, the
     decoder has softmax attention, since targets are short where sources are long.
     """
-
-    attention_name: str
-    #: The prefix of the options of its attention.
-    option_prefix: str
-    #: The dataclass of those options.
-    options_class: type = FairseqDataclass
 
     @classmethod
     def check_task(cls, args, task) -> None:
@@ -111,22 +105,13 @@ class BuildsLayers:
     @classmethod
     def layer_builder(cls, args, causal: bool) -> Callable[..., nn.Module]:
         """A function that builds a layer of the encoder, or of the decoder if ``causal``; called once per layer."""
-        return cls.with_design(args, causal, partial(cls.layer_design, args))
-
-    @classmethod
-    def with_design(cls, args, causal: bool, make: Callable[[bool, int], LayerDesign]) -> Callable[..., nn.Module]:
-        """A function that builds a layer with the design ``make(causal, max_tokens)``."""
         if not causal:
-            return partial(LinearTimeEncoderLayer, design=make(False, args.max_source_positions))
+            designs = cls.designs(args, "encoder", False, args.max_source_positions)
+            return cls.in_turn("encoder", designs, LinearTimeEncoderLayer)
         reads_source = safe_getattr(args, "cross_self_attention", False)
         longest = args.max_target_positions + reads_source * args.max_source_positions
-        design = replace(make(True, longest), reads_source=reads_source)
-        return partial(LinearTimeDecoderLayer, design=design, cross=_cross_design(args))
-
-    @classmethod
-    def layer_design(cls, args, causal: bool, max_tokens: int) -> LayerDesign:
-        """The design of an encoder layer, or of a decoder layer if ``causal``."""
-        return design_of(args, cls.attention_name, cls.options_class, causal, max_tokens)
+        designs = (replace(x, reads_source=reads_source) for x in cls.designs(args, "decoder", True, longest))
+        return cls.in_turn("decoder", designs, partial(LinearTimeDecoderLayer, cross=_cross_design(args)))
 
 
 class LinearTimeTransformer(BuildsLayers, NoTorchScript, MarksDecay, CheckedLoading, TransformerModel):
@@ -168,16 +153,6 @@ class LinearTimeTransformer(BuildsLayers, NoTorchScript, MarksDecay, CheckedLoad
         with errors_with_options(cls, cls.option_prefix, "decoder"):
             layer = cls.layer_builder(args, causal=True)
             return LinearTimeDecoder(args, tgt_dict, embed_tokens, layer, no_encoder_attn=no_cross_attention)
-
-
-def design_of(args, attention: str, config: type, causal: bool, max_tokens: int) -> LayerDesign:
-    """The design of a layer with ``attention`` and options of ``config``; softmax if it has no causal form."""
-    if causal and "causal" not in ATTENTIONS[attention].supports:
-        return LayerDesign("softmax")
-    options = attention_options(args, attention, config)
-    rotary, described = options.pop("rotary", False), options_of(attention, causal).described()
-    options = {name: value for name, value in options.items() if name in described}
-    return LayerDesign(attention, options, rotary=rotary, max_tokens=max_tokens)
 
 
 def _cross_attention(args) -> str:

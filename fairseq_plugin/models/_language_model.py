@@ -3,12 +3,9 @@
 from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
-from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import (
     TransformerLanguageModel,
     TransformerLanguageModelConfig,
@@ -23,18 +20,11 @@ from common.ops.shared.checks import check_positive_int
 from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import flag_of, option_field
-from ..modules.multihead_attention import LayerDesign
 from ..modules.not_exportable import NoTorchScript
 from ..modules.transformer_layer import LinearTimeDecoderLayer
 from ._decoder import BuildLayer, LinearTimeDecoder
-from ._options import (
-    DocumentOptions,
-    attention_options,
-    check_positions,
-    complete_checkpointing,
-    design_with,
-    errors_with_options,
-)
+from ._layers import DesignsLayers
+from ._options import DocumentOptions, check_positions, complete_checkpointing, errors_with_options
 from ._registration import register_checked
 from ._trained_parameters import TrainedOptions, choose_trained_parameters, train_only_chosen
 from ._weight_decay import DecayOptions, MarksDecay, choose_optimizer
@@ -65,33 +55,14 @@ _TIED = (
 )
 
 
-class LinearTimeLanguageModel(NoTorchScript, MarksDecay, CheckedLoading, TransformerLanguageModel):
+class LinearTimeLanguageModel(DesignsLayers, NoTorchScript, MarksDecay, CheckedLoading, TransformerLanguageModel):
     """fairseq's Transformer language model around ``LinearTimeDecoder``; subclasses name the attention."""
-
-    attention_name: str
-    #: The prefix of the options of its attention, and the dataclass of these options.
-    option_prefix: str
-    options_class: type = FairseqDataclass
-
-    @classmethod
-    def attention_options(cls, args) -> dict[str, Any]:
-        """The options of the attention; an option that an older checkpoint lacks has its default."""
-        return attention_options(args, cls.attention_name, cls.options_class, cls.option_prefix)
-
-    @classmethod
-    def layer_design(cls, args) -> LayerDesign:
-        """The design of a layer, from the model's configuration."""
-        return design_with(cls.attention_name, cls.attention_options(args), args.max_target_positions)
-
-    @classmethod
-    def build_layer(cls, args, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
-        """One layer of the decoder, not yet wrapped."""
-        return LinearTimeDecoderLayer(cfg, no_encoder_attn, design=cls.layer_design(args))
 
     @classmethod
     def layer_builder(cls, args) -> BuildLayer:
         """A function that builds a layer of the decoder; called once per layer, in order."""
-        return partial(cls.build_layer, args)
+        designs = cls.designs(args, "decoder", True, args.max_target_positions)
+        return cls.in_turn("decoder", designs, LinearTimeDecoderLayer)
 
     @classmethod
     def decoder_options(cls, args) -> dict[str, Any]:

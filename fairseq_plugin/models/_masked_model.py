@@ -5,15 +5,12 @@ N(0, 0.02).
 """
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta import RobertaHubInterface, RobertaModel
 from fairseq.models.roberta.model import base_architecture
-from fairseq.models.transformer import TransformerConfig
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
@@ -25,7 +22,9 @@ from ..loading.checkpoint_config import check_texts
 from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import flag_of, option_field
 from ..modules.not_exportable import NoTorchScript
-from ._encoder import LinearTimeRobertaEncoder
+from ..modules.transformer_layer import LinearTimeEncoderLayer
+from ._encoder import BuildLayer, LinearTimeRobertaEncoder
+from ._layers import DesignsLayers
 from ._options import (
     DocumentOptions,
     check_positions,
@@ -60,11 +59,9 @@ class MaskedOptions(TrainedOptions, DecayOptions):
     offload_activations: bool = offloading_field()
 
 
-class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaModel):
+class LinearTimeMaskedModel(DesignsLayers, NoTorchScript, MarksDecay, CheckedLoading, RobertaModel):
     """fairseq's RoBERTa with layers that subclasses build; for the tasks of ``task_names``."""
 
-    #: The prefix of the options of its attention.
-    option_prefix: str
     #: Dataclasses of options in addition to those of all masked models.
     option_classes: tuple[type, ...] = ()
     #: Options that RoBERTa reads but that its command line does not have.
@@ -148,14 +145,10 @@ class LinearTimeMaskedModel(NoTorchScript, MarksDecay, CheckedLoading, RobertaMo
         self.mark_decay(self.args)
 
     @classmethod
-    def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
-        """One layer of the encoder, not yet wrapped; subclasses define it."""
-        raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
-
-    @classmethod
-    def layer_builder(cls, args) -> Callable[[TransformerConfig], nn.Module]:
+    def layer_builder(cls, args) -> BuildLayer:
         """A function that builds a layer of the encoder; called once per layer, in order."""
-        return partial(cls.build_layer, args)
+        designs = cls.designs(args, "encoder", False, args.max_positions)
+        return cls.in_turn("encoder", designs, LinearTimeEncoderLayer)
 
     @classmethod
     def encoder_options(cls, args) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
-from common.attention import Option, options_of
+from common.attention import ATTENTIONS, Option, options_of
 from common.ops.shared.checks import ArgumentError, check_positive_int, check_table
 
 from ..loading.known_options import flag_of, model_options, option_field
@@ -139,14 +139,16 @@ def attention_options(args, attention: str, config: type, prefix: str | None = N
     return parsed
 
 
-def design_with(attention: str, options: dict[str, Any], max_tokens: int) -> LayerDesign:
-    """The design of a layer with ``attention``; ``options`` are its own and "rotary", which is removed from them."""
-    return LayerDesign(attention, options, rotary=options.pop("rotary", False), max_tokens=max_tokens)
+def design_of(attention: str, options: dict[str, Any], causal: bool, max_tokens: int | None) -> LayerDesign:
+    """The design of a layer with ``attention`` and ``options`` from ``attention_options``.
 
-
-def build_design(args, attention: str, config: type, max_tokens: int) -> LayerDesign:
-    """The design of a layer with ``attention``, whose options are fields of ``config``."""
-    return design_with(attention, attention_options(args, attention, config), max_tokens)
+    If it has no causal form, a causal layer has softmax attention.
+    """
+    if causal and "causal" not in ATTENTIONS[attention].supports:
+        return LayerDesign("softmax")
+    described, rotary = options_of(attention, causal).described(), options.get("rotary", False)
+    own = {name: value for name, value in options.items() if name in described and name != "rotary"}
+    return LayerDesign(attention, own, rotary=rotary, max_tokens=max_tokens)
 
 
 @contextmanager

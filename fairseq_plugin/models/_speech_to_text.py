@@ -2,7 +2,6 @@
 
 import os
 from copy import copy
-from functools import partial
 from typing import Any
 
 from fairseq.checkpoint_utils import load_pretrained_component_from_model
@@ -105,7 +104,7 @@ class LinearTimeSpeechConformer(LinearTimeSpeechToText, S2TConformerModel):
     @classmethod
     def attention_builder(cls, args) -> Replace:
         """A function that builds the attention of the next layer of the encoder at each call."""
-        return partial(replaced, cls.layer_design(args, False, args.max_source_positions))
+        return cls.in_turn("encoder", cls.designs(args, "encoder", False, args.max_source_positions), replaced)
 
 
 def _subsampled(args: Any) -> Any:

@@ -7,14 +7,12 @@ post-norm layers and a final LayerNorm, gelu, and one linear layer over all step
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqEncoder, FairseqEncoderModel
-from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout, LayerNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,8 +24,10 @@ from ..loading.checkpoints import CheckedLoading
 from ..loading.known_options import option_field
 from ..modules.multihead_attention import read_padding, zeros_at_padding
 from ..modules.not_exportable import NoTorchScript, check_not_exported
+from ..modules.transformer_layer import LinearTimeEncoderLayer
 from ._encoder import BuildLayer, LinearTimeEncoder
 from ._hub_model import HubModel
+from ._layers import DesignsLayers
 from ._options import (
     checkpointing_field,
     complete_checkpointing,
@@ -187,7 +187,7 @@ class TimeSeriesHead(nn.Module):
         return f"max_length={self.max_length}, pooling={self.pooling!r}"
 
 
-class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
+class TimeSeriesClassifier(DesignsLayers, NoTorchScript, MarksDecay, CheckedLoading, HubModel, FairseqEncoderModel):
     """A linear embedding, an encoder over series, and classification heads; subclasses build the layers.
 
     The task registers a head (``register_classification_head``), and the criterion selects it by name. Padding on any
@@ -198,8 +198,6 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
     hub_interface = TimeSeriesHubInterface
     #: The dataclass of all options.
     options_class: type
-    #: The prefix of the options of its attention.
-    option_prefix: str
     #: Options that must be positive integers.
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads")
     #: The activation before the pooling of its heads.
@@ -234,16 +232,17 @@ class TimeSeriesClassifier(NoTorchScript, MarksDecay, CheckedLoading, HubModel, 
         """The encoder from series with ``channels`` channels to features."""
         complete_checkpointing(args)
         args.encoder_learned_pos = True
-        return TimeSeriesEncoder(args, channels, partial(cls.build_layer, args))
+        return TimeSeriesEncoder(args, channels, cls.layer_builder(args))
 
     @classmethod
     def complete_options(cls, args: Namespace) -> None:
         """Fill in options that follow from others."""
 
     @classmethod
-    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
-        """One layer of the encoder, not yet wrapped; subclasses define it."""
-        raise TypeError(f"{cls.__name__} has no layers; allowed: a subclass that defines build_layer")
+    def layer_builder(cls, args: Namespace) -> BuildLayer:
+        """A function that builds a layer of the encoder; called once per layer, in order."""
+        designs = cls.designs(args, "encoder", False, args.max_source_positions)
+        return cls.in_turn("encoder", designs, LinearTimeEncoderLayer)
 
     def register_classification_head(self, name: str, num_classes: int, labels: Sequence[Any] | None = None) -> None:
         """Add the head ``name`` for ``num_classes`` classes; ``labels`` are the labels of its scores, in order."""

@@ -5,40 +5,26 @@ masked model and a classifier. Their ``--NAME-...`` options are the ones it decl
 folder defines under the same name is not replaced.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import MODEL_REGISTRY, register_model
 from fairseq.models.roberta import RobertaModel
-from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from torch import nn
 
 from common.ops.shared.checks import check_positive_int
 
 from ..loading.known_options import option_field
-from ..modules.transformer_layer import LinearTimeEncoderLayer
+from ..modules.multihead_attention import LayerDesign
 from . import daft, flash, flash_masked, flowformer  # noqa: F401  these register their names first
 from ._classifier import LinearTimeClassifier
 from ._configuration import register_architecture
 from ._language_model import LinearTimeLanguageModel, LinearTimeLanguageModelConfig, register_language_model
 from ._masked_model import LinearTimeMaskedModel
-from ._options import attention_config, build_design, camel_case, option
+from ._options import attention_config, camel_case, option
 from ._registration import derive, make_config, make_model, takes_stock_weights
-
-
-class AttentionMaskedModel(LinearTimeMaskedModel):
-    """A masked model with the mechanism ``attention_name`` and the options of ``options_class``."""
-
-    attention_name: str
-    options_class: type
-
-    @classmethod
-    def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
-        """One layer of the encoder, not yet wrapped."""
-        design = build_design(args, cls.attention_name, cls.options_class, args.max_positions)
-        return LinearTimeEncoderLayer(cfg, design=design)
 
 
 @dataclass
@@ -53,23 +39,19 @@ class ProjectionOptions(FairseqDataclass):
     )
 
 
-class AttentionClassifier(LinearTimeClassifier, AttentionMaskedModel):
+class AttentionClassifier(LinearTimeClassifier):
     """A classifier with the mechanism ``attention_name`` and the options of ``options_class``."""
 
     option_classes = (ProjectionOptions,)
 
     @classmethod
-    def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
-        """One layer of the encoder, not yet wrapped."""
+    def designs(cls, args, *place: Any) -> Iterator[LayerDesign]:
+        """The design of each layer, with its own projections."""
         dim = option(args, ProjectionOptions, "encoder_attention_dim")
         if dim is not None:
             check_positive_int("encoder_attention_dim", dim)
-        design = replace(
-            build_design(args, cls.attention_name, cls.options_class, args.max_positions),
-            attention_dim=dim,
-            projection_bias=not option(args, ProjectionOptions, "encoder_attention_no_bias"),
-        )
-        return LinearTimeEncoderLayer(cfg, design=design)
+        bias = not option(args, ProjectionOptions, "encoder_attention_no_bias")
+        return (replace(x, attention_dim=dim, projection_bias=bias) for x in super().designs(args, *place))
 
 
 def _register_language_model(prefix: str, attention: str) -> None:
@@ -84,7 +66,7 @@ def _register_language_model(prefix: str, attention: str) -> None:
 
 def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_words: str) -> None:
     options, name = attention_config(attention), f"{prefix}_{kind}"
-    stock = RobertaModel if base is AttentionMaskedModel and takes_stock_weights(attention) else None
+    stock = RobertaModel if base is LinearTimeMaskedModel and takes_stock_weights(attention) else None
     attributes = {"option_classes": (options, *base.option_classes), "stock_model": stock}
     model = make_model(__name__, camel_case(prefix) + last_words, base, attention, options, **attributes)
     register_architecture(name, name)(register_model(name)(model).complete_options)
@@ -92,7 +74,7 @@ def _register_encoder(base: type, prefix: str, attention: str, kind: str, last_w
 
 def _register_encoders(prefix: str, attention: str) -> None:
     if f"{prefix}_mlm" not in MODEL_REGISTRY:
-        _register_encoder(AttentionMaskedModel, prefix, attention, "mlm", "MaskedModel")
+        _register_encoder(LinearTimeMaskedModel, prefix, attention, "mlm", "MaskedModel")
     _register_encoder(AttentionClassifier, prefix, attention, "classifier", "Classifier")
 
 

@@ -5,25 +5,17 @@ stacks of the attentions of ``--lineartime-layers``.
 """
 
 from importlib.util import find_spec
-from typing import Any
 
-from fairseq.modules import MultiheadAttention
-
-from ..modules.audio_encoder import Replace, replaced
-from ..modules.multihead_attention import InnerMultiheadAttention
 from ._audio import (
-    AudioOptions,
-    LinearTimeAudioModel,
     LinearTimeHubertConfig,
     LinearTimeHubertModel,
     LinearTimeWav2vec2Config,
     LinearTimeWav2vec2Model,
-    audio_design,
     check_command_line,
 )
-from ._options import attention_config, camel_case, option
+from ._layers import BidirectionalOptions, Hybrid
+from ._options import attention_config, camel_case
 from ._registration import derive, make_class, make_config, register_checked, register_variant, takes_stock_weights
-from .hybrid import BIDIRECTIONAL, BidirectionalOptions, in_turn, kinds_of_layers
 
 BASES = {
     "wav2vec2": (LinearTimeWav2vec2Model, LinearTimeWav2vec2Config),
@@ -34,22 +26,6 @@ if find_spec("fairseq.examples") and find_spec("fairseq.examples.data2vec"):
     from ._data2vec_audio import LinearTimeData2vecAudioConfig, LinearTimeData2vecAudioModel
 
     BASES["data2vec_audio"] = (LinearTimeData2vecAudioModel, LinearTimeData2vecAudioConfig)
-
-
-class HybridAudioModel(LinearTimeAudioModel):
-    """Mixin before one of our models of audio: its layers have the attentions of ``--lineartime-layers``."""
-
-    option_prefix = "lineartime"
-
-    @classmethod
-    def attention_builder(cls, cfg: Any) -> Replace:
-        """A function that builds the attention of the next layer at each call."""
-
-        def build(kind: str, stock: MultiheadAttention) -> InnerMultiheadAttention:
-            causal = option(cfg, AudioOptions, "lineartime_causal")
-            return replaced(audio_design(cfg, kind, BIDIRECTIONAL[kind]), stock, causal)
-
-        return in_turn(cls, "encoder", kinds_of_layers(cls, cfg, "encoder", BIDIRECTIONAL), build)
 
 
 def _register(prefix: str, attention: str) -> None:
@@ -64,5 +40,5 @@ for _kind, (_base, _config) in BASES.items():
     _name = f"Hybrid{camel_case(_kind)}"
     _options = make_config(__name__, f"{_name}Config", BidirectionalOptions, _config)
     register_checked(f"hybrid_{_kind}", _options, check_command_line)(
-        make_class(__name__, f"{_name}Model", HybridAudioModel, _base)
+        make_class(__name__, f"{_name}Model", Hybrid, _base, options_class=_options)
     )

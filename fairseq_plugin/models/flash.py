@@ -11,13 +11,13 @@ from typing import Any, Optional
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model_architecture
-from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from fairseq.utils import safe_getattr
 from torch import nn
 
 from ..loading.known_options import option_field
 from ..modules.positions import scaled_sin_positions
+from ._decoder import BuildLayer
 from ._flash_variants import VARIANTS, UnitVariant, Variant
 from ._language_model import LinearTimeLanguageModel, check_command_line, register_language_model
 from ._options import DocumentOptions, option
@@ -73,9 +73,9 @@ class FlashFamilyLanguageModel(LinearTimeLanguageModel):
         return embedding
 
     @classmethod
-    def build_layer(cls, args, cfg: TransformerConfig, no_encoder_attn: bool) -> nn.Module:
-        """One layer of the variant."""
-        return cls.variant.build_layer(args, cfg, args.max_target_positions, True, no_encoder_attn)
+    def layer_builder(cls, args) -> BuildLayer:
+        """A function that builds a layer of the variant."""
+        return lambda cfg, *host: cls.variant.build_layer(args, cfg, args.max_target_positions, True, *host)
 
     @classmethod
     def decoder_options(cls, args) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
-from torch import nn
 
 from ..modules.positions import scaled_sin_positions
 from ._configuration import register_architecture
+from ._encoder import BuildLayer
 from ._flash_variants import VARIANTS, Variant
 from ._masked_model import LinearTimeMaskedModel
 from ._options import option
@@ -43,9 +42,9 @@ class FlashFamilyMaskedModel(LinearTimeMaskedModel):
         super().complete_options(args)
 
     @classmethod
-    def build_layer(cls, args, cfg: TransformerConfig) -> nn.Module:
-        """One layer of the encoder, not yet wrapped."""
-        return cls.variant.build_layer(args, cfg, args.max_positions, False)
+    def layer_builder(cls, args) -> BuildLayer:
+        """A function that builds a layer of the variant."""
+        return lambda cfg: cls.variant.build_layer(args, cfg, args.max_positions, False)
 
     @classmethod
     def encoder_options(cls, args) -> dict[str, Any]:

@@ -10,19 +10,15 @@ from functools import partial
 from fairseq.models import register_model
 from fairseq.models.speech_to_text import s2t_transformer as sizes
 from fairseq.models.speech_to_text.s2t_conformer import conformer_base_architecture
-from fairseq.modules import MultiheadAttention
-from torch import nn
 
 from common.attention import ATTENTIONS
 
-from ..modules.audio_encoder import Replace, replaced
 from ._configuration import register_architecture
-from ._encoder_decoder import design_of
+from ._layers import BidirectionalOptions, Hybrid
 from ._options import attention_config, camel_case
 from ._registration import derive, make_model, takes_stock_weights
 from ._speech_to_text import LinearTimeSpeechConformer, LinearTimeSpeechToText
 from .encoder_decoder import complete
-from .hybrid import BIDIRECTIONAL, BuildsHybridLayers, in_turn, kinds_of_layers
 
 #: The sizes of fairseq's ``s2t_transformer``, by the suffix of their names.
 SIZES: dict[str, Callable] = {
@@ -31,21 +27,16 @@ SIZES: dict[str, Callable] = {
 }
 
 
-class HybridSpeechToText(BuildsHybridLayers, LinearTimeSpeechToText):
+class HybridSpeechToText(Hybrid, LinearTimeSpeechToText):
     """fairseq's ``s2t_transformer`` whose layers have the attentions of ``--lineartime-layers``."""
 
+    options_class = BidirectionalOptions
 
-class HybridSpeechConformer(BuildsHybridLayers, LinearTimeSpeechConformer):
+
+class HybridSpeechConformer(Hybrid, LinearTimeSpeechConformer):
     """fairseq's ``s2t_conformer`` whose layers have the attentions of ``--lineartime-layers``."""
 
-    @classmethod
-    def attention_builder(cls, args) -> Replace:
-        """A function that builds the attention of the next layer of the encoder at each call."""
-
-        def build(kind: str, stock: MultiheadAttention) -> nn.Module:
-            return replaced(design_of(args, kind, BIDIRECTIONAL[kind], False, args.max_source_positions), stock)
-
-        return in_turn(cls, "encoder", kinds_of_layers(cls, args, "encoder", BIDIRECTIONAL), build)
+    options_class = BidirectionalOptions
 
 
 def _register(name: str, transformer: type, conformer: type) -> None:

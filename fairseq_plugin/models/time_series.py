@@ -9,32 +9,18 @@ from dataclasses import dataclass
 from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models.transformer import TransformerConfig
-from torch import nn
 
 from ..loading.known_options import option_field
-from ..modules.transformer_layer import LinearTimeEncoderLayer
 from . import _flash_options as flash_options
 from . import time_series_baselines  # noqa: F401  registers lstm_time_series and tcn_time_series
+from ._encoder import BuildLayer
 from ._flash_variants import VARIANTS
-from ._options import attention_config, build_design
+from ._options import attention_config
 from ._registration import derive, register_checked, register_variant
 from ._time_series import TimeSeriesClassifier, TimeSeriesConfig, TransformerTimeSeriesConfig
 
 #: Default options that the authors use for time series, by mechanism.
 _DEFAULTS = {"flow": {"clamp": None}}
-
-
-class AttentionTimeSeriesClassifier(TimeSeriesClassifier):
-    """A Transformer with the mechanism ``attention_name``."""
-
-    attention_name: str
-
-    @classmethod
-    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
-        """One post-norm layer, or a pre-norm one."""
-        design = build_design(args, cls.attention_name, cls.options_class, args.max_source_positions)
-        return LinearTimeEncoderLayer(cfg, design=design)
 
 
 @dataclass
@@ -65,16 +51,14 @@ class FlashTimeSeriesClassifier(TimeSeriesClassifier):
         args.encoder_ffn_embed_dim = args.encoder_ffn_embed_dim or VARIANTS["flash"].inner_width(args.encoder_embed_dim)
 
     @classmethod
-    def build_layer(cls, args: Namespace, cfg: TransformerConfig) -> nn.Module:
-        """One gated attention unit."""
-        return VARIANTS["flash"].build_layer(args, cfg, args.max_source_positions, False)
+    def layer_builder(cls, args: Namespace) -> BuildLayer:
+        """A function that builds a gated attention unit."""
+        return lambda cfg: VARIANTS["flash"].build_layer(args, cfg, args.max_source_positions, False)
 
 
 def _register(prefix: str, attention: str) -> None:
     options = attention_config(attention, **_DEFAULTS.get(attention, {}))
-    register_variant(
-        prefix, "time_series", attention, AttentionTimeSeriesClassifier, options, TransformerTimeSeriesConfig
-    )
+    register_variant(prefix, "time_series", attention, TimeSeriesClassifier, options, TransformerTimeSeriesConfig)
 
 
 derive("bidirectional", _register)

@@ -36,7 +36,7 @@ _CAUSAL = {
 }
 
 
-def replaced(design: LayerDesign, stock: nn.Module, causal: bool = False) -> InnerMultiheadAttention:
+def replaced(stock: nn.Module, design: LayerDesign, causal: bool = False) -> InnerMultiheadAttention:
     """The attention of ``design`` with the width, the heads and the dropout of fairseq's ``stock``.
 
     Raises:

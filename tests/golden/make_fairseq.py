@@ -56,6 +56,7 @@ def registered() -> list[str]:
     """
     derived = ("attention", "decision", "decision_baselines", "encoder_decoder", "time_series", "time_series_baselines")
     derived += ("long_range_arena", "hybrid", "_audio", "audio", "_data2vec_audio", "speech_to_text")
+    derived += ("_decision", "_time_series")
     others = tuple(f"fairseq_plugin.models.{name}" for name in derived)
     modules = {name: model.__module__ for name, model in MODEL_REGISTRY.items()}
     registered_names = [
