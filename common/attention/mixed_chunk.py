@@ -45,7 +45,7 @@ class MixedChunkAttention(OpAttention):
         "mixed chunk attention",
         "Hua et al., FLASH, ICML 2022, equations 7 and 8",
         "n (C + d) d",
-        "3d min(n, C) + d²",
+        "2d min(n, C) + 2d²",
         sizes={"C": "chunk_size"},
         url="https://arxiv.org/abs/2202.10447",
     )
@@ -69,7 +69,7 @@ class MixedChunkAttention(OpAttention):
         nn.init.zeros_(self.beta)
 
     def state_tokens(self) -> int:
-        """The size of a chunk, since tokens of the current chunk replace those of the previous one."""
+        """The size of a chunk."""
         return self.options.chunk_size
 
     def apply_op(

@@ -1,85 +1,100 @@
-"""Causal mixed chunk attention from a state: shapes of the state, one step, several tokens at once.
+"""Causal mixed chunk attention from a state, with and without gates: shapes, one step, several tokens at once.
 
-The state holds a ring of C slots. A slot is the concatenated k_quad, k_lin and v of a token, 2s + e channels. A token's
-slot is its position mod C, so slots below count mod C belong to the current chunk, the others to the previous chunk.
-A step does not write into the ring, since that would copy it. It appends to the current *block* of at most R tokens, a
-separate entry of the state; a full block is moved into the ring. Before a block begins, the previous chunk's tokens in
-its slots are moved into ``sum_kv``, the sum over all tokens that have left the ring, and the slots are 0 until the
-block is moved. So a step moves at most R tokens into the sum. While the first chunk fills, the ring ends with its last
-full block.
+The state holds k_quad and v of the current chunk's tokens in at most C slots, s + e channels each, but for those of the
+current *block* of at most R tokens, which it holds apart: a step adds to the block, and a full block is moved into the
+chunk, since a step that wrote into the chunk would copy all of it. And two sums Σ k_lin vᵀ: ``sum_kv`` over the chunks
+before, without rows before there is one, and ``own_kv`` of the current chunk, which no query reads before it is full.
+With gates, both have decayed up to the last token. Without them ``own_kv`` is over the full blocks, so that only one
+step in R adds to it, and the block holds k_lin too.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..shared.chunks import carry_sums
 from ..shared.padding import invert, real_first, take
 from ..shared.relative_bias import bias_at, bias_so_far
 from ..shared.score_kernels import score_kernel
 from ..shared.state import State
 from . import sizes
-from .sequence import MixedChunkOptions, Tokens, both_terms, chunk_sums, hidden_keys, score_divisor, split
+from .forgetting import by_channel, sums_of_chunks
+from .sequence import MixedChunkOptions, Tokens, both_terms, hidden_keys, score_divisor
 
 
-def state_shapes(tokens: Tokens, held: sizes.Sizes) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state with the sizes ``held``."""
+def state_shapes(tokens: Tokens, held: sizes.Sizes, forgets: bool) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a state with the sizes ``held``; ``forgets`` with gates."""
     batch, heads, _, s = tokens.k_quad.shape
     e = tokens.v.shape[3]
     return {
         "count": (batch,),
         "sum_kv": (batch, heads, held.sums, e),
-        "ring": (batch, heads, held.slots, 2 * s + e),
-        "block": (batch, heads, held.block, 2 * s + e),
+        "own_kv": (batch, heads, s, e),
+        "chunk": (batch, heads, held.slots, s + e),
+        "block": (batch, heads, held.block, s + e if forgets else 2 * s + e),
     }
 
 
-def step(tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State) -> tuple[Tensor, State]:
+def step(
+    tokens: Tokens, log_decay: Tensor | None, bias: Tensor | None, options: MixedChunkOptions, state: State
+) -> tuple[Tensor, State]:
     """One real token after ``state``: its output (B, H, 1, e) and the next state; O(C (s + e) + s e).
 
     The next state may share tensors with ``state``.
     """
-    new = torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)
     counts = sizes.counts_of_state(state, options.chunk_size)
-    position, s = sizes.one_position(counts), tokens.k_quad.shape[3]
-    if position is not None:
-        out, changed = _step_at(tokens, new, bias, options, state, position)
-        return out, {**state, **changed, "count": state["count"] + 1}
-    state = sizes.resized(state, sizes.of_step(counts, options.chunk_size, s))
-    out, changed = _step_anywhere(tokens, new, bias, options, state)
-    state = {**state, **changed, "count": state["count"] + 1}
-    counts = None if counts is None else [count + 1 for count in counts]
-    return out, sizes.resized(state, sizes.after(counts, options.chunk_size, s, keeps_chunk_before=True))
+    position, size, s = sizes.one_position(counts), options.chunk_size, tokens.k_quad.shape[3]
+    state = dict(state) if position is not None else sizes.resized(state, sizes.of_step(counts, size, s))
+    if log_decay is not None:
+        decay = by_channel(log_decay).exp().transpose(-2, -1)  # (B, H, 1 or s, 1)
+        state["own_kv"] = torch.addcmul(state["own_kv"] * decay, tokens.k_lin.transpose(-2, -1), tokens.v)
+        state["sum_kv"] = state["sum_kv"] * decay if state["sum_kv"].shape[2] else state["sum_kv"]
+    out = None
+    if options.linear and state["sum_kv"].shape[2]:
+        out = (tokens.q_lin / size) @ state["sum_kv"]
+    new = torch.cat([tokens.k_quad, tokens.v, *([tokens.k_lin] if log_decay is None else [])], dim=3)
+    step_here = _step_anywhere if position is None else partial(_step_at, position=position)
+    local, state = step_here(tokens, new, bias, options, state)
+    if local is not None:
+        out = local if out is None else out + local
+    state["count"] = state["count"] + 1
+    if position is None:
+        counts = None if counts is None else [count + 1 for count in counts]
+        state = sizes.resized(state, sizes.after(counts, size, s))
+    return torch.zeros_like(tokens.v) if out is None else out, state
 
 
 def _step_at(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State, position: int
-) -> tuple[Tensor, State]:
-    """The output (B, H, 1, e) and the changed entries of the state if all rows are at ``position``.
+) -> tuple[Tensor | None, State]:
+    """The quadratic term (B, H, 1, e), if there is one, and the next state if all rows are at ``position``.
 
-    ``new`` (B, H, 1, 2s + e) is the slot of the token.
+    ``new`` is the slot of the token in the block; sums that decay already include the token.
     """
-    size, s, length = options.chunk_size, tokens.q_quad.shape[3], sizes.block_length(options.chunk_size)
-    ring, slot = state["ring"], position % size
+    size, s, length = options.chunk_size, tokens.k_quad.shape[3], sizes.block_length(options.chunk_size)
+    slot, channels = position % size, s + tokens.v.shape[3]
     offset = slot % length
-    begin = slot - offset
-    block = torch.cat([state["block"][:, :, :offset], new], dim=2)
-    out = 0.0
+    chunk = state["chunk"][:, :, : slot - offset]
+    block, own_kv, local = torch.cat([state["block"][:, :, :offset], new], dim=2), state["own_kv"], None
     if options.local:
-        current = [ring[:, :, :begin], block]
-        keys, values = ([x[..., part] for x in current] for part in (slice(s), slice(2 * s, None)))
-        out = attend_at(tokens.q_quad, keys, values, bias, options, slot)
-    if options.linear and position >= size:
-        q, before = tokens.q_lin / size, ring[:, :, begin + length :]
-        out = out + q @ state["sum_kv"] + q @ before[..., s : 2 * s].transpose(-2, -1) @ before[..., 2 * s :]
-    out = torch.zeros_like(tokens.v) if isinstance(out, float) else out
-    if offset < length - 1:
-        return out, {"block": block}
-    if position < size:
-        return out, _moved_first(ring[:, :, :begin], block, state["sum_kv"], s, size)
-    return out, _moved(ring, block, state["sum_kv"], begin)
+        keys, values = ([x[..., part] for x in (chunk, block)] for part in (slice(s), slice(s, channels)))
+        local = attend_at(tokens.q_quad, keys, values, bias, options, slot)
+    if offset == length - 1:
+        own_kv = own_kv + _sum_of_block(block, s, channels) if block.shape[3] > channels else own_kv
+        chunk, block = torch.cat([chunk, block[..., :channels]], dim=2), block[:, :, :0]
+    state = {**state, "own_kv": own_kv, "chunk": chunk, "block": block}
+    if slot == size - 1:
+        sum_kv = state["sum_kv"]
+        sums = {"sum_kv": sum_kv + own_kv if sum_kv.shape[2] else own_kv, "own_kv": torch.zeros_like(own_kv)}
+        state = {**state, **sums, "chunk": chunk[:, :, :0]}
+    return local, state
+
+
+def _sum_of_block(block: Tensor, s: int, channels: int) -> Tensor:
+    """Σ k_lin vᵀ over the tokens of a block without gates."""
+    return block[..., channels:].transpose(-2, -1) @ block[..., s:channels]
 
 
 def attend_at(
@@ -108,80 +123,32 @@ def attend_at(
     return first @ parts[0][1] + second @ parts[1][1]
 
 
-def _moved_first(ring: Tensor, block: Tensor, sum_kv: Tensor, s: int, chunk_size: int) -> State:
-    """``_moved`` in the first chunk, whose tokens leave when it is full; until then the ring ends with ``block``."""
-    ring, moved = torch.cat([ring, block], dim=2), {"block": block[:, :, :0]}
-    if ring.shape[2] < chunk_size:
-        return {**moved, "sum_kv": sum_kv[:, :, :0], "ring": ring}
-    length = block.shape[2]
-    _, k, v = _parts(ring[:, :, :length], s)
-    return {**moved, "sum_kv": k.transpose(-2, -1) @ v, "ring": F.pad(ring[:, :, length:], (0, 0, length, 0))}
-
-
-def _moved(ring: Tensor, block: Tensor, sum_kv: Tensor, begin: int) -> State:
-    """Ring, block and sum after a full ``block``, whose slots start at ``begin``, is moved into the ring."""
-    length, size = block.shape[2], ring.shape[2]
-    following = (begin + length) % size
-    ring = ring.clone()
-    ring[:, :, begin : begin + length] = block
-    _, k, v = _parts(ring[:, :, following : following + length].clone(), sum_kv.shape[2])
-    ring[:, :, following : following + length] = 0.0
-    return {"sum_kv": sum_kv + k.transpose(-2, -1) @ v, "ring": ring, "block": block[:, :, :0]}
-
-
 def _step_anywhere(
     tokens: Tokens, new: Tensor, bias: Tensor | None, options: MixedChunkOptions, state: State
-) -> tuple[Tensor, State]:
-    """``_step_at`` for rows at different positions: with masks in place of slices, and a copy of the ring.
-
-    The ring has fewer than C slots if the first chunk of no row is full after this token.
-    """
-    slot = (state["count"] % options.chunk_size)[:, None]  # (B, 1)
-    slots = block_slots(slot, state)
+) -> tuple[Tensor | None, State]:
+    """``_step_at`` for rows at different positions: with masks in place of slices, and a copy of the chunk."""
+    size, s, local = options.chunk_size, tokens.k_quad.shape[3], None
+    channels, slot = s + tokens.v.shape[3], (state["count"] % size)[:, None]  # (B, 1)
+    slots = block_slots(slot, state)  # (B, R)
     block = state["block"].scatter(2, slot_index(slot - slots[:, :1], state["block"]), new)
-    out = _attend_anywhere(tokens, bias, options, {**state, "block": block}, slot)
-    ring = state["ring"].scatter(2, slot_index(slots, state["ring"]), block)
-    full = (slot == slots[:, -1:])[:, :, None, None]  # (B, 1, 1, 1)
-    changed = {"ring": torch.where(full, ring, state["ring"]), "block": block.masked_fill(full, 0.0)}
-    if ring.shape[2] < options.chunk_size:
-        return out, changed
-    following = slot_index((slots + slots.shape[1]) % options.chunk_size, ring)
-    _, k, v = _parts(ring.gather(2, following).masked_fill(~full, 0.0), state["sum_kv"].shape[2])
-    return out, {
-        **changed,
-        "sum_kv": state["sum_kv"] + k.transpose(-2, -1) @ v,
-        "ring": torch.where(full, ring.scatter(2, following, 0.0), state["ring"]),
-    }
-
-
-def _attend_anywhere(
-    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, state: State, slot: Tensor
-) -> Tensor:
-    """The output (B, H, 1, e) of tokens in ``slot`` (B, 1) of the chunk; the block already contains them."""
-    size, s, block = options.chunk_size, tokens.q_quad.shape[3], block_slots(slot, state)
-    slot_count = state["ring"].shape[2]
-    (_, k_lin, values), values_of_block = _parts(state["ring"], s), _parts(state["block"], s)[2]
-    slots = torch.arange(slot_count, device=slot.device)
-    in_ring, in_block = 0.0, None
+    chunk = state["chunk"].scatter(2, slot_index(slots, state["chunk"]), block[..., :channels])
     if options.local:
-        hidden = torch.cat([slots >= block[:, :1], block > slot], dim=1)[:, None, None]  # (B, 1, 1, slots + R)
-        q = tokens.q_quad / score_divisor(options, s)
-        scores = torch.cat([q @ _parts(state[x], s)[0].transpose(-2, -1) for x in ("ring", "block")], dim=3)
+        k_quad, v = chunk.split([s, tokens.v.shape[3]], dim=3)
+        scores = (tokens.q_quad / score_divisor(options, s)) @ k_quad.transpose(-2, -1)  # (B, H, 1, slots)
         if bias is not None:
-            row = bias_at(bias, size, slot)  # (B, 1 or H, 1, C)
-            of_block = row.gather(3, block[:, None, None].expand(-1, row.shape[1], 1, -1))
-            scores = scores + torch.cat([row[..., :slot_count], of_block], dim=3)
-        in_ring, in_block = score_kernel(scores, options.kernel, hidden).split([slot_count, block.shape[1]], dim=3)
-    out = 0.0
-    if options.linear and slot_count == size:
-        q = tokens.q_lin / size
-        before = (slots > block[:, -1:])[:, None, None]  # (B, 1, 1, C): tokens left of the previous chunk
-        in_ring, out = in_ring + (q @ k_lin.transpose(-2, -1)).masked_fill(~before, 0.0), q @ state["sum_kv"]
-    if isinstance(in_ring, Tensor):
-        out = out + in_ring @ values
-    if in_block is not None:
-        out = out + in_block @ values_of_block
-    return out if isinstance(out, Tensor) else torch.zeros_like(tokens.v)
+            scores = scores + bias_at(bias, size, slot)[..., : chunk.shape[2]]
+        later = (torch.arange(chunk.shape[2], device=slot.device) > slot)[:, None, None]  # (B, 1, 1, slots)
+        local = score_kernel(scores, options.kernel, later) @ v
+    own_kv, ends = state["own_kv"], (slot == slots[:, -1:])[:, :, None, None]  # (B, 1, 1, 1)
+    if block.shape[3] > channels:
+        own_kv = own_kv + _sum_of_block(block.masked_fill(~ends, 0.0), s, channels)
+    state = {**state, "own_kv": own_kv, "chunk": chunk, "block": block.masked_fill(ends, 0.0)}
+    if chunk.shape[2] < size:  # no row's chunk is full after this token
+        return local, state
+    full = (slot == size - 1)[:, :, None, None]  # (B, 1, 1, 1)
+    sum_kv = state["sum_kv"] + own_kv.masked_fill(~full, 0.0)
+    sums = {"sum_kv": sum_kv, "own_kv": own_kv.masked_fill(full, 0.0)}
+    return local, {**state, **sums, "chunk": chunk.masked_fill(full, 0.0)}
 
 
 def block_slots(slot: Tensor, state: State) -> Tensor:
@@ -190,66 +157,65 @@ def block_slots(slot: Tensor, state: State) -> Tensor:
     return slot - slot % size + torch.arange(size, device=slot.device)
 
 
-def slot_index(slots: Tensor, ring: Tensor) -> Tensor:
-    """``slots`` (B, R) as an index of dimension 2 of ``ring`` (B, H, C, c): (B, H, R, c)."""
-    return slots[:, None, :, None].expand(-1, ring.shape[1], -1, ring.shape[3])
-
-
-def _parts(x: Tensor, s: int) -> tuple[Tensor, ...]:
-    """k_quad, k_lin and v of slots x (B, H, C, 2s + e)."""
-    return x.split([s, s, x.shape[3] - 2 * s], dim=3)
+def slot_index(slots: Tensor, chunk: Tensor) -> Tensor:
+    """``slots`` (B, R) as an index of dimension 2 of ``chunk`` (B, H, C, c): (B, H, R, c)."""
+    return slots[:, None, :, None].expand(-1, chunk.shape[1], -1, chunk.shape[3])
 
 
 def several(
-    tokens: Tokens, bias: Tensor | None, options: MixedChunkOptions, padding_mask: Tensor | None, state: State
+    tokens: Tokens,
+    log_decay: Tensor | None,
+    bias: Tensor | None,
+    options: MixedChunkOptions,
+    padding_mask: Tensor | None,
+    state: State,
 ) -> tuple[Tensor, State]:
-    """n tokens after ``state``, as a sequence that begins with its two chunks: outputs (B, H, n, e), next state."""
-    batch, n, size, s = tokens.v.shape[0], tokens.v.shape[2], options.chunk_size, tokens.k_lin.shape[3]
+    """n tokens after ``state``, as a sequence that begins with its chunk: outputs (B, H, n, e), the next state."""
+    batch, _, n, s = tokens.q_quad.shape
+    size, e, forgets = options.chunk_size, tokens.v.shape[3], log_decay is not None
     keeps_largest, state = sizes.keeps_largest(state, size), sizes.resized(state, sizes.largest(size, s))
-    slot = (state["count"] % size)[:, None]  # (B, 1)
-    slots, block = torch.arange(size, device=slot.device), block_slots(slot, state)
+    slot, slots = (state["count"] % size)[:, None], torch.arange(size, device=tokens.v.device)
     if padding_mask is None:
         padding_mask = torch.zeros(batch, n, dtype=torch.bool, device=slot.device)
-    current = slots < slot  # (B, C): slots of the current chunk
-    frame_padding = torch.cat([torch.zeros_like(current), ~current, padding_mask], dim=1)  # (B, 2C + n)
-    order = real_first(frame_padding)
-    ring = state["ring"].scatter(2, slot_index(block, state["ring"]), state["block"])
-    before = slots > block[:, -1:]  # (B, C): slots of the previous chunk
-    frame = [ring.masked_fill(~which[:, None, :, None], 0.0) for which in (before, current)]
-    frame = torch.cat([*frame, torch.cat([tokens.k_quad, tokens.k_lin, tokens.v], dim=3)], dim=2)
-    k_quad, k_lin, v = _parts(take(frame, order), s)
-    # The state holds no queries: their outputs are not needed.
-    q_quad, q_lin = (take(F.pad(x, (0, 0, 2 * size, 0)), order) for x in (tokens.q_quad, tokens.q_lin))
-    frame = Tokens(q_quad, k_quad, q_lin, k_lin, v)
+    order = real_first(torch.cat([slots >= slot, padding_mask], dim=1))  # (B, C + n)
+    places, block = block_slots(slot, state), state["block"]
+    chunk = state["chunk"].scatter(2, slot_index(places, state["chunk"]), block[..., : s + e])
+    # The state holds no queries, since their outputs are not needed. ``own_kv`` has k_lin of all but, without gates,
+    # the tokens of the block.
+    q_quad, q_lin, k_lin = (F.pad(x, (0, 0, size, 0)) for x in (tokens.q_quad, tokens.q_lin, tokens.k_lin))
+    if not forgets:
+        k_lin = k_lin.scatter(2, slot_index(places, k_lin), block[..., s + e :])
+    k_quad, v = (torch.cat(pair, dim=2) for pair in zip(chunk.split([s, e], dim=3), (tokens.k_quad, tokens.v)))
+    gates = [F.pad(by_channel(log_decay), (0, 0, size, 0))] if forgets else []
     # An additional chunk, so that the last full chunk always has a successor.
-    chunks = split(Tokens(*(F.pad(x, (0, 0, 0, size)) for x in frame)), size)
-    sums, _ = carry_sums(chunk_sums(chunks), state["sum_kv"])  # (B, H, G, s, e): before each chunk
-    hidden = hidden_keys(chunks, options, n, None)
-    out = both_terms(chunks, sums if options.linear else None, bias, options, hidden, frame, None)
-    out = take(out[:, :, : 2 * size + n], invert(order))[:, :, 2 * size :]
+    rows = (F.pad(take(x, order), (0, 0, 0, size)) for x in (q_quad, k_quad, q_lin, k_lin, v, *gates))
+    *frame, gates = rows if forgets else (*rows, None)
+    frame = Tokens(*frame)
+    chunks, sums = sums_of_chunks(frame, gates, state, size)
+    linear = sums.before if options.linear else None
+    out = both_terms(chunks, linear, bias, options, hidden_keys(chunks, options, size + n, None), frame, None)
+    out = take(out[:, :, : size + n], invert(order))[:, :, size:]
     real = (~padding_mask).sum(1)
-    new_state = _state_at(chunks, sums, size + slot + real[:, None], state)  # real tokens of the frame
+    end = slot + real[:, None]  # of the token after the last one
+    group = (end // size)[:, :, None, None, None]
+
+    def pick(x: Tensor) -> Tensor:
+        return x.gather(2, group.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
+
+    last = [pick(x) for x in ((chunks.k_quad, chunks.v) if forgets else (chunks.k_quad, chunks.v, chunks.k_lin))]
+    places = block_slots(end % size, state)
+    last = torch.cat(last, dim=3)
+    block = last.gather(2, slot_index(places, last))
+    if forgets:
+        # Tokens after the last real one have no gates: what has decayed to the end of its chunk has decayed up to
+        # there.
+        next_sums = {"sum_kv": pick(sums.before) * pick(sums.decay), "own_kv": pick(sums.own)}
+    else:
+        in_full_blocks = last.masked_fill((slots >= places[:, :1])[:, None, :, None], 0.0)
+        own_kv = _sum_of_block(in_full_blocks, s, s + e)
+        goes_on = (end < size)[:, :, None, None]  # in the chunk of ``state``
+        next_sums = {"sum_kv": pick(sums.before), "own_kv": own_kv + state["own_kv"].masked_fill(~goes_on, 0.0)}
     count = state["count"] + real
-    next_sizes = sizes.after(sizes.counts_of(count, keeps_largest), size, s, keeps_chunk_before=True)
-    return out, sizes.resized({**new_state, "count": count}, next_sizes)
-
-
-def _state_at(chunks: Tokens, sums: Tensor, end: Tensor, state: State) -> State:
-    """The state after ``end`` (B, 1) tokens of ``chunks`` (B, H, G, C, c), without the count.
-
-    ``sums`` are over the chunks before each chunk; only the sizes of ``state`` are used.
-    """
-    size = state["ring"].shape[2]
-    group, slot = (end // size)[:, :, None, None, None], end % size  # (B, 1, 1, 1, 1), at least 1
-    slots, block = torch.arange(size, device=end.device), block_slots(slot, state)
-
-    def pick(x: Tensor, index: Tensor) -> Tensor:
-        return x.gather(2, index.expand(-1, x.shape[1], 1, *x.shape[3:])).squeeze(2)  # (B, H, G, ...) -> (B, H, ...)
-
-    side_by_side = torch.cat([chunks.k_quad, chunks.k_lin, chunks.v], dim=4)
-    before, current = pick(side_by_side, group - 1), pick(side_by_side, group)
-    left = (slots <= block[:, -1:])[:, None, :, None]  # (B, 1, C, 1)
-    _, k, v = _parts(before.masked_fill(~left, 0.0), chunks.k_lin.shape[4])
-    ring = current.masked_fill((slots >= block[:, :1])[:, None, :, None], 0.0) + before.masked_fill(left, 0.0)
-    newest = current.gather(2, slot_index(block, current)).masked_fill((block >= slot)[:, None, :, None], 0.0)
-    return {"sum_kv": pick(sums, group - 1) + k.transpose(-2, -1) @ v, "ring": ring, "block": newest}
+    next_sizes = sizes.after(sizes.counts_of(count, keeps_largest), size, s)
+    next_state = {"count": count, **next_sums, "chunk": last[..., : s + e], "block": block}
+    return out, sizes.resized(next_state, next_sizes)

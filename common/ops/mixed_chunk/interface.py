@@ -57,9 +57,7 @@ def mixed_chunk_attention(
 
     Args:
         log_decay: causal; the linear term's sum over earlier chunks is multiplied by exp(log_decay_t) at each token t:
-            (B, H, n) by head, or (B, H, n, s) by channel of k_lin. The state then has ``own_kv`` (B, H, s, e) and, for
-            the current chunk, ``chunk`` (B, H, <= C, s + e) and ``block`` (B, H, <= R, s + e), in place of ``ring``
-            and its ``block``. See ``forgetting``.
+            (B, H, n) by head, or (B, H, n, s) by channel of k_lin. See ``forgetting``.
         bias: (2C-1,), entry r + C - 1 for a query r tokens after its key, or (C, C); with heads (H, 2C-1), (H, C, C).
         kernel: ``relu2``, ``laplace``, or ``softmax``, whose scores are divided by √s; see ``score_kernel``.
         local, linear: False omits the term (Figure 7).
@@ -72,9 +70,10 @@ def mixed_chunk_attention(
         chunk_summaries: add softmax attention to the mean of k_quad and of v of each chunk (causal: of each earlier
             chunk), without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Appendix A).
         initial_state, return_state: continue a causal sequence. The state has ``count`` (B,) tokens so far, ``sum_kv``
-            (B, H, s, e), without rows before a chunk is full, and the last tokens, ``ring`` (B, H, <= C, 2s + e) and
-            ``block`` (B, H, <= R, 2s + e) with R <= 16, in float32 (H = 1 without heads). After a single token, the
-            next state may share tensors with the previous one. See ``decoding`` and ``sizes``. With ``overlap`` or
+            (B, H, s, e) of earlier chunks, without rows before a chunk is full, ``own_kv`` (B, H, s, e) of the current
+            chunk, and its tokens, ``chunk`` (B, H, <= C, s + e) and ``block`` (B, H, <= R, 2s + e; with gates s + e)
+            with R <= 16, in float32 (H = 1 without heads). After a single token, the next state may share tensors
+            with the previous one. See ``decoding`` and ``sizes``. With ``overlap`` or
             ``chunk_summaries`` the state holds all tokens so far, each input by its name as (B, H, m, s or e) and
             ``padding_mask`` (B, m), and each call computes the whole sequence.
 
@@ -102,25 +101,26 @@ def mixed_chunk_attention(
         out = _with_extra_terms(tokens, bias, options, key_padding_mask, state)
         out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
         return (out, state) if return_state else out
-    forms, s = decoding if log_decay is None else forgetting, tokens.k_quad.shape[3]
+    forgets, s = log_decay is not None, tokens.k_quad.shape[3]
     if initial_state is not None:
-        held = sizes.of_state(initial_state, options.chunk_size, s, keeps_chunk_before=log_decay is None)
-        initial_state = state_of_sums(initial_state, forms.state_shapes(tokens, held), compute_dtype(v), v)
+        held = sizes.of_state(initial_state, options.chunk_size, s)
+        shapes = decoding.state_shapes(tokens, held, forgets)
+        initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
     with autocast_off(v):
         state, dtype = None, compute_dtype(v)
-        gates = () if log_decay is None else (decay_of_real_tokens(log_decay, key_padding_mask, dtype),)
+        log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
         if initial_state is None and not return_state:
-            out = _whole(tokens, bias, options, key_padding_mask, *gates)
+            out = _whole(tokens, bias, options, key_padding_mask, log_decay)
         else:
             state = initial_state
             if state is None:
-                shapes = forms.state_shapes(tokens, sizes.first(options.chunk_size, s))
+                shapes = decoding.state_shapes(tokens, sizes.first(options.chunk_size, s), forgets)
                 state = zero_state(shapes, dtype, v.device)
             prepared, bias = prepare(tokens, bias, key_padding_mask)
             if v.shape[-2] == 1 and key_padding_mask is None:
-                out, state = forms.step(prepared, *gates, bias, options, state)
+                out, state = decoding.step(prepared, log_decay, bias, options, state)
             else:
-                out, state = forms.several(prepared, *gates, bias, options, key_padding_mask, state)
+                out, state = decoding.several(prepared, log_decay, bias, options, key_padding_mask, state)
         out = zero_padding(out, key_padding_mask).to(v.dtype)
     out = out.squeeze(1) if without_heads else out  # (B, 1, n, e) -> (B, n, e)
     return (out, state) if return_state else out
@@ -131,7 +131,7 @@ def _whole(
     bias: Tensor | None,
     options: MixedChunkOptions,
     padding_mask: Tensor | None,
-    log_decay: Tensor | None = None,
+    log_decay: Tensor | None,
 ) -> Tensor:
     """The outputs (B, H, n, e) of a whole sequence.
 

@@ -17,7 +17,7 @@ from ..shared.tracing import runs_eagerly
 #: The largest number of slots of a block; the number divides the chunk size.
 _LARGEST_BLOCK = 16
 #: The field of ``Sizes`` for each entry of a state.
-_FIELDS = {"ring": "slots", "chunk": "slots", "block": "block", "sum_kv": "sums"}
+_FIELDS = {"chunk": "slots", "block": "block", "sum_kv": "sums"}
 
 
 class Sizes(NamedTuple):
@@ -69,15 +69,15 @@ def largest(chunk_size: int, s: int) -> Sizes:
     return Sizes(chunk_size, block_length(chunk_size), s)
 
 
-def after(counts: list[int] | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
-    """Sizes after ``counts`` tokens of a state with the current chunk and, with the flag, the previous chunk."""
+def after(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
+    """Sizes after ``counts`` tokens."""
     if counts is None:
         return largest(chunk_size, s)
     length, slots = block_length(chunk_size), [count % chunk_size for count in counts]
     has_sum = max(counts, default=0) >= chunk_size
     full_blocks = max((slot - slot % length for slot in slots), default=0)
     in_block = max((slot % length for slot in slots), default=0)
-    return Sizes(chunk_size if has_sum and keeps_chunk_before else full_blocks, in_block, s if has_sum else 0)
+    return Sizes(full_blocks, in_block, s if has_sum else 0)
 
 
 def of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
@@ -98,12 +98,12 @@ def _resized(x: Tensor, size: int | None) -> Tensor:
     return x[:, :, :size] if x.shape[2] > size else F.pad(x, (0, 0, 0, size - x.shape[2]))
 
 
-def of_state(state: State | None, chunk_size: int, s: int, keeps_chunk_before: bool) -> Sizes:
+def of_state(state: State | None, chunk_size: int, s: int) -> Sizes:
     """The sizes of ``state`` if they are allowed: at least what its tokens require, at most the largest."""
     count = state.get("count") if isinstance(state, dict) else None
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
     counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest(chunk_size, s)
-    least = Sizes(0, 0, 0) if counts is None else after(counts, chunk_size, s, keeps_chunk_before)
+    least = Sizes(0, 0, 0) if counts is None else after(counts, chunk_size, s)
     base = most if counts is None else least
     sizes = {"slots": base.slots, "block": base.block, "sums": base.sums}  # torch 2.6 does not compile _replace
     for name, field in _FIELDS.items():

@@ -12,7 +12,7 @@ State = dict[str, Tensor]
 _BEGINS_LARGEST: ContextVar[bool] = ContextVar("begins_largest", default=False)
 
 #: Entries of a state whose tokens are in slots, by their position; all others have their newest token last.
-_IN_SLOTS = frozenset({"ring", "chunk", "block", "global_k", "global_v"})
+_IN_SLOTS = frozenset({"chunk", "block", "global_k", "global_v"})
 #: Entries of a state that count or mask tokens; all others are floating point.
 _ENTRY_DTYPES = {
     **dict.fromkeys(("count", "rotary_count", "codes", "segment_id"), torch.int64),
