@@ -19,7 +19,6 @@ from ..ops.shared.checks import (
     check_positions,
     check_positive_int,
 )
-from ..ops.shared.one_token import kind_of
 from ..ops.shared.state import State
 from ._options import About, AttentionOptions
 
@@ -159,7 +158,7 @@ class InnerAttention(StoresOptions):
     def state_tokens(self) -> int | None:
         """The largest number of tokens that a decoding state has entries for; None if it has entries for all tokens.
 
-        After n tokens the state has entries for min(n, this number) of them, and sums whose size is independent of n.
+        After n tokens the state has entries for at most min(n, this number), and sums whose size is independent of n.
         """
         return 0 if self.linear_cost else None
 
@@ -320,10 +319,8 @@ class OpAttention(InnerAttention):
         results = {name: x for name, x in options.items() if not described[name].speed_only}
         self._arguments, self._reference_arguments = {**causal, **options}, {**causal, **results}
         self._projected = frozenset(self.projections(1))
-        # Whether ``op`` has a function for one token, and no subclass changes ``op`` without changing that too.
-        self._steps = hasattr(type(self).op, "step") and all(
-            _depth(type(self), step) <= _depth(type(self), whole) for whole, step in _PAIRS
-        )
+        op = type(self).op
+        self._kind_of = op.kind_of if hasattr(op, "step") and op.has_steps(type(self)) else None
         self._known: list | None = None  # the kind of the last tensors of one token, if ``apply_step`` may compute such
 
     @classmethod
@@ -376,13 +373,10 @@ class OpAttention(InnerAttention):
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
         kind = None
-        if self._steps and padding_mask is segment_ids is None and dropout_p == 0.0 and type(state) is dict:
-            kind = kind_of((q, k, v, *inputs.values(), *state.values()))
-            if kind is not None:
-                kind += state
-                kind += inputs
-                if kind == self._known:
-                    return self.apply_step(q, k, v, state, **inputs)
+        if self._kind_of and padding_mask is segment_ids is None and dropout_p == 0.0 and type(state) is dict:
+            kind = self._kind_of({"q": q, "k": k, "v": v, **inputs}, state)
+            if kind is not None and kind == self._known:
+                return self.apply_step(q, k, v, state, **inputs)
         tensors = self.operands(q, k, drop_sources(v, dropout_p))
         if padding_mask is not None:  # checked here, since op has other names for it
             check_heads("v", v)
@@ -390,7 +384,7 @@ class OpAttention(InnerAttention):
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
         arguments = {**self._needed(inputs), **self.packing(segment_ids)}
         result = self.apply_op(*tensors, **masks, **arguments, initial_state=state, return_state=True)
-        if kind is not None and v.shape[2] == 1 and _kernels_apply(q, k, v, *inputs.values(), *state.values()):
+        if kind and v.shape[2] == 1 and type(self).op.applies(q, k, v, *inputs.values(), *state.values()):
             self._known = kind
         return result
 
@@ -480,22 +474,6 @@ class OpAttention(InnerAttention):
         name = min(inputs.keys() ^ required)
         is_given, allowed = ("is given", "without it") if name in inputs else ("is None", f"{INPUTS.get(name)}")
         raise ValueError(f"{name} {is_given}; allowed for attention {self.name!r}: {allowed}")
-
-
-#: Methods for any number of tokens, and those that do the same for one token of a known kind.
-_PAIRS = (("apply_op", "apply_step"), ("operate", "operate_step"))
-
-
-def _depth(kind: type, name: str) -> int:
-    """How many classes above ``kind`` the method ``name`` is defined."""
-    return next((i for i, x in enumerate(kind.__mro__) if name in x.__dict__), len(kind.__mro__))
-
-
-def _kernels_apply(*tensors: Tensor) -> bool:
-    """Whether kernels for CPUs compute with all ``tensors`` that are not counts."""
-    from ..ops.shared.cpu.dispatch import applies  # not above: few mechanisms have kernels
-
-    return applies(*(x for x in tensors if x.is_floating_point()))
 
 
 def drop_sources(v: Tensor, dropout_p: float) -> Tensor:

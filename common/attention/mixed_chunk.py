@@ -45,7 +45,7 @@ class MixedChunkAttention(OpAttention):
         "mixed chunk attention",
         "Hua et al., FLASH, ICML 2022, equations 7 and 8",
         "n (C + d) d",
-        "2d min(n, C) + 2d²",
+        "2d (n mod C) + 2d²",
         sizes={"C": "chunk_size"},
         url="https://arxiv.org/abs/2202.10447",
     )

@@ -18,10 +18,10 @@ from ..shared.checks import (
     check_query_key_value,
 )
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.cpu.dispatch import step_of
 from ..shared.feature_maps import elu_plus_one
 from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask, real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -118,7 +118,7 @@ def _step(
     log_decay: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, State]:
-    """``cosformer_attention`` of one token after ``state``; see ``one_token``."""
+    """``cosformer_attention`` of one token after ``state``; see ``step_of``."""
     count = check_real_tokens(k, None, state["count"], max_tokens)
     angle = count.to(q.dtype)[:, None, None, None] * (math.pi / (2 * max_tokens))
     queries, keys = _features(torch.cat([q, k], dim=2), phi, None, (angle.cos(), angle.sin())).split(1, dim=2)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..shared.checks import check_both_masks, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE, chunk_length
-from ..shared.cpu.dispatch import applies
+from ..shared.cpu.dispatch import applies, step_of
 from ..shared.forgetting import check_log_decay
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import either_mask
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -124,7 +123,7 @@ def flow_attention(
 
 @step_of(flow_attention)
 def _step(q: Tensor, k: Tensor, v: Tensor, state: State, options: FlowOptions) -> tuple[Tensor, State]:
-    """``flow_attention`` of one token after ``state``; see ``one_token``."""
+    """``flow_attention`` of one token after ``state``; see ``step_of``."""
     return causal_cpu.step(CausalInputs(q, k, v, None, options, 1, state))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_masks, check_of_tokens, check_positive_int, check_query_key_value
-from ..shared.one_token import step_of
+from ..shared.cpu.dispatch import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -94,7 +94,7 @@ def _step(
     v_activation: str,
     **_: Any,
 ) -> tuple[Tensor, State]:
-    """``gated_delta_attention`` of one token after ``state``; see ``one_token``."""
+    """``gated_delta_attention`` of one token after ``state``; see ``step_of``."""
     options = qk_activation, qk_norm, v_activation
     out, memory = step_by_kernels(q, k, v, beta, log_decay, state["memory"], *options)
     return out, {"memory": memory}

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value, check_tokens, shape_of
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.cpu.dispatch import step_of
 from ..shared.feature_sums import decayed_sums, step_by_kernels
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -90,7 +90,7 @@ def _step(
     temperature: float,
     **_: Any,
 ) -> tuple[Tensor, State]:
-    """``gla_attention`` of one token after ``state``; see ``one_token``."""
+    """``gla_attention`` of one token after ``state``; see ``step_of``."""
     down, up, bias = (in_dtype(y, q.dtype) for y in (gate_down, gate_up, gate_bias))
     log_decay = (F.logsigmoid(F.linear(F.linear(x, down), up, bias)) / temperature).view(q.shape)
     out, _, sum_kv, _ = step_by_kernels(q * q.shape[3] ** -0.5, k, v, log_decay, state["sum_kv"], None)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.cpu.dispatch import step_of
 from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.learned_features import check_map, learned_features, number_of_features
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -83,7 +83,7 @@ def _step(
     key_bias: Tensor,
     **_: Any,
 ) -> tuple[Tensor, State]:
-    """``hedgehog_attention`` of one token after ``state``; see ``one_token``."""
+    """``hedgehog_attention`` of one token after ``state``; see ``step_of``."""
     queries = learned_features(q, query_weight, query_bias, "softmax", None)
     keys = learned_features(k, key_weight, key_bias, "softmax", None)
     return step_means(queries, keys, v, state, eps=EPS)

@@ -15,10 +15,10 @@ from ..shared.checks import (
     check_query_key_value,
 )
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.cpu.dispatch import step_of
 from ..shared.feature_maps import FEATURE_MAPS, real_features
 from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -97,7 +97,7 @@ def linear_attention(
 def _step(
     q: Tensor, k: Tensor, v: Tensor, state: State, *, phi: str, log_decay: Tensor | None = None, **_: Any
 ) -> tuple[Tensor, State]:
-    """``linear_attention`` of one token after ``state``; see ``one_token``."""
+    """``linear_attention`` of one token after ``state``; see ``step_of``."""
     return step_means(q, k, v, state, log_decay, eps=EPS, phi=phi)
 
 

@@ -20,9 +20,9 @@ from ..shared.checks import (
     shape_of,
 )
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.cpu.dispatch import step_of
 from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -142,7 +142,7 @@ def _step(
     log_decay: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, State]:
-    """``rfa_attention`` of one token after ``state``; see ``one_token``."""
+    """``rfa_attention`` of one token after ``state``; see ``step_of``."""
     queries, keys = _features(torch.cat([q, k], dim=2), directions, None).split(1, dim=2)
     return step_means(queries, keys, v, state, log_decay, least=floor)
 
@@ -161,7 +161,7 @@ def _gate_step(
     floor: float,
     **_: Any,
 ) -> tuple[Tensor, State]:
-    """``rfa_gate_attention`` of one token after ``state``; see ``one_token``."""
+    """``rfa_gate_attention`` of one token after ``state``; see ``step_of``."""
     log_gate = F.logsigmoid(F.linear(x, in_dtype(gate_weight, q.dtype), in_dtype(gate_bias, q.dtype))).transpose(
         1, 2
     )  # (B, H, 1)

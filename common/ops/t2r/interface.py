@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..shared.checks import check_floor, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
+from ..shared.cpu.dispatch import step_of
 from ..shared.feature_sums import means, source_means, state_shapes, step_means, sums_of_source
 from ..shared.learned_features import check_map, learned_features
-from ..shared.one_token import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -70,7 +70,7 @@ def t2r_attention(
 def _step(
     q: Tensor, k: Tensor, v: Tensor, state: State, *, map_weight: Tensor, map_bias: Tensor, floor: float, **_: Any
 ) -> tuple[Tensor, State]:
-    """``t2r_attention`` of one token after ``state``; see ``one_token``."""
+    """``t2r_attention`` of one token after ``state``; see ``step_of``."""
     queries = _query_features(q, map_weight, map_bias, None)
     return step_means(queries, learned_features(k, map_weight, map_bias, "relu", None), v, state, least=floor)
 
