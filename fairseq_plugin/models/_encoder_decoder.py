@@ -81,6 +81,8 @@ class BuildsLayers(DesignsLayers):
     decoder has softmax attention, since targets are short where sources are long.
     """
 
+    two_sides = True
+
     @classmethod
     def check_task(cls, args, task) -> None:
         """Raise ValueError for a task without sources; subclasses define it."""

@@ -25,6 +25,8 @@ class DesignsLayers:
     #: The prefix of the options of its attention, and the dataclass of these options.
     option_prefix: str
     options_class: type = FairseqDataclass
+    #: Whether the options are those of an encoder and of a decoder.
+    two_sides = False
 
     @classmethod
     def attention_options(cls, args) -> dict[str, Any]:
@@ -34,7 +36,7 @@ class DesignsLayers:
     @classmethod
     def designs(cls, args, side: str, causal: bool, max_tokens: int | None) -> Iterable[LayerDesign]:
         """The design of each layer of ``side``, decoder or encoder, in their order."""
-        return repeat(design_of(cls.attention_name, cls.attention_options(args), causal, max_tokens))
+        return repeat(design_of(cls.attention_name, cls.attention_options(args), causal, max_tokens, cls.two_sides))
 
     @classmethod
     def in_turn(
@@ -106,7 +108,8 @@ class Hybrid:
         with errors_with_options(cls, "lineartime", side):
             kinds = layer_kinds(option(args, LayerOptions, _PATTERN), list(configs), layers, whole=not to_keep)
         _check_options_are_read(args, set(kinds), configs)
-        return iter([design_of(x, attention_options(args, x, configs[x]), causal, max_tokens) for x in kinds])
+        options = {x: attention_options(args, x, configs[x]) for x in dict.fromkeys(kinds)}
+        return iter([design_of(x, options[x], causal, max_tokens, cls.two_sides) for x in kinds])
 
     @classmethod
     def prefix_of(cls, design: LayerDesign) -> str:

@@ -127,8 +127,8 @@ class LinearTimeMaskedModel(DesignsLayers, NoTorchScript, MarksDecay, CheckedLoa
                 args.max_positions = safe_getattr(args, "tokens_per_sample") or task.max_positions()
             check_positions(args)
             complete_checkpointing(args)
-            layers = {"build_layer": cls.layer_builder(args), **cls.encoder_options(args)}
             with errors_with_options(cls, cls.option_prefix, "encoder"):
+                layers = {"build_layer": cls.layer_builder(args), **cls.encoder_options(args)}
                 encoder = cls.encoder_class(args, task.source_dictionary, **layers)
         _check_activation(args, encoder.sentence_encoder.layers)
         _check_pruning(args, encoder.sentence_encoder.layers)

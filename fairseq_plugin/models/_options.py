@@ -139,15 +139,19 @@ def attention_options(args, attention: str, config: type, prefix: str | None = N
     return parsed
 
 
-def design_of(attention: str, options: dict[str, Any], causal: bool, max_tokens: int | None) -> LayerDesign:
+def design_of(
+    attention: str, options: dict[str, Any], causal: bool, max_tokens: int | None, two_sides: bool = False
+) -> LayerDesign:
     """The design of a layer with ``attention`` and ``options`` from ``attention_options``.
 
-    If it has no causal form, a causal layer has softmax attention.
+    If it has no causal form, a causal layer has softmax attention. With ``two_sides``, an encoder and a decoder share
+    the options, and each takes those that it has.
     """
     if causal and "causal" not in ATTENTIONS[attention].supports:
         return LayerDesign("softmax")
-    described, rotary = options_of(attention, causal).described(), options.get("rotary", False)
-    own = {name: value for name, value in options.items() if name in described and name != "rotary"}
+    own, described = dict(options), options_of(attention, causal).described()
+    rotary = own.pop("rotary", False)
+    own = {name: value for name, value in own.items() if name in described or not two_sides}
     return LayerDesign(attention, own, rotary=rotary, max_tokens=max_tokens)
 
 

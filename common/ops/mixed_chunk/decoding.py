@@ -3,7 +3,7 @@
 The state holds k_quad and v of the current chunk's tokens in at most C slots, s + e channels each, but for those of the
 current *block* of at most R tokens, which it holds apart: a step adds to the block, and a full block is moved into the
 chunk, since a step that wrote into the chunk would copy all of it. And two sums Σ k_lin vᵀ: ``sum_kv`` over the chunks
-before, without rows before there is one, and ``own_kv`` of the current chunk, which no query reads before it is full.
+before and ``own_kv`` of the current chunk, which no query reads before it is full, without rows before there is one.
 With gates, both have decayed up to the last token. Without them ``own_kv`` is over the full blocks, so that only one
 step in R adds to it, and the block holds k_lin too.
 """
@@ -31,7 +31,7 @@ def state_shapes(tokens: Tokens, held: sizes.Sizes, forgets: bool) -> dict[str, 
     return {
         "count": (batch,),
         "sum_kv": (batch, heads, held.sums, e),
-        "own_kv": (batch, heads, s, e),
+        "own_kv": (batch, heads, held.own, e),
         "chunk": (batch, heads, held.slots, s + e),
         "block": (batch, heads, held.block, s + e if forgets else 2 * s + e),
     }
@@ -49,7 +49,8 @@ def step(
     state = dict(state) if position is not None else sizes.resized(state, sizes.of_step(counts, size, s))
     if log_decay is not None:
         decay = by_channel(log_decay).exp().transpose(-2, -1)  # (B, H, 1 or s, 1)
-        state["own_kv"] = torch.addcmul(state["own_kv"] * decay, tokens.k_lin.transpose(-2, -1), tokens.v)
+        new_kv, own_kv = tokens.k_lin.transpose(-2, -1) @ tokens.v, state["own_kv"]
+        state["own_kv"] = torch.addcmul(new_kv, own_kv, decay) if own_kv.shape[2] else new_kv
         state["sum_kv"] = state["sum_kv"] * decay if state["sum_kv"].shape[2] else state["sum_kv"]
     out = None
     if options.linear and state["sum_kv"].shape[2]:
@@ -62,7 +63,7 @@ def step(
     state["count"] = state["count"] + 1
     if position is None:
         counts = None if counts is None else [count + 1 for count in counts]
-        state = sizes.resized(state, sizes.after(counts, size, s))
+        state = sizes.resized(state, sizes.after(counts, size, s, log_decay is not None))
     return torch.zeros_like(tokens.v) if out is None else out, state
 
 
@@ -82,14 +83,18 @@ def _step_at(
         keys, values = ([x[..., part] for x in (chunk, block)] for part in (slice(s), slice(s, channels)))
         local = attend_at(tokens.q_quad, keys, values, bias, options, slot)
     if offset == length - 1:
-        own_kv = own_kv + _sum_of_block(block, s, channels) if block.shape[3] > channels else own_kv
+        own_kv = _added(own_kv, _sum_of_block(block, s, channels)) if block.shape[3] > channels else own_kv
         chunk, block = torch.cat([chunk, block[..., :channels]], dim=2), block[:, :, :0]
     state = {**state, "own_kv": own_kv, "chunk": chunk, "block": block}
     if slot == size - 1:
-        sum_kv = state["sum_kv"]
-        sums = {"sum_kv": sum_kv + own_kv if sum_kv.shape[2] else own_kv, "own_kv": torch.zeros_like(own_kv)}
+        sums = {"sum_kv": _added(state["sum_kv"], own_kv), "own_kv": torch.zeros_like(own_kv)}
         state = {**state, **sums, "chunk": chunk[:, :, :0]}
     return local, state
+
+
+def _added(sum_kv: Tensor, more: Tensor) -> Tensor:
+    """Their sum; the first may have no rows."""
+    return sum_kv + more if sum_kv.shape[2] else more
 
 
 def _sum_of_block(block: Tensor, s: int, channels: int) -> Tensor:
@@ -216,6 +221,6 @@ def several(
         goes_on = (end < size)[:, :, None, None]  # in the chunk of ``state``
         next_sums = {"sum_kv": pick(sums.before), "own_kv": own_kv + state["own_kv"].masked_fill(~goes_on, 0.0)}
     count = state["count"] + real
-    next_sizes = sizes.after(sizes.counts_of(count, keeps_largest), size, s)
+    next_sizes = sizes.after(sizes.counts_of(count, keeps_largest), size, s, forgets)
     next_state = {"count": count, **next_sums, "chunk": last[..., : s + e], "block": block}
     return out, sizes.resized(next_state, next_sizes)

@@ -69,11 +69,11 @@ def mixed_chunk_attention(
             r + 2C - 1 for a query r tokens after its key (section 3.2.1).
         chunk_summaries: add softmax attention to the mean of k_quad and of v of each chunk (causal: of each earlier
             chunk), without ``bias``; adds O(n² (s + e) / C) time and O(n² / C) memory (Appendix A).
-        initial_state, return_state: continue a causal sequence. The state has ``count`` (B,) tokens so far, ``sum_kv``
-            (B, H, s, e) of earlier chunks, without rows before a chunk is full, ``own_kv`` (B, H, s, e) of the current
-            chunk, and its tokens, ``chunk`` (B, H, <= C, s + e) and ``block`` (B, H, <= R, 2s + e; with gates s + e)
-            with R <= 16, in float32 (H = 1 without heads). After a single token, the next state may share tensors
-            with the previous one. See ``decoding`` and ``sizes``. With ``overlap`` or
+        initial_state, return_state: continue a causal sequence. The state has ``count`` (B,) tokens so far, the sums
+            ``sum_kv`` of earlier chunks and ``own_kv`` of the current one, (B, H, s, e) each, without rows before they
+            have a token, and the current chunk's tokens, ``chunk`` (B, H, <= C, s + e) and ``block`` (B, H, <= R,
+            2s + e; with gates s + e) with R <= 16, in float32 (H = 1 without heads). After a single token, the next
+            state may share tensors with the previous one. See ``decoding`` and ``sizes``. With ``overlap`` or
             ``chunk_summaries`` the state holds all tokens so far, each input by its name as (B, H, m, s or e) and
             ``padding_mask`` (B, m), and each call computes the whole sequence.
 
@@ -103,7 +103,7 @@ def mixed_chunk_attention(
         return (out, state) if return_state else out
     forgets, s = log_decay is not None, tokens.k_quad.shape[3]
     if initial_state is not None:
-        held = sizes.of_state(initial_state, options.chunk_size, s)
+        held = sizes.of_state(initial_state, options.chunk_size, s, forgets)
         shapes = decoding.state_shapes(tokens, held, forgets)
         initial_state = state_of_sums(initial_state, shapes, compute_dtype(v), v)
     with autocast_off(v):

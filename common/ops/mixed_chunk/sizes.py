@@ -1,8 +1,8 @@
 """Sizes of a state of causal mixed chunk attention: as small as the tokens so far allow, if their number is known.
 
-A state has slots for the tokens of a chunk, a block of fewer than R tokens, and a sum over earlier chunks, which has no
-rows before the first chunk is full. On a GPU, and under tracing, token counts are not read: these entries then have
-their largest size from the beginning, with a block of R slots. A state of the largest size keeps it.
+A state has slots for the tokens of a chunk, a block of fewer than R tokens, and sums over earlier chunks and over the
+current one, which have no rows before they have a token. On a GPU, and under tracing, token counts are not read: these
+entries then have their largest size from the beginning, with a block of R slots. A state of the largest size keeps it.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from ..shared.tracing import runs_eagerly
 #: The largest number of slots of a block; the number divides the chunk size.
 _LARGEST_BLOCK = 16
 #: The field of ``Sizes`` for each entry of a state.
-_FIELDS = {"chunk": "slots", "block": "block", "sum_kv": "sums"}
+_FIELDS = {"chunk": "slots", "block": "block", "sum_kv": "sums", "own_kv": "own"}
 
 
 class Sizes(NamedTuple):
@@ -26,6 +26,7 @@ class Sizes(NamedTuple):
     slots: int
     block: int
     sums: int
+    own: int
 
     def of(self, name: str) -> int | None:
         """The size of the entry ``name``; None for an entry whose size never changes."""
@@ -56,7 +57,7 @@ def counts_of_state(state: State, chunk_size: int) -> list[int] | None:
 
 def first(chunk_size: int, s: int) -> Sizes:
     """Sizes of the state before the first token."""
-    return largest(chunk_size, s) if begins_largest() else Sizes(0, 0, 0)
+    return largest(chunk_size, s) if begins_largest() else Sizes(0, 0, 0, 0)
 
 
 def one_position(counts: list[int] | None) -> int | None:
@@ -66,25 +67,26 @@ def one_position(counts: list[int] | None) -> int | None:
 
 def largest(chunk_size: int, s: int) -> Sizes:
     """The largest possible sizes."""
-    return Sizes(chunk_size, block_length(chunk_size), s)
+    return Sizes(chunk_size, block_length(chunk_size), s, s)
 
 
-def after(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
-    """Sizes after ``counts`` tokens."""
+def after(counts: list[int] | None, chunk_size: int, s: int, forgets: bool) -> Sizes:
+    """Sizes after ``counts`` tokens; with gates, each is in the sum of its chunk at once."""
     if counts is None:
         return largest(chunk_size, s)
     length, slots = block_length(chunk_size), [count % chunk_size for count in counts]
     has_sum = max(counts, default=0) >= chunk_size
     full_blocks = max((slot - slot % length for slot in slots), default=0)
     in_block = max((slot % length for slot in slots), default=0)
-    return Sizes(full_blocks, in_block, s if has_sum else 0)
+    has_own = has_sum or full_blocks or (forgets and in_block)
+    return Sizes(full_blocks, in_block, s if has_sum else 0, s if has_own else 0)
 
 
 def of_step(counts: list[int] | None, chunk_size: int, s: int) -> Sizes:
     """Sizes for a step in which rows write into different slots: whole blocks of slots, and one block."""
     most = largest(chunk_size, s)
     slots = chunk_size if counts is None else (max(counts, default=0) // most.block + 1) * most.block
-    return most if slots >= chunk_size else Sizes(slots, most.block, 0)
+    return most if slots >= chunk_size else Sizes(slots, most.block, 0, s)
 
 
 def resized(state: State, sizes: Sizes) -> State:
@@ -98,18 +100,23 @@ def _resized(x: Tensor, size: int | None) -> Tensor:
     return x[:, :, :size] if x.shape[2] > size else F.pad(x, (0, 0, 0, size - x.shape[2]))
 
 
-def of_state(state: State | None, chunk_size: int, s: int) -> Sizes:
+def of_state(state: State | None, chunk_size: int, s: int, forgets: bool) -> Sizes:
     """The sizes of ``state`` if they are allowed: at least what its tokens require, at most the largest."""
     count = state.get("count") if isinstance(state, dict) else None
     is_count = isinstance(count, Tensor) and count.dim() == 1 and count.dtype == torch.int64
     counts, most = counts_of(count, keeps_largest=False) if is_count else None, largest(chunk_size, s)
-    least = Sizes(0, 0, 0) if counts is None else after(counts, chunk_size, s)
+    least = Sizes(0, 0, 0, 0) if counts is None else after(counts, chunk_size, s, forgets)
     base = most if counts is None else least
-    sizes = {"slots": base.slots, "block": base.block, "sums": base.sums}  # torch 2.6 does not compile _replace
+    sizes = {  # torch 2.6 does not compile _replace
+        "slots": base.slots,
+        "block": base.block,
+        "sums": base.sums,
+        "own": base.own,
+    }
     for name, field in _FIELDS.items():
         entry = state.get(name) if isinstance(state, dict) else None
         size = entry.shape[2] if isinstance(entry, Tensor) and entry.dim() == 4 else -1
         # A sum has either all of its rows or no rows.
-        if least.of(name) <= size <= most.of(name) and (name != "sum_kv" or size in (0, s)):
+        if least.of(name) <= size <= most.of(name) and (name not in ("sum_kv", "own_kv") or size in (0, s)):
             sizes[field] = size
     return Sizes(**sizes)
