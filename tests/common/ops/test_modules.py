@@ -1,4 +1,4 @@
-"""What modules of single mechanisms do beyond the contract: random buffers, parts, initial parameters, records."""
+"""Modules of single mechanisms, beyond the contract: random buffers, parts, initial parameters, records."""
 
 import copy
 

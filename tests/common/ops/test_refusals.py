@@ -1,4 +1,4 @@
-"""What single functions refuse beyond what the contract tries: one row for each argument."""
+"""Refusals of single functions, beyond what the contract tries: one row for each argument."""
 
 import math
 import pickle
