@@ -323,6 +323,11 @@ class OpAttention(InnerAttention):
         self._kind_of = op.kind_of if hasattr(op, "step") and op.has_steps(type(self)) else None
         self._known: list | None = None  # the kind of the last tensors of one token, if ``apply_step`` may compute such
 
+    def _apply(self, fn: Callable, recurse: bool = True) -> "OpAttention":
+        """torch's hook of ``to``, ``double`` and others, which change the kind of the parameters."""
+        self._known = None
+        return super()._apply(fn, recurse)
+
     @classmethod
     def packs_documents(cls) -> bool:
         """Whether ``op`` accepts ``segment_ids``."""
@@ -384,8 +389,9 @@ class OpAttention(InnerAttention):
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
         arguments = {**self._needed(inputs), **self.packing(segment_ids)}
         result = self.apply_op(*tensors, **masks, **arguments, initial_state=state, return_state=True)
-        if kind and v.shape[2] == 1 and type(self).op.applies(q, k, v, *inputs.values(), *state.values()):
-            self._known = kind
+        if kind and v.shape[2] == 1:
+            numbers = (q, k, v, *inputs.values(), *state.values(), *self.parameters())
+            self._known = kind if type(self).op.applies(*numbers) else None
         return result
 
     def apply_step(self, q: Tensor, k: Tensor, v: Tensor, state: State, **inputs: Tensor) -> tuple[Tensor, State]:

@@ -1,5 +1,6 @@
 """Decoding remembers what it asked of tensors of one kind, and asks again of others, and in other surroundings."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -190,6 +191,21 @@ def test_gradients_tangents_maps_and_counts_are_as_without_a_known_kind(name):
     assert outcome(fake, module) == outcome(fake, fresh)  # an error where a count is compared with the longest length
     for run in (gradient, tangent, each_row, flops):
         assert_close(run.__name__, run(module).double(), run(fresh).double(), 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_another_dtype(name):
+    """They were cast after tokens of a known kind; from then on each token is as without one."""
+    module, fresh, inputs = build(name), build(name), token(build(name), 9)
+    state = state_of(module)
+    module.double()
+    for _ in range(2):
+        actual = outcome(torch.no_grad()(next_token), module, inputs, state)
+        expected = outcome(torch.no_grad()(next_token), copy.deepcopy(fresh).double(), inputs, state)
+        assert type(actual) is type(expected)
+        for key, x in expected.items():
+            assert actual[key].dtype == x.dtype
+            assert_close(key, actual[key].double(), x.double(), 1e-5)
 
 
 def test_a_subclass_with_another_function_has_no_step_of_its_parent():
