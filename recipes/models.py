@@ -181,7 +181,10 @@ def parsed(
     """The options of ``parser``, checked; few lines and updates with --quick."""
     options = made.parse_args(arguments)
     if unknown := [name for name in options.models if name not in allowed]:
-        made.error(f"--models has {', '.join(unknown)}; allowed: {', '.join(allowed)}")
+        made.error(
+            f"--models has {', '.join(unknown)}; allowed: {', '.join(allowed)}, and yours in files that "
+            "LINEARTIME_MECHANISMS names"
+        )
     if options.quick:
         options.updates, options.limit = min(8, options.updates), options.limit or 400
     if options.tokens_per_sample > options.batch_tokens:

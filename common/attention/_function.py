@@ -7,6 +7,8 @@ import functools
 import inspect
 import math
 import re
+import sys
+import traceback
 import typing
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -186,7 +188,12 @@ class FunctionAttention(OpAttention):
                 out, first = (self._tried({x: y[:, :, :n] for x, y in tensors.items()}) for n in (_TRIED, _FIRST))
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise ValueError(f"attention {self.name!r} fails for {_TRIED} or {_FIRST} tokens: {reason}") from error
+                file = getattr(sys.modules.get(type(self).__module__), "__file__", None)
+                lines = [x.lineno for x in traceback.extract_tb(error.__traceback__) if x.filename == file]
+                place = f" in line {lines[-1]} of {file}" if lines else ""
+                raise ValueError(
+                    f"attention {self.name!r} fails for {_TRIED} or {_FIRST} tokens{place}: {reason}"
+                ) from error
         difference = float((out[:, :, :_FIRST] - first).abs().max())
         if self.causal and not difference <= 1e-4 * max(1.0, float(first.abs().max())):
             raise ValueError(

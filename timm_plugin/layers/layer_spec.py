@@ -132,7 +132,8 @@ def check_attn_layer(attn_layer: Any) -> None:
         if not is_pattern(attn_layer) and attn_layer not in ATTN_LAYERS:
             names = allowed_names(attn_layer, filter(None, ATTN_LAYERS))
             raise ValueError(
-                f"attn_layer is {shortened(attn_layer)}; {names}, or a class such as attention_layer gives"
+                f"attn_layer is {shortened(attn_layer)}; {names}, a class such as attention_layer gives, or your own "
+                "attention in a file that LINEARTIME_MECHANISMS names"
             )
     elif not (isinstance(attn_layer, type) and issubclass(attn_layer, nn.Module)):
         raise ValueError(
