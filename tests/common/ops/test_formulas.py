@@ -282,6 +282,7 @@ def test_kernels_of_scores_are_relu2_and_the_normal_distribution_function():
         "at its mean",
         torch.cat([weight, *torch.autograd.grad(weight, mean)]).flatten(),
         torch.tensor([0.5, 2**0.5], dtype=torch.float64),
+        1e-7,
     )
 
 
