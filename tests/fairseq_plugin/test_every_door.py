@@ -194,6 +194,11 @@ def hub(trained: Trained) -> None:
     found = trained.hub()
     model = found.models[0] if hasattr(found, "models") else found.model
     check_same(model, trained)
+    if trained.shown.task == "sentence_prediction":
+        head, row = "sentence_classification_head", tokens(1, 20)
+        assert_close(
+            "predicted", found.predict(head, row[0]), model(row, classification_head_name=head)[0].log_softmax(-1)
+        )
     assert trained.shown not in OPTIONS.values() or all(x.requires_grad for x in model.parameters())
 
 

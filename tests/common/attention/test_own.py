@@ -95,7 +95,11 @@ for options in ({"power": "three"}, {"scale": "x"}, {"shift": 0.5}, {"sign": 1})
         print(error)
 """
 TOLD = (
-    *("another_shape.*shape", "no_tensor.*NoneType.*allowed", "an_error.*7 or 4 tokens in line .*claims.py: RuntimeError"),
+    *(
+        "another_shape.*shape",
+        "no_tensor.*NoneType.*allowed",
+        "an_error.*7 or 4 tokens in line .*claims.py: RuntimeError",
+    ),
     *("causal is True.*looks_ahead.*allowed", "causal is True.*depends_on_length.*allowed"),
     *("power.*'three'.*allowed", "scale.*'x'.*allowed", "shift.*0.5.*allowed", "sign.*1.*allowed"),
 )

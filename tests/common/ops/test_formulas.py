@@ -32,6 +32,7 @@ from common.ops import (
 from common.ops.bigbird import draw_numbers
 from common.ops.bigbird.random_chunks import choose_chunks
 from common.ops.favor import LENGTHS, draw_directions
+from common.ops.gated_delta.reference import gated_delta_attention_reference
 from common.ops.reformer import draw_rotations
 from common.ops.yoso.reference import yoso_attention_reference
 from tests.common.inputs import qkv
@@ -260,6 +261,20 @@ def test_the_delta_rule_of_equal_keys_in_float32(beta, kernels, monkeypatch):
         out = gated_delta_attention(*inputs, beta=betas, chunk_size=64)
         results.append([out, *gradients(out, [*inputs, betas])])
     assert_all_close(("out", *"qkv", "beta"), *results, 1e-3)
+
+
+@pytest.mark.parametrize("n, size", [(15, 1), (133, 2), (70, 1)])
+def test_a_graph_of_the_delta_rule_of_many_chunks(n, size):
+    """A traced graph reads eight chunks in turn, more than eight by parts of eight, and so on from 65 on."""
+    tensors, beta = qkv(n, d=3, batch=1), normal(1, 2, n).sigmoid().requires_grad_()
+    leaves = [*tensors, beta, (-normal(1, 2, n, seed=1).exp()).requires_grad_()]
+
+    def attend(attention, *inputs, **options):
+        return attention(*inputs[:3], beta=inputs[3], log_decay=inputs[4], **options)
+
+    row = torch.func.vmap(lambda *x: attend(gated_delta_attention, *(y[None] for y in x), chunk_size=size)[0])
+    out, expected = row(*leaves), attend(gated_delta_attention_reference, *leaves)
+    assert_all_close(range(6), [out, *gradients(out, leaves)], [expected, *gradients(expected, leaves)], 1e-8)
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

@@ -181,6 +181,7 @@ cosformer_wav2vec2 --lineartime-max-frames 0 | --lineartime-max-frames is 0.*at 
 flow_wav2vec2 --lineartime-block-frames 0 | --lineartime-block-frames is 0.*at least 1
 s2t_conformer_flow --pos-enc-type rope | --pos-enc-type is rope.*abs
 s2t_flow --load-pretrained-encoder-from none.pt | --load-pretrained-encoder-from is .*none.pt.*exists
+s2t_flow --load-pretrained-encoder-from README.md | --load-pretrained-encoder-from is .*cannot be loaded.*allowed
 s2t_flow --cross-linear-phi relu | --cross-linear-phi is relu.*linear alone
 flowformer --lineartime-cross-attention linear --no-cross-attention | --no-cross-attention is given
 flowformer --lineartime-cross-attention linear --cross-favor-features 9 | --cross-favor-features is 9
