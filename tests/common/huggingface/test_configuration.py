@@ -28,7 +28,7 @@ WRONG: list[tuple[str, Any, dict[str, Any]]] = [
     ("max_position_embeddings", HUGE, {**SIDE, "positions": "learned"}),
     *((name, value, SIDE) for name in ("vocab_size", "hidden_size", "num_labels") for value in (0, -1, 1.5, NAN, "9")),
     ("attention", [{"kind": "flow", "options": 3}], SIDE),
-    *(("attention", [entry], SIDE) for entry in (3, {}, {"kind": "flwo"}, {"kind": "flow", "optons": {}})),
+    *(("attention", [entry], SIDE) for entry in (3, {}, {"kind": "flwo"}, {"kind": "flow", "wrong": {}})),
     ("attention", [{"kind": "mine"}], {**SIDE, "own_modules": {"mine": "my_file"}}),
     ("attention", [{"kind": "flow"}, {"kind": "gated_attention_unit"}], SIDE),
     ("attention", SIDE["attention"], {**SIDE, "family": "gau"}),
