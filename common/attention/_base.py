@@ -4,7 +4,7 @@ Legend: B batch, H heads, n queries, m keys, d channels of a head's query and ke
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,6 +40,8 @@ INPUTS = {
     "spatial_shape": "rows and columns of an image's tokens, (height, width)",
     "log_decay": "gates of its sums, at most 0: (B, H, n), or (B, H, n, features of a key), from `ForgetAttention`",
 }
+#: Initial values of a function's parameters by name, from the numbers of heads H and of channels of a head d.
+Parameters = Callable[[int, int], Mapping[str, Tensor]]
 
 
 class NoReference(ValueError):
@@ -198,10 +200,9 @@ class InnerAttention(StoresOptions):
     def __prepare_scriptable__(self) -> "InnerAttention":
         """torch's hook of ``torch.jit.script``, called for each submodule; ValueError if it does not support that."""
         if "torchscript" not in self.supports:
-            name = self.name or type(self).__name__
             raise ValueError(
-                f"attention is {name!r}; allowed for torch.jit.script: flow, daft_full and daft_conv, by themselves. "
-                "torch.compile and torch.export take every attention"
+                f"attention is {self.name or type(self).__name__!r}; allowed for torch.jit.script: flow, daft_full and "
+                "daft_conv, by themselves. torch.compile and torch.export take every attention"
             )
         return self
 
@@ -261,8 +262,7 @@ class InnerAttention(StoresOptions):
 
     def _check_shape(self) -> None:
         name = self.name or type(self).__name__
-        modes = {"causal"} if self.causal else {"bidirectional", "source"}
-        if not modes & self.supports:
+        if not self.supports & ({"causal"} if self.causal else {"bidirectional", "source"}):
             raise ValueError(f"causal is {self.causal}; allowed for attention {name!r}: {not self.causal}")
         allowed = {1: "1 for sequences"} if "spatial_shape" not in self.needs else {}
         allowed |= {2: "2 for images"} if "bidirectional" in self.supports else {}
@@ -271,11 +271,10 @@ class InnerAttention(StoresOptions):
             raise ValueError(f"spatial_dims is {self.shape.spatial_dims}; allowed for attention {name!r}: {kinds}")
         for fact in FACTS:
             value = getattr(self.shape, fact)
-            if value is None and fact not in self.needs:
-                continue
-            if value is None:
+            if value is not None:
+                check_positive_int(fact, value)
+            elif fact in self.needs:
                 raise ValueError(f"{fact} is None; allowed for attention {name!r}: an integer of at least 1")
-            check_positive_int(fact, value)
 
     def extra_repr(self) -> str:
         """Facts and options that the module was built with, for ``print(model)``."""

@@ -25,9 +25,8 @@ from ..ops.shared.padding import padding_or_none, put_back, real_first, take, ze
 from ..ops.shared.precision import autocast_off, compute_dtype
 from ..ops.shared.state import State, check_continuation
 from ..ops.shared.tracing import may_be_exported
-from ._base import AttentionShape, OpAttention
+from ._base import AttentionShape, OpAttention, Parameters
 from ._options import AttentionOptions, flag, option
-from ._registry import Parameters
 
 _TENSORS = ("q", "k", "v")
 #: Arguments that a function may have beside tensors, options and parameters.

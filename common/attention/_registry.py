@@ -1,13 +1,11 @@
 """The registry of mechanisms by name. Each file of this folder registers its own mechanism; no list is edited."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TypeVar
 
-from torch import Tensor
-
-from ._base import InnerAttention
+from ._base import InnerAttention, Parameters
 
 #: Every mechanism by name, in the alphabetical order of the files.
 ATTENTIONS: dict[str, type[InnerAttention]] = {}
@@ -15,8 +13,6 @@ ATTENTIONS: dict[str, type[InnerAttention]] = {}
 #: What hosts do with the name of each mechanism, when it is registered; see ``for_each_attention``.
 _HOSTS: list[Callable[[str], None]] = []
 
-#: Initial values of a function's parameters by name, from the numbers of heads H and of channels of a head d.
-Parameters = Callable[[int, int], Mapping[str, Tensor]]
 _Attention = TypeVar("_Attention", bound=type[InnerAttention] | Callable)
 
 
