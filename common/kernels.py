@@ -13,6 +13,7 @@ from .command_parser import CommandParser
 from .ops.shared.cpu import dispatch as cpu
 from .ops.shared.cpu import threads
 from .ops.shared.gpu import dispatch as gpu
+from .ops.shared.gpu import fla
 
 #: Mechanisms with kernels for CPUs, causal unless they say otherwise, by the kernels that they share.
 CPU_KERNELS = {
@@ -26,6 +27,8 @@ CPU_KERNELS = {
 }
 #: Mechanisms with kernels for GPUs, by their kernels.
 GPU_KERNELS = {"flow": ("flow, causal",), "mixed chunk": ("mixed_chunk",)}
+#: Mechanisms that go through the kernels of fla, causal unless they say otherwise.
+FLA_KERNELS = {"sums": CPU_KERNELS["sums"], "delta rule": ("gated_delta", "kimi_delta")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_kernels(CPU_KERNELS)
     print(f"On a GPU: {gpu_status()}")
     _print_kernels(GPU_KERNELS)
+    print(f"On a GPU, by fla: {fla_status()}")
+    _print_kernels(FLA_KERNELS)
     print("Everything else, and everything under torch.export, torch.func and forward mode, is plain PyTorch.")
     return 0
 
@@ -63,6 +68,17 @@ def gpu_status() -> str:
         return _switched_off(gpu) or "no kernels, because PyTorch finds no GPU"
     problem = _switched_off(gpu) or _import_problem(gpu.has_triton, "Triton")
     return problem or f"kernels, in float32, float16 and bfloat16, on {torch.cuda.get_device_name()}"
+
+
+def fla_status() -> str:
+    """Whether fla's kernels are used, and why not."""
+    if importlib.util.find_spec("fla") is None:
+        missing = "plain PyTorch, because fla-core is not installed; to install it: pip install 'lineartime[gpu]'"
+        return _switched_off(gpu) or missing
+    if not torch.cuda.is_available():
+        return _switched_off(gpu) or "no kernels, because PyTorch finds no GPU"
+    problem = _switched_off(gpu) or _import_problem(lambda: fla.functions() is not None, "fla-core")
+    return problem or "kernels, in bfloat16, in float16, and in float32 if TF32 is allowed"
 
 
 def _switched_off(dispatch: ModuleType) -> str | None:

@@ -41,8 +41,8 @@ class OutputGateAttention(OpAttention):
     swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and later papers; or sigmoid(W x_i), as in Kimi
     Linear (2025). With ``output_gate_rank`` W is a product of two matrices of that rank. The norm is computed per
     head, with a weight (for "group" also a bias) per channel: "rms", o / rms(o), or "group", (o - mean) / std. Norm and
-    gate are both optional. A padded query gives 0. For inputs in half precision, ``op`` computes in float32, because
-    outputs without a normaliser may exceed the range of float16. Costs O(n D H e) more time.
+    gate are both optional. A padded query gives 0. For float16, ``op`` gives float32, because outputs without a
+    normaliser may exceed its range. Costs O(n D H e) more time.
 
     A subclass has the options ``output_norm`` and ``output_gate``, needs "num_heads", "head_dim" and "x", and calls
     ``build_output`` in ``setup``. It sets ``op_takes_x`` if ``op`` itself has an argument x, and ``gate_bias`` if the
@@ -114,7 +114,7 @@ class OutputGateAttention(OpAttention):
         """Apply norm and gate to ``out`` (B, H, n, e), with x (B, n, D); 0 where ``padding_mask`` (B, n) is True."""
         if not self._finishes():
             return out
-        out, proj = self._normalised(out), self.output_gate_proj
+        out, proj = self._normalised(in_dtype(out, compute_dtype(out))), self.output_gate_proj
         if proj is not None:
             projs = [x for x in (self.output_gate_down_proj, proj) if x is not None]
             check_tokens(x, out, projs[0].in_features)
@@ -176,6 +176,6 @@ class OutputGateAttention(OpAttention):
 
 
 def _widened(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Convert tensors of one half-precision dtype to float32; return others unchanged, since ``op`` checks them."""
+    """Convert tensors that are all float16 to float32; return others unchanged, since ``op`` checks them."""
     dtypes = {getattr(x, "dtype", None) for x in tensors}
-    return tuple(x.float() for x in tensors) if dtypes in ({torch.float16}, {torch.bfloat16}) else tensors
+    return tuple(x.float() for x in tensors) if dtypes == {torch.float16} else tensors

@@ -23,7 +23,7 @@ MODULES = {
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    """Print the report, without the variables of whoever runs the tests; its two lines about a CPU and a GPU."""
+    """Print the report, without the variables of whoever runs the tests; its lines about a CPU, a GPU and fla."""
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.delenv("LINEARTIME_TRITON", raising=False)
 
@@ -41,16 +41,17 @@ def test_it_names_every_mechanism_of_the_tables_and_the_version_of_numba(report,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     kernels.main([])
     printed = capsys.readouterr().out
-    for table in (kernels.CPU_KERNELS, kernels.GPU_KERNELS):
+    for table in (kernels.CPU_KERNELS, kernels.GPU_KERNELS, kernels.FLA_KERNELS):
         for name, mechanisms in table.items():
             assert name in printed and all(mechanism in printed for mechanism in mechanisms)
-    on_cpu, on_gpu = report()
+    on_cpu, on_gpu, by_fla = report()
     assert on_cpu.startswith("On a CPU: kernels") and numba.__version__ in on_cpu
     assert on_gpu.startswith("On a GPU: no kernels")
+    assert by_fla.startswith(("On a GPU, by fla: no kernels", "On a GPU, by fla: plain PyTorch"))
 
 
 @pytest.mark.parametrize("value, said", [("0", "plain PyTorch, because"), ("2", "an error:")])
-@pytest.mark.parametrize("variable, line", [(dispatch.VARIABLE, 0), ("LINEARTIME_TRITON", 1)])
+@pytest.mark.parametrize("variable, line", [(dispatch.VARIABLE, 0), ("LINEARTIME_TRITON", 1), ("LINEARTIME_TRITON", 2)])
 def test_it_names_the_variable_that_turns_kernels_off_or_is_wrong(variable, line, value, said, report, monkeypatch):
     monkeypatch.setenv(variable, value)
     assert said in report()[line] and variable in report()[line]

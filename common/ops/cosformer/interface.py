@@ -101,7 +101,8 @@ def cosformer_attention(
         log_decay = decay_of_real_tokens(log_decay, key_padding_mask, dtype)
         if log_decay is not None and log_decay.dim() == 4:
             log_decay = torch.cat([log_decay, log_decay], dim=-1)
-        out, sums = means(queries, keys, values, causal, chunk_size, state, log_decay, least=EPS)
+        sums_options = {"least": EPS, "precision": v.dtype}
+        out, sums = means(queries, keys, values, causal, chunk_size, state, log_decay, **sums_options)
     out = out.to(v.dtype)
     return (out, {"count": count, **sums}) if return_state else out
 

@@ -78,7 +78,7 @@ def favor_attention(
         keys, log_max, log_decay = _causal_keys(exponents, key_padding_mask, state, log_decay)
         # If each feature has its own unit, queries add its logarithm to their exponents.
         queries = _relative_features(projected + log_max if by_feature else projected, query_padding_mask)
-        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay)
+        out, weights, sums = causal_sums(queries, keys, values, chunk_size, state, log_decay, v.dtype)
     out = _divided(out, weights).to(v.dtype)
     return (out, {"log_max": log_max[:, :, -1], **sums}) if return_state else out
 

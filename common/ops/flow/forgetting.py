@@ -59,7 +59,7 @@ class _Flow:
 
     def __init__(self, inputs: CausalInputs, log_decay: Tensor) -> None:
         self.options, self.state, self.chunk_size = inputs.options, inputs.state or {}, inputs.chunk_size
-        dtype = compute_dtype(inputs.q)
+        dtype, self.precision = compute_dtype(inputs.q), inputs.v.dtype
         self.padding = inputs.padding
         self.log_decay = decay_of_real_tokens(log_decay, inputs.padding, dtype)
         self.gates = self.log_decay if log_decay.dim() == 4 else self.log_decay.unsqueeze(-1)  # (B, H, n, g)
@@ -86,7 +86,7 @@ class _Flow:
     def values(self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Σ_(j <= i) Γ_ij (q_i·k_j) v_j (B, H, n, e), and Σ_j Γ_nj k_j v_jᵀ (B, H, d, e) after the last token."""
         state = None if before is None else {"sum_k": torch.zeros_like(before[..., 0]), "sum_kv": before}
-        values, _, state = causal_sums(q, k, v, self.chunk_size, state, self.log_decay)
+        values, _, state = causal_sums(q, k, v, self.chunk_size, state, self.log_decay, self.precision)
         return values, state["sum_kv"]
 
     def _received(self, givers: Tensor, entries: tuple[str, str]) -> tuple[Tensor, State]:

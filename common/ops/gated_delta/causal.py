@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..shared.chunks import chunk_length, decay_between, reverse_cumsum, split_chunks
+from ..shared.gpu import fla
 from ..shared.tracing import may_checkpoint, runs_eagerly
 
 #: Default number of tokens of a chunk.
@@ -28,8 +29,28 @@ class Chunks(NamedTuple):
     log_decay: Tensor | None  # (B, H, G, C), (B, H, G, C, d) for channels of the keys, or None without decay
 
 
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    chunk_size: int,
+    memory: Tensor,
+    precision: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``delta_chunks`` by fla's kernels on a GPU, otherwise by ``delta_in_blocks``.
+
+    ``precision`` is the dtype in which q, k and v were given, in which kernels may multiply.
+    """
+    tensors = q, k, v, beta, log_decay, memory
+    if _FLA.apply_to(precision, *tensors):
+        return _FLA(precision, chunk_size, *tensors)
+    return delta_in_blocks(*tensors, chunk_size)
+
+
 def delta_in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, chunk_size: int, memory: Tensor
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, memory: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     """``delta_chunks`` in blocks of whole chunks, which the backward pass computes again: the inputs and the memory
 
@@ -51,6 +72,9 @@ def delta_in_blocks(
             part, memory = delta_chunks(*arguments)
         out.append(part)
     return torch.cat(out, dim=2) if out else v.new_empty(v.shape), memory
+
+
+_FLA = fla.Kernels("delta_rule", delta_in_blocks)
 
 
 def delta_chunks(

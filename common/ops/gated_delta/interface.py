@@ -7,6 +7,7 @@ after Schlag, Irie, Schmidhuber, *Linear Transformers Are Secretly Fast Weight P
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_masks, check_of_tokens, check_positive_int, check_query_key_value
@@ -15,7 +16,7 @@ from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, state_of_sums
-from .causal import CHUNK_SIZE, delta_in_blocks
+from .causal import CHUNK_SIZE, delta_rule
 from .cpu.causal import applies, delta_by_kernels, step_by_kernels
 from .decoding import delta_step
 from .directions import ACTIVATIONS, QK_NORMS, directed
@@ -75,7 +76,7 @@ def gated_delta_attention(
             k, v = zero_padding(k, key_padding_mask), zero_padding(v, key_padding_mask)
             beta, log_decay = _of_real(beta, key_padding_mask), _of_real(log_decay, key_padding_mask)
         tensors = zero_padding(q, query_padding_mask), k, v, beta, log_decay, memory
-        out, memory = _attend(tensors, (qk_activation, qk_norm, v_activation), chunk_size)
+        out, memory = _attend(tensors, (qk_activation, qk_norm, v_activation), chunk_size, out_dtype)
     out = in_dtype(out, out_dtype)
     return (out, {"memory": memory}) if return_state else out
 
@@ -101,7 +102,7 @@ def _step(
 
 
 def _attend(
-    tensors: tuple[Tensor | None, ...], directions: tuple[str, str, str], chunk_size: int
+    tensors: tuple[Tensor | None, ...], directions: tuple[str, str, str], chunk_size: int, precision: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The outputs of q, k, v, beta and log_decay after the memory, the last of ``tensors``, and the new memory."""
     if applies(*tensors):
@@ -111,7 +112,7 @@ def _attend(
     if memory is not None and queries.shape[2] == 1:
         return delta_step(queries, keys, values, beta, log_decay, memory)
     memory = keys.new_zeros(*keys.shape[:2], keys.shape[3], values.shape[3]) if memory is None else memory
-    return delta_in_blocks(queries, keys, values, beta, log_decay, chunk_size, memory)
+    return delta_rule(queries, keys, values, beta, log_decay, chunk_size, memory, precision)
 
 
 def _of_real(x: Tensor | None, padding_mask: Tensor) -> Tensor | None:

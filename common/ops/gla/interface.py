@@ -71,7 +71,7 @@ def gla_attention(
         queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
         keys, values = (zero_padding(y.to(dtype), key_padding_mask) for y in (k, v))
         initial = None if state is None else state["sum_kv"]
-        out, sum_kv = decayed_sums(queries, keys, values, log_decay, chunk_size, initial)
+        out, sum_kv = decayed_sums(queries, keys, values, log_decay, chunk_size, initial, v.dtype)
     out = out.to(v.dtype)
     return (out, {"sum_kv": sum_kv}) if return_state else out
 

@@ -65,7 +65,7 @@ def hedgehog_attention(
         queries = learned_features(q, query_weight, query_bias, "softmax", query_padding_mask)
         keys = learned_features(k, key_weight, key_bias, "softmax", key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, state = means(queries, keys, values, causal, chunk_size, state, eps=EPS)
+        out, state = means(queries, keys, values, causal, chunk_size, state, eps=EPS, precision=v.dtype)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 

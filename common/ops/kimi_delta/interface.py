@@ -5,7 +5,7 @@ Kimi Team, *Kimi Linear: An Expressive, Efficient Attention Architecture*, arXiv
 
 from torch import Tensor
 
-from ..gated_delta.causal import CHUNK_SIZE, delta_in_blocks
+from ..gated_delta.causal import CHUNK_SIZE, delta_rule
 from ..gated_delta.decoding import delta_step
 from ..gated_delta.directions import ACTIVATIONS, QK_NORMS, directed
 from ..shared.checks import (
@@ -80,6 +80,6 @@ def kimi_delta_attention(
             out, memory = delta_step(q, k, v, beta, log_decay, state["memory"])
         else:
             memory = k.new_zeros(shape) if state is None else state["memory"]
-            out, memory = delta_in_blocks(q, k, v, beta, log_decay, chunk_size, memory)
+            out, memory = delta_rule(q, k, v, beta, log_decay, chunk_size, memory, out_dtype)
     out = in_dtype(out, out_dtype)
     return (out, {"memory": memory}) if return_state else out

@@ -88,7 +88,8 @@ def linear_attention(
             out = out / (weights + EPS)
         else:
             decay, state = decay_of_real_tokens(log_decay, key_padding_mask, dtype), initial_state
-            out, state = means(queries, keys, values, causal, chunk_size, state, decay, eps=EPS, phi=in_sums)
+            sums_options = {"eps": EPS, "phi": in_sums, "precision": v.dtype}
+            out, state = means(queries, keys, values, causal, chunk_size, state, decay, **sums_options)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 

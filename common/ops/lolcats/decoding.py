@@ -108,7 +108,7 @@ def _several(
     if size == window:
         before = {name: state[name] for name in ("sum_k", "sum_kv")} if held_count == window else None
         features = maps.of_queries(q), maps.of_keys(k)
-        far_values, far_weights, sums = far_before(*features, v, window, chunk_size, before, real)
+        far_values, far_weights, sums = far_before(*features, v, window, chunk_size, before, real, maps.precision)
         values, weights = values + far_values, weights + far_weights
     else:
         sums = _no_sums(state, maps, False)

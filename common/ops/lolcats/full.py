@@ -27,6 +27,7 @@ class Maps(NamedTuple):
     key_weight: Tensor
     key_bias: Tensor | None
     feature_map: str
+    precision: torch.dtype  # of the tokens as they were given
 
     def of_queries(self, q: Tensor) -> Tensor:
         """Features of queries: (B, H, n, d) -> (B, H, n, f)."""
@@ -68,10 +69,10 @@ def whole_sequence(
     if part == "linear":  # no token is near
         before, after = -1, 0
     features = maps.of_queries(q), _real(maps.of_keys(k), real)
-    values, weights, _ = far_before(*features, v, before + 1, chunk_size, None, real)
+    values, weights, _ = far_before(*features, v, before + 1, chunk_size, None, real, maps.precision)
     if not causal:
         flipped = [x.flip(2) for x in (*features, v)]
-        later_values, later_weights, _ = far_before(*flipped, after + 1, chunk_size, None, None)
+        later_values, later_weights, _ = far_before(*flipped, after + 1, chunk_size, None, None, maps.precision)
         values, weights = values + later_values.flip(2), weights + later_weights.flip(2)
     if part == "linear":
         return put_back(values / (weights + EPS), order)
@@ -114,6 +115,7 @@ def far_before(
     chunk_size: int,
     state: State | None,
     real: Tensor | None,
+    precision: torch.dtype,
 ) -> tuple[Tensor, Tensor, State]:
     """Sums over the keys at least ``distance`` tokens before each query: of values, of weights, and the state of both.
 
@@ -123,7 +125,7 @@ def far_before(
     n = v.shape[2]
     # Keys shifted beyond the end are not far from any of these tokens.
     keys, v = (F.pad(x, (0, 0, distance, 0))[:, :, :n] for x in (keys, v))
-    return causal_sums(queries, _real(keys, real), v, chunk_size, state)
+    return causal_sums(queries, _real(keys, real), v, chunk_size, state, None, precision)
 
 
 def window_weights(scores: Tensor, share: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def lolcats_attention(
             f"window_gate is {shape_of(window_gate)}; allowed: a tensor ({q.shape[1]},) on {q.device}, one per head"
         )
     dtype, given = compute_dtype(q), v.dtype
-    maps = Maps(query_weight, query_bias, key_weight, key_bias, feature_map)
+    maps = Maps(query_weight, query_bias, key_weight, key_bias, feature_map, given)
     shapes = state_shapes(k, v, held_length(initial_state, "k", window), window, maps.number_of_features())
     state = state_of_sums(initial_state, shapes, dtype, q)
     with autocast_off(q):

@@ -69,7 +69,7 @@ def retention_attention(
         if key_padding_mask is not None:
             log_decay = log_decay.masked_fill(key_padding_mask[:, None], 0.0)
         before = None if state is None else {name: x for name, x in state.items() if name != "count"}
-        out, weights, sums = causal_sums(queries, keys, values, chunk_size, before, log_decay)
+        out, weights, sums = causal_sums(queries, keys, values, chunk_size, before, log_decay, v.dtype)
         counts = _counts(q, key_padding_mask, None if state is None else state["count"])  # (B, n)
         if score_norm:
             # 1 + γ + ... with ``count`` terms is (γ^count - 1) / (γ - 1); no token counts as one

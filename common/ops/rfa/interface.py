@@ -84,7 +84,8 @@ def rfa_attention(
             keys = keys * -torch.expm1(log_decay).unsqueeze(-1)
         queries = _features(q, directions, query_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, state = means(queries, keys, values, causal, chunk_size, state, log_decay, least=floor)
+        sums_options = {"least": floor, "precision": v.dtype}
+        out, state = means(queries, keys, values, causal, chunk_size, state, log_decay, **sums_options)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 

@@ -6,12 +6,14 @@ G chunks. A mechanism computes the features, 0 at padding, and divides by the su
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .chunked_sums import channel_decayed_sums, sums_in_chunks
 from .cpu.sums import applies as kernels_apply
 from .cpu.sums import causal_sums as sums_by_kernels
 from .cpu.sums import step as step_by_kernels
 from .feature_maps import feature_map
+from .gpu import fla
 from .padding import zero_padding
 from .state import State, state_of_source
 from .tracing import runs_eagerly
@@ -64,7 +66,13 @@ def _read(q: Tensor, sum_k: Tensor, sum_kv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def causal_sums(
-    q: Tensor, k: Tensor, v: Tensor, chunk_size: int, state: State | None, log_decay: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: int,
+    state: State | None,
+    log_decay: Tensor | None = None,
+    precision: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, State]:
     """Σ_(j <= i) (q_i·k_j) v_j (B, H, n, e), Σ_(j <= i) q_i·k_j (B, H, n, 1), and the state after the tokens.
 
@@ -72,9 +80,13 @@ def causal_sums(
     the features, or start from 0 if it is None. ``log_decay``, at most 0 and finite, is (B, H, n): before token t is
     added, all sums are multiplied by exp(log_decay_t); or (B, H, n, f): the sums of each feature c by
     exp(log_decay_tc). On a CPU by kernels, see ``cpu/sums.py``, otherwise as ``sums_in_chunks``, which says the cost.
+    ``precision`` is the dtype of the tokens that the features were made of: fla's kernels may multiply in it.
     """
-    if kernels_apply(q, k, v, log_decay, *_sums_before(state)):
+    before = _sums_before(state)
+    if kernels_apply(q, k, v, log_decay, *before):
         return _by_kernels(q, k, v, state, log_decay)
+    if _FLA.apply_to(precision, q, k, v, None, log_decay, before[0]):
+        return _by_fla(q, k, v, chunk_size, before, log_decay, precision)
     if q.shape[2] == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
     return sums_in_chunks(q, k, v, chunk_size, state, log_decay)
@@ -92,6 +104,7 @@ def means(
     eps: float = 0.0,
     least: float = 0.0,
     phi: str | None = None,
+    precision: torch.dtype | None = None,
 ) -> tuple[Tensor, State | None]:
     """The values of ``causal_sums`` divided by max(weights + ``eps``, ``least``), and the state after the tokens.
 
@@ -105,7 +118,7 @@ def means(
         return out, state
     if phi is not None:
         q, k = feature_map(q, phi), feature_map(k, phi)
-    values, weights, state = causal_sums(q, k, v, chunk_size, state, log_decay)
+    values, weights, state = causal_sums(q, k, v, chunk_size, state, log_decay, precision)
     return _divided(values, weights, eps, least), state
 
 
@@ -133,7 +146,13 @@ def source_means(q: Tensor, state: State, *, eps: float = 0.0, least: float = 0.
 
 
 def decayed_sums(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, chunk_size: int, sum_kv: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    chunk_size: int,
+    sum_kv: Tensor | None,
+    precision: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``causal_sums`` of values alone, with a decay for each feature: (B, H, n, e), and the last ``sum_kv``.
 
@@ -142,6 +161,8 @@ def decayed_sums(
     if kernels_apply(q, k, v, log_decay, sum_kv):
         values, _, sum_kv, _ = sums_by_kernels(q, k, v, log_decay, sum_kv, None, weighs=False)
         return values, sum_kv
+    if _FLA.apply_to(precision, q, k, v, None, log_decay, sum_kv):
+        return _FLA(precision, chunk_size, q, k, v, None, log_decay, sum_kv)
     return channel_decayed_sums(q, k, v, log_decay, chunk_size, sum_kv)
 
 
@@ -156,6 +177,44 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor, State]:
     values, weights, sum_kv, sum_k = sums_by_kernels(q, k, v, log_decay, *_sums_before(state), True, divisor, phi)
     return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def _by_fla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunk_size: int,
+    before: tuple[Tensor | None, Tensor | None],
+    log_decay: Tensor | None,
+    precision: torch.dtype | None,
+) -> tuple[Tensor, Tensor, State]:
+    """``causal_sums`` by fla's kernels: a channel of ones beside v sums the weights."""
+    e, (sum_kv, sum_k) = v.shape[3], before
+    more = 8 - e % 8  # rows of 16 bytes in half precision
+    extra = v.new_zeros(v.shape[0], v.shape[2], v.shape[1], more)
+    extra[..., 0] = 1.0
+    v = torch.cat([v.transpose(1, 2), extra], dim=-1).transpose(1, 2)  # in fla's layout
+    initial = None if sum_kv is None else F.pad(torch.cat([sum_kv, sum_k.unsqueeze(-1)], dim=-1), (0, more - 1))
+    out, last = _FLA(precision, chunk_size, q, k, v, None, log_decay, initial)
+    return out[..., :e], out[..., e : e + 1], {"sum_k": last[..., e], "sum_kv": last[..., :e]}
+
+
+def _plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    _: None,
+    log_decay: Tensor | None,
+    initial: Tensor | None,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    """Values and the last ``sum_kv`` in plain PyTorch, for ``_FLA``."""
+    state = None if initial is None else {"sum_k": torch.zeros_like(initial[..., 0]), "sum_kv": initial}
+    out, _, state = sums_in_chunks(q, k, v, chunk_size, state, log_decay)
+    return out, state["sum_kv"]
+
+
+_FLA = fla.Kernels("running_sums", _plain)
 
 
 def _sums_before(state: State | None) -> tuple[Tensor | None, Tensor | None]:

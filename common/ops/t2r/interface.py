@@ -61,7 +61,7 @@ def t2r_attention(
         queries = _query_features(q, map_weight, map_bias, query_padding_mask)
         keys = learned_features(k, map_weight, map_bias, "relu", key_padding_mask)
         values = zero_padding(v.to(dtype), key_padding_mask)
-        out, state = means(queries, keys, values, causal, chunk_size, state, least=floor)
+        out, state = means(queries, keys, values, causal, chunk_size, state, least=floor, precision=v.dtype)
     out = out.to(v.dtype)
     return (out, state) if return_state else out
 

@@ -31,6 +31,7 @@ class FirstUse(NamedTuple):
     sample: Callable[[], Sequence[Tensor]]  # a small input
     by_kernels: Callable[..., Tensor]
     by_pytorch: Callable[..., Tensor]  # in the dtype that it is given
+    bound: float | None = None  # in place of that of the output's dtype
 
     @property
     def key(self) -> Hashable:
@@ -42,7 +43,7 @@ def compare(use: FirstUse) -> None:
     """Check that the kernels are correct; takes milliseconds in addition to their compilation.
 
     Raises:
-        KernelsDiffer: by more than ``BOUNDS``.
+        KernelsDiffer: by more than ``BOUNDS``, or the bound of ``use``.
     """
     # A thread has its own autocast, gradient mode and hooks, so that the caller's see nothing of this.
     with ThreadPoolExecutor(1) as pool:
@@ -73,7 +74,7 @@ def _compare(use: FirstUse) -> None:
     wanted, *wanted_grads = _output_and_gradients(use.by_pytorch, [x.double() for x in sample])
     named = {"the output": (out, wanted)}
     named.update({f"gradient {i}": pair for i, pair in enumerate(zip(grads, wanted_grads), 1)})
-    bound = BOUNDS[out.dtype]
+    bound = use.bound or BOUNDS[out.dtype]
     for name, (actual, expected) in named.items():
         difference = ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
         if not difference <= bound:  # also true for NaN

@@ -1,10 +1,13 @@
 """Tests of Triton's kernels need a GPU or Triton's interpreter; without either, ``../test_interpreted.py`` runs them.
 
+Those of fla's kernels need fla-core and a newer torch than 2.6 as well.
+
 Fixtures ensure that kernels ran, and use small tiles in the interpreter, so that small inputs have several of them.
 """
 
 import warnings
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,8 +16,10 @@ from common.ops.flow.gpu import chunks
 from common.ops.mixed_chunk.gpu import sequence
 from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
+from tests.torch_versions import NEWER_THAN_2_6
 
 collect_ignore_glob = [] if interpreted() or torch.cuda.is_available() else ["test_*.py"]
+collect_ignore = [] if find_spec("fla") and NEWER_THAN_2_6 else ["test_fla_functions.py"]
 
 
 @pytest.fixture
