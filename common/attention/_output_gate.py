@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.shared.checks import check_tokens
+from ..ops.shared.gpu import fla
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head, cleared
@@ -41,8 +42,8 @@ class OutputGateAttention(OpAttention):
     swish(z) = z sigmoid(z), as in RetNet (Sun et al., 2023, equation 8) and later papers; or sigmoid(W x_i), as in Kimi
     Linear (2025). With ``output_gate_rank`` W is a product of two matrices of that rank. The norm is computed per
     head, with a weight (for "group" also a bias) per channel: "rms", o / rms(o), or "group", (o - mean) / std. Norm and
-    gate are both optional. A padded query gives 0. For float16, ``op`` gives float32, because outputs without a
-    normaliser may exceed its range. Costs O(n D H e) more time.
+    gate are both optional. A padded query gives 0. For inputs in half precision, ``op`` computes in float32, because
+    outputs without a normaliser may exceed the range of float16. Costs O(n D H e) more time.
 
     A subclass has the options ``output_norm`` and ``output_gate``, needs "num_heads", "head_dim" and "x", and calls
     ``build_output`` in ``setup``. It sets ``op_takes_x`` if ``op`` itself has an argument x, and ``gate_bias`` if the
@@ -176,6 +177,10 @@ class OutputGateAttention(OpAttention):
 
 
 def _widened(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Convert tensors that are all float16 to float32; return others unchanged, since ``op`` checks them."""
+    """Convert tensors of one half-precision dtype to float32; return others unchanged, since ``op`` checks them.
+
+    fla's kernels get bfloat16, which has the range of float32.
+    """
     dtypes = {getattr(x, "dtype", None) for x in tensors}
-    return tuple(x.float() for x in tensors) if dtypes == {torch.float16} else tensors
+    half = dtypes == {torch.float16} or (dtypes == {torch.bfloat16} and not fla.is_for(tensors[0]))
+    return tuple(x.float() for x in tensors) if half else tensors

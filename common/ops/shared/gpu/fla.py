@@ -83,8 +83,13 @@ def forget() -> None:
     _imported.cache_clear()
 
 
+def is_for(x: Tensor) -> bool:
+    """Whether fla's kernels are installed for the device of ``x``, and not switched off."""
+    return (x.is_cuda or interpreted()) and _can_be_used()
+
+
 def _can_be_used() -> bool:
-    return functions() is not None
+    return dispatch.switched_on() and functions() is not None
 
 
 _can_be_used._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``

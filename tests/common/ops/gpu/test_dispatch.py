@@ -119,15 +119,16 @@ for module in pkgutil.walk_packages(common.__path__, "common."):
     if not module.name.endswith(("huggingface", ".kernels", "_kernels", ".tiles")):
         importlib.import_module(module.name)
 import torch
-from common.ops import flow_attention, mixed_chunk_attention
+from common.ops import flow_attention, linear_attention, mixed_chunk_attention
 x = torch.randn(1, 2, 9, 4, requires_grad=True)
+linear_attention(x.bfloat16(), x.bfloat16(), x.bfloat16(), causal=True).sum().backward()
 flow_attention(x, x, x, causal=True).sum().backward()
 mixed_chunk_attention(x, x, x, x, x, chunk_size=4, causal=True).sum().backward()
-print([name for name in sys.modules if name.partition(".")[0] == "triton"])
+print([name for name in sys.modules if name.partition(".")[0] in ("triton", "fla")])
 """
 
 
-def test_triton_is_never_imported_on_a_machine_without_a_gpu():
+def test_triton_and_fla_are_never_imported_on_a_machine_without_a_gpu():
     environment = {"TRITON_INTERPRET": "", VARIABLE: ""}
     assert run_program(["-c", WITHOUT], cwd=str(CHECKOUT), environment=environment).splitlines()[-1] == "[]"
 

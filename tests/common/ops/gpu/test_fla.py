@@ -156,11 +156,15 @@ def test_a_sequence_in_parts(case, kernels, tf32):
 
 
 def test_the_gate_of_retention_is_a_constant(kernels):
-    """So fla reads one number per head, unless padding stops the decay."""
+    """So fla reads one number per head, unless padding stops the decay, or each row has its own."""
     calls, (q, k, v) = kernels(), qkv(9, dtype=torch.bfloat16)
     for mask, constant in ((None, True), (padding("left", 2, 9), False)):
         retention_attention(q, k, v, key_padding_mask=mask, query_padding_mask=mask)
         assert calls.pop()[2] == constant
+    of_rows = torch.tensor([[-0.1, -1.0], [-2.0, -0.5]]).unsqueeze(2).expand(2, 2, 9)
+    out = linear_attention(q, k, v, causal=True, log_decay=of_rows)
+    assert not calls.pop()[2]
+    assert_close("out", out, linear_attention(*(x.double() for x in (q, k, v)), causal=True, log_decay=of_rows))
 
 
 # --- when they are used ----------------------------------------------------------------------------------------------
