@@ -1,4 +1,4 @@
-"""The core only needs torch."""
+"""The core only needs torch, a mechanism only what it is made of, and checks do not depend on assert."""
 
 import os
 import re
@@ -8,79 +8,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 ROOT = Path(__file__).parents[2]
-
-USE = """
-import torch
-from common.attention import build_attention, record_attention
-from common.attention import RotaryAttention
-from common.modules import GatedAttentionUnit, ScaledSin, build_norm
-import common, common.ops.flow.reference, common.ops.linear.reference
-import common.ops.combiner.reference, common.ops.mixed_chunk.reference
-x = torch.randn(1, 2, 9, 4)
-for name in ("flow", "linear", "quadratic", "softmax"):
-    for causal in (False, True):
-        module = build_attention(name, causal=causal)
-        assert module(x, x, x).shape == x.shape
-        assert RotaryAttention(module, 4)(x, x, x).shape == x.shape
-tokens = torch.randn(1, 9, 8)
-for causal in (False, True):
-    module = build_attention("mixed_chunk", causal=causal, num_heads=2, head_dim=4, chunk_size=4)
-    assert module(x, x, x).shape == x.shape
-    module = build_attention("combiner", causal=causal, num_heads=2, head_dim=4, row_length=4)
-    assert module(x, x, x, x=tokens).shape == x.shape
-    for form in ({"chunk_size": 4}, {"chunk_size": None, "max_positions": 9}):
-        module = GatedAttentionUnit(8, query_dim=4, causal=causal, norm="scalenorm", **form)
-        assert module(tokens + ScaledSin(8)(torch.arange(9))).shape == tokens.shape
-assert build_norm("layernorm", 8)(tokens).shape == tokens.shape
-recorded = torch.nn.Sequential(build_attention("flow"))
-with record_attention(recorded) as records:
-    recorded[0](x, x, x)
-assert common.DISTRIBUTION == "lineartime"
-"""
-
-
-#: The hosts and their requirements, of which Numba compiles kernels at their first use.
+#: The hosts and their requirements.
 BLOCKED = "fairseq", "timm", "numba", "torchvision", "torchaudio", "omegaconf", "hydra", "PIL", "scipy", "sklearn"
-
-
-def run(code: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_it_imports_no_host_and_nothing_torch_does_not():
-    """Importing the core adds only itself and the standard library to sys.modules when the hosts are missing."""
-    code = f"import sys, torch, torch._dynamo\nfor name in {BLOCKED}: sys.modules[name] = None\n"
-    code += "before = set(sys.modules)\n" + USE + "print(*set(sys.modules) - before)"
-    added = {name.partition(".")[0] for name in run(code).split()}
-    assert added - set(sys.stdlib_module_names) - {"torch"} == {"common"}
-
-
-def test_numba_is_imported_at_the_first_use_of_a_kernel():
-    code = "import sys\n" + USE.partition("x = torch.randn")[0] + "print('numba' in sys.modules)\n"
-    code += "x = torch.randn(1, 2, 9, 4)\nbuild_attention('linear', causal=True)(x, x, x)\n"
-    code += "print('numba' in sys.modules)"
-    assert run(code).split() == ["False", "True"]
-
-
-#: Imports each mechanism in a child of one process that has torch. Packages whose ``__init__`` imports all of their
-#: files, which no reader of one mechanism opens, are empty there.
-CLOSURES = """
-import os, sys, types, torch
-for name in sys.argv[1:]:
-    sys.stdout.flush()
-    if (child := os.fork()) == 0:
-        for package in ("common", "common.attention", "common.modules", "common.ops"):
-            sys.modules[package] = types.ModuleType(package)
-            sys.modules[package].__path__ = [package.replace(".", "/")]
-        __import__(f"common.attention.{name}")
-        paths = {x.__file__ for x in list(sys.modules.values()) if x.__name__.startswith("common.") and x.__spec__}
-        print(name, len(paths), sum(len(open(path).readlines()) for path in paths), flush=True)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, name
-"""
 #: The most files of this project, and lines, that a reader of a mechanism may need.
 SUMS = dict.fromkeys(("linear", "t2r", "hedgehog"), (30, 3200)) | dict.fromkeys(
     ("favor", "rfa", "gla", "cosformer"), (30, 3300)
@@ -93,24 +24,86 @@ LARGEST = SUMS | {
     "lolcats": (35, 3900),
     "flow": (55, 6000),
 }
+IMPORTS = """
+from common.attention import RotaryAttention, build_attention, record_attention
+from common.modules import GatedAttentionUnit, ScaledSin, build_norm
+import common, common.ops.flow.reference, common.ops.linear.reference
+import common.ops.combiner.reference, common.ops.mixed_chunk.reference
+"""
+USE = f"""
+for name in {BLOCKED}: sys.modules[name] = None
+before = set(sys.modules)
+{IMPORTS}
+x, tokens = torch.randn(1, 2, 9, 4), torch.randn(1, 9, 8)
+for causal in (False, True):
+    for name in ("flow", "linear", "quadratic", "softmax"):
+        RotaryAttention(build_attention(name, causal=causal), 4)(x, x, x)
+    build_attention("mixed_chunk", causal=causal, num_heads=2, head_dim=4, chunk_size=4)(x, x, x)
+    build_attention("combiner", causal=causal, num_heads=2, head_dim=4, row_length=4)(x, x, x, x=tokens)
+    for form in ({{"chunk_size": 4}}, {{"chunk_size": None, "max_positions": 9}}):
+        unit = GatedAttentionUnit(8, query_dim=4, causal=causal, norm="scalenorm", **form)
+        unit(build_norm("layernorm", 8)(tokens) + ScaledSin(8)(torch.arange(9)))
+recorded = build_attention("flow")
+with record_attention(recorded):
+    recorded(x, x, x)
+added = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*added - set(sys.stdlib_module_names) - {{"torch"}})
+for wrong in (lambda: build_attention("flow", clamp=-1), lambda: build_attention("flow")(x, x, x[0]),
+              lambda: build_attention("quadratic")(x, x, x[0]), lambda: GatedAttentionUnit(8, chunk_size=0)):
+    try: wrong()
+    except ValueError: print("refused")
+"""
+NUMBA = f"""
+{IMPORTS}
+print("numba" in sys.modules)
+x = torch.randn(1, 2, 9, 4)
+build_attention("linear", causal=True)(x, x, x)
+print("numba" in sys.modules)
+"""
+#: Packages whose ``__init__`` imports all of their files, which no reader of one mechanism opens, are empty.
+CLOSURE = """
+for package in ("common", "common.attention", "common.modules", "common.ops"):
+    sys.modules[package] = types.ModuleType(package)
+    sys.modules[package].__path__ = [package.replace(".", "/")]
+__import__("common.attention.{name}")
+paths = {{x.__file__ for x in list(sys.modules.values()) if x.__name__.startswith("common.") and x.__spec__}}
+print(len(paths), sum(len(open(path).readlines()) for path in paths))
+"""
+PROGRAMS = {"use": USE, "numba": NUMBA, **{name: CLOSURE.format(name=name) for name in LARGEST}}
+#: Runs each program in a child of one process that has torch and, since it is started with -O, no asserts.
+PARENT = f"""
+import os, sys, types, torch, torch._dynamo
+for name, program in {PROGRAMS}.items():
+    print("PROGRAM", name, flush=True)
+    if (child := os.fork()) == 0:
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]: sys.exit(name)
+"""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_mechanism_imports_only_what_it_is_made_of():
-    for line in run(CLOSURES, *LARGEST).splitlines():
-        name, files, lines = line.split()
-        assert int(files) <= LARGEST[name][0] and int(lines) <= LARGEST[name][1], line
+@pytest.fixture(scope="module")
+def printed() -> dict[str, list[str]]:
+    """The words that each program printed."""
+    done = subprocess.run([sys.executable, "-O", "-c", PARENT], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parts = (part.split() for part in done.stdout.split("PROGRAM")[1:])
+    return {name: words for name, *words in parts}
 
 
-def test_its_checks_survive_python_without_asserts():
-    code = USE.replace("assert ", "pass; ") + (
-        "\ntry: build_attention('flow', clamp=-1)\nexcept ValueError: print('refused')"
-        "\ntry: build_attention('flow')(x, x, x[0])\nexcept ValueError: print('refused')"
-        "\ntry: build_attention('quadratic')(x, x, x[0])\nexcept ValueError: print('refused')"
-        "\ntry: GatedAttentionUnit(8, chunk_size=0)\nexcept ValueError: print('refused')"
-    )
-    done = subprocess.run([sys.executable, "-O", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["refused"] * 4
+def test_without_hosts_and_asserts_it_imports_nothing_that_torch_does_not_and_refuses(printed):
+    assert printed["use"] == ["common", *["refused"] * 4]
+
+
+def test_numba_is_imported_at_the_first_use_of_a_kernel(printed):
+    assert printed["numba"] == ["False", "True"]
+
+
+def test_a_mechanism_imports_only_what_it_is_made_of(printed):
+    for name, most in LARGEST.items():
+        files, lines = map(int, printed[name])
+        assert files <= most[0] and lines <= most[1], (name, files, lines)
 
 
 def test_one_package_alone_imports_transformers():

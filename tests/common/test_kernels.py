@@ -1,4 +1,4 @@
-"""The report ``python -m common.kernels``, and its table of mechanisms with kernels for CPUs."""
+"""The report ``python -m common.kernels``, its table of mechanisms with kernels for CPUs, and what switches change."""
 
 import sys
 from collections import defaultdict
@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from common import kernels
+from common.ops import gated_delta_attention
 from common.ops.shared.cpu import dispatch, threads
 from tests.common.contract.mechanisms import CASES, Case, at, tensors
 from tests.compare import assert_close
 from tests.processes import CHECKOUT, run_program
 
+numba = pytest.importorskip("numba")
 #: The modules of the kernels in the table.
 MODULES = {
     "sums": "common.ops.shared.cpu.sums_kernels",
@@ -30,42 +32,35 @@ def report(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     def lines() -> list[str]:
         dispatch.has_numba.cache_clear()
         assert kernels.main([]) == 0
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("On a ")]
+        printed = capsys.readouterr().out
+        for table in (kernels.CPU_KERNELS, kernels.GPU_KERNELS, kernels.FLA_KERNELS):
+            for name, mechanisms in table.items():
+                assert name in printed and all(mechanism in printed for mechanism in mechanisms)
+        return [line for line in printed.splitlines() if line.startswith("On a ")]
 
     yield lines
     dispatch.has_numba.cache_clear()
 
 
-def test_it_names_every_mechanism_of_the_tables_and_the_version_of_numba(report, capsys, monkeypatch):
-    numba = pytest.importorskip("numba")
+def test_it_says_what_runs_and_why(report, tmp_path, monkeypatch):
+    """Kernels and the version of Numba, no GPU, a variable that turns kernels off or is wrong, and why Numba is not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    kernels.main([])
-    printed = capsys.readouterr().out
-    for table in (kernels.CPU_KERNELS, kernels.GPU_KERNELS, kernels.FLA_KERNELS):
-        for name, mechanisms in table.items():
-            assert name in printed and all(mechanism in printed for mechanism in mechanisms)
     on_cpu, on_gpu, by_fla = report()
     assert on_cpu.startswith("On a CPU: kernels") and numba.__version__ in on_cpu
     assert on_gpu.startswith("On a GPU: no kernels")
     assert by_fla.startswith(("On a GPU, by fla: no kernels", "On a GPU, by fla: plain PyTorch"))
-
-
-@pytest.mark.parametrize("value, said", [("0", "plain PyTorch, because"), ("2", "an error:")])
-@pytest.mark.parametrize("variable, line", [(dispatch.VARIABLE, 0), ("LINEARTIME_TRITON", 1), ("LINEARTIME_TRITON", 2)])
-def test_it_names_the_variable_that_turns_kernels_off_or_is_wrong(variable, line, value, said, report, monkeypatch):
-    monkeypatch.setenv(variable, value)
-    assert said in report()[line] and variable in report()[line]
-
-
-def test_it_says_why_there_is_no_numba(report, tmp_path, monkeypatch):
-    """It is not installed, or cannot be imported, also when the warning was given already."""
+    for line, variable in enumerate((dispatch.VARIABLE, "LINEARTIME_TRITON", "LINEARTIME_TRITON")):
+        for value, said in (("0", "plain PyTorch, because"), ("2", "an error:")):
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, value)
+                assert said in report()[line] and variable in report()[line]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "numba", None)
         assert report()[0].startswith("On a CPU: plain PyTorch") and "pip install numba" in report()[0]
     (tmp_path / "numba.py").write_text("raise OSError('libllvmlite.so is missing')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "numba", raising=False)
-    assert "libllvmlite.so is missing" in report()[0] and kernels.main([]) == 0
+    assert "libllvmlite.so is missing" in report()[0] and "plain PyTorch" in report()[0]
 
 
 PROGRAM = """
@@ -75,13 +70,13 @@ x = torch.linspace(-1, 1, 60).view(1, 2, 10, 3).requires_grad_()
 out = attend(x, x.flip(3), x.flip(2), beta=x[..., 0].sigmoid())
 print(*torch.cat([out, *torch.autograd.grad(out.sum(), x)]).flatten().tolist())
 """
-#: Switches of what kernels are compiled and run with, set before anything is imported, and what the report says then.
+#: Switches of Numba, Triton and torch, set before anything is imported, and what the report says then.
 SWITCHES = [
     ("plain PyTorch, because NUMBA_DISABLE_JIT", {"NUMBA_DISABLE_JIT": "1"}),
-    ("kernels", {"NUMBA_NUM_THREADS": "1", "NUMBA_THREADING_LAYER": "omp", "NUMBA_CACHE_DIR": "/dev/null/no folder"}),
     (
         "kernels",
         {
+            **{"NUMBA_NUM_THREADS": "1", "NUMBA_THREADING_LAYER": "omp", "NUMBA_CACHE_DIR": "/dev/null/no folder"},
             **{"NUMBA_DEBUG_CACHE": "0", "NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1", "TRITON_INTERPRET": "1"},
             **{"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"},
         },
@@ -89,15 +84,16 @@ SWITCHES = [
 ]
 
 
-def test_switches_of_what_kernels_use_change_no_result():
-    """Those of Numba, Triton and torch."""
-    pytest.importorskip("numba")
-    results = []
-    for said, switches in [("plain PyTorch", {dispatch.VARIABLE: "0"}), *SWITCHES]:
+def test_switches_of_what_kernels_use_change_no_result(monkeypatch):
+    monkeypatch.setenv(dispatch.VARIABLE, "0")
+    x = torch.linspace(-1, 1, 60).view(1, 2, 10, 3).requires_grad_()
+    out = gated_delta_attention(x, x.flip(3), x.flip(2), beta=x[..., 0].sigmoid())
+    expected = torch.cat([out, *torch.autograd.grad(out.sum(), x)]).flatten()
+    monkeypatch.delenv(dispatch.VARIABLE)
+    for said, switches in SWITCHES:
         lines = run_program(["-c", PROGRAM], cwd=str(CHECKOUT), environment=switches).splitlines()[-2:]
         assert lines[0].startswith(f"said: {said}")
-        results.append(torch.tensor([float(x) for x in lines[1].split()]))
-        assert_close(str(switches), results[-1], results[0])
+        assert_close(str(switches), torch.tensor([float(x) for x in lines[1].split()]), expected)
 
 
 def kernels_of(case: Case) -> set[str]:
@@ -122,7 +118,6 @@ def kernels_of(case: Case) -> set[str]:
 
 def test_the_table_of_mechanisms_with_kernels_for_cpus_is_right():
     """Each mechanism, with every option. Those with gates are named if they need them for a kernel."""
-    pytest.importorskip("numba")
     named, with_gates = defaultdict(set), defaultdict(set)
     for case in CASES:
         if not (case.image or case.rotary or case.short_conv):

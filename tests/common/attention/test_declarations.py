@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from common import mechanisms
 from common.attention import ATTENTIONS, InnerAttention, build_attention, supporting
 from common.ops.shared.cpu.operators import FORMULAS
 
@@ -48,10 +49,10 @@ def build(name: str, causal: bool, n: int, d: int, least: int = 9, **options: in
 
 
 def inputs(attention: InnerAttention, n: int, d: int) -> dict[str, Any]:
-    """Float64 tensors for n tokens, and the height and width of an image."""
+    """Tensors for n tokens, and the height and width of an image."""
     widths = attention.projections(d)
-    projected = {x: torch.randn(1, 1, n, widths[x]).double() if x in widths else None for x in ("q", "k", "v")}
-    further = {"x": torch.randn(1, n, d).double(), "source_q": torch.randn(1, 1, n, d).double()}
+    projected = {x: torch.randn(1, 1, n, widths[x]) if x in widths else None for x in ("q", "k", "v")}
+    further = {"x": torch.randn(1, n, d), "source_q": torch.randn(1, 1, n, d)}
     return {**projected, **attention.inputs(**further, spatial_shape=(16, n // 16))}
 
 
@@ -70,8 +71,7 @@ def test_a_state_is_as_large_as_its_formula_says(name: str):
     """Sizes count float32 numbers. A state also holds counts, and one byte per token for padding."""
     for n in (99, 198):
         attention = build(name, True, n, 16, least=18)
-        arguments = {x: y.float() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 16).items()}
-        _, state = attention.extend(**arguments)
+        _, state = attention.extend(**inputs(attention, n, 16))
         numbers = sum(x.nbytes for x in state.values()) / 4
         assert numbers == pytest.approx(value(ATTENTIONS[name].about.state, n=n, d=16, **sizes(name, 18)), rel=0.02)
 
@@ -83,7 +83,7 @@ def test_a_cost_grows_as_its_formula_says(name: str):
     kind, counted, declared = ATTENTIONS[name], [], []
     least, options = (4, {"iterations": 1}) if name == "soft" else (9, {})  # rows and columns divide by its ratio
     for n in (512, 1024):
-        attention = build(name, not {"bidirectional", "source"} & kind.supports, n, 8, least, **options).double()
+        attention = build(name, not {"bidirectional", "source"} & kind.supports, n, 8, least, **options)
         arguments = inputs(attention, n, 8)
         with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter, sdpa_kernel(SDPBackend.MATH):
             attention(**arguments)
@@ -101,7 +101,8 @@ def test_permutation_equivariant_says_whether_tokens_are_a_set(name: str):
     attention = build(name, False, n, 8, **options).double()
     for parameter in attention.parameters():
         nn.init.normal_(parameter)
-    arguments, order = inputs(attention, n, 8), torch.randperm(n)
+    arguments = {x: y.double() if isinstance(y, Tensor) else y for x, y in inputs(attention, n, 8).items()}
+    order = torch.randperm(n)
     dims = {"q": 2, "k": 2, "v": 2, "x": 1, "source_q": 2}
     moved = {x: y.index_select(dims[x], order) if isinstance(y, Tensor) else y for x, y in arguments.items()}
     out, permuted = attention(**arguments)[:, :, order], attention(**moved)
@@ -126,3 +127,10 @@ def test_options_that_users_type_keep_their_names_defaults_and_choices():
             }
             for option, description in described.items()
         }, name
+
+
+@pytest.mark.parametrize("folder", ["common", "fairseq_plugin", "timm_plugin"])
+def test_the_tables_of_a_readme_are_those_of_the_declarations(folder):
+    """If this fails, run make tables."""
+    paths = [path for path in mechanisms.readmes() if path.parent == mechanisms.ROOT / folder]
+    assert paths and all(mechanisms.rewritten_readme(path) == path.read_text(encoding="utf-8") for path in paths)

@@ -1,105 +1,50 @@
 """Decoding remembers what it asked of tensors of one kind, and asks again of others, and in other surroundings."""
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.attention import ATTENTIONS, InnerAttention, build_attention
+from common.attention import ATTENTIONS, InnerAttention
 from common.ops.shared.cpu import dispatch, threads
+from tests.common.contract.mechanisms import Case, tensors
 from tests.compare import assert_close
 
 pytest.importorskip("numba")
 
-HEADS, CHANNELS = 2, 8
 NAMES = [name for name, kind in ATTENTIONS.items() if hasattr(kind.op, "step")]
+Tensors = dict[str, Tensor]
 
 
 def build(name: str) -> InnerAttention:
-    torch.manual_seed(1)
-    facts = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": 16}
-    return build_attention(name, True, **facts, **({"floor": 0.1} if "rfa" in name else {})).eval()
+    return Case(name, True).build(torch.float32)
 
 
-def token(module: InnerAttention, seed: int, dtype: torch.dtype = torch.float32, batch: int = 2) -> dict[str, Tensor]:
-    torch.manual_seed(seed)
-    widths = module.projections(CHANNELS)
-    tensors = {x: torch.randn(batch, HEADS, 1, widths[x], dtype=dtype) for x in ("q", "k", "v")}
-    return {**tensors, **module.inputs(x=torch.randn(batch, 1, HEADS * CHANNELS, dtype=dtype))}
+def token(module: InnerAttention, seed: int) -> Tensors:
+    return tensors(module, 1, dtype=torch.float32, seed=seed, grad=False)
 
 
 @torch.no_grad()
-def state_of(module: InnerAttention, tokens: int = 3) -> dict[str, Tensor]:
-    """The state after some tokens, of which the last ones are of a known kind."""
+def state_of(module: InnerAttention) -> Tensors:
+    """The state after three tokens, of which the last ones are of a known kind."""
     state = None
-    for seed in range(tokens):
+    for seed in range(3):
         _, state = module.extend(**token(module, seed), state=state)
     return state
 
 
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name, value)
-        yield
-
-
-@contextmanager
-def no_context() -> Iterator[None]:
-    yield
-
-
-class Marked(Tensor):
-    """A tensor of another class."""
-
-
-def marked(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x.as_subclass(Marked) for name, x in inputs.items()}
-
-
-def negated(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors whose memory holds the opposite numbers."""
-    return {name: torch.complex(torch.zeros_like(x), -x).conj().imag for name, x in inputs.items()}
-
-
-def transposed(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x.transpose(-2, -1).contiguous().transpose(-2, -1).flip(-1).flip(-1) for name, x in inputs.items()}
-
-
-def without_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return dict(list(state.items())[:-1])
-
-
-def with_each(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    return lambda tensors: {name: change(x) for name, x in tensors.items()}
-
-
-#: A context, and changes of inputs and state.
-CHANGES: dict[str, tuple[Callable, Callable, Callable]] = {
-    "nothing": (no_context, dict, dict),
-    "inference mode": (torch.inference_mode, dict, dict),
-    "kernels off": (lambda: environment(dispatch.VARIABLE, "0"), dict, dict),
-    "a wrong switch": (lambda: environment(dispatch.VARIABLE, "2"), dict, dict),
-    "autocast": (lambda: torch.autocast("cpu", torch.bfloat16), dict, dict),
-    "double precision": (no_context, with_each(Tensor.double), dict),
-    "half precision": (no_context, with_each(Tensor.half), dict),
-    "another class": (no_context, marked, dict),
-    "negated": (no_context, negated, dict),
-    "another layout": (no_context, transposed, dict),
-    "another batch": (no_context, with_each(lambda x: x[:1]), with_each(lambda x: x[:1])),
-    "another batch than the state": (no_context, with_each(lambda x: x[:1]), dict),
-    "an incomplete state": (no_context, dict, without_last),
-    "a state of half precision": (no_context, dict, with_each(lambda x: x.half())),
-    "a state that is too wide": (no_context, dict, with_each(lambda x: torch.cat([x, x], dim=-1))),
-    "a device as a context": (lambda: torch.device("cpu"), dict, dict),
-}
+def next_tokens(module: InnerAttention, inputs: Tensors, state: Tensors) -> Tensors:
+    first, state = module.extend(**inputs, state=state)
+    second, state = module.extend(**inputs, state=state)
+    return {"first": first, "second": second, **state}
 
 
 def outcome(run: Callable, *arguments: Any) -> Any:
@@ -110,35 +55,59 @@ def outcome(run: Callable, *arguments: Any) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def next_token(module: InnerAttention, inputs: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
-    out, state = module.extend(**inputs, state=state)
-    return {"out": out, **state}
+class Marked(Tensor):
+    """A tensor of another class."""
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each call of kernels."""
-    made, run = [], threads.run
+class Change(NamedTuple):
+    """What is different from the tokens so far."""
 
-    def counted(*arguments: Any) -> None:
-        made.append(None)
-        run(*arguments)
+    context: Callable[[], AbstractContextManager] = nullcontext
+    input: Callable[[Tensor], Tensor] = Tensor.clone
+    state: Callable[[Tensor], Tensor] = Tensor.clone
+    module: Callable[[nn.Module], nn.Module] = nn.Module.eval
 
-    monkeypatch.setattr(threads, "run", counted)
-    return made
+
+def switch(value: str) -> Callable[[], AbstractContextManager]:
+    return lambda: mock.patch.dict(os.environ, {dispatch.VARIABLE: value})
+
+
+CHANGES = {
+    "nothing": Change(),
+    "inference mode": Change(torch.inference_mode),
+    "kernels off": Change(switch("0")),
+    "a wrong switch": Change(switch("2")),
+    "autocast": Change(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "double precision": Change(input=Tensor.double),
+    "half precision": Change(input=Tensor.half),
+    "another class": Change(input=lambda x: x.as_subclass(Marked)),
+    "negated memory": Change(input=lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag),
+    "another layout": Change(input=lambda x: x.transpose(-2, -1).contiguous().transpose(-2, -1).flip(-1).flip(-1)),
+    "another batch": Change(input=lambda x: x[:1], state=lambda x: x[:1]),
+    "another batch than the state": Change(input=lambda x: x[:1]),
+    "a state of half precision": Change(state=Tensor.half),
+    "a state that is too wide": Change(state=lambda x: torch.cat([x, x], dim=-1)),
+    "a device as a context": Change(lambda: torch.device("cpu")),
+    "weights of another dtype": Change(module=nn.Module.double),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_next_token_is_as_for_a_module_that_remembers_nothing(name, change, calls):
-    context, of_inputs, of_state = CHANGES[change]
+def test_the_next_tokens_are_as_for_a_module_that_remembers_nothing(name, change, monkeypatch):
+    """Results, errors, and whether kernels are used."""
+    calls, run = [], threads.run
+    monkeypatch.setattr(threads, "run", lambda *arguments: (calls.append(None), run(*arguments)))
+    context, of_input, of_state, of_module = CHANGES[change]
     used, outcomes = [], []
     for module in (build(name), build(name)):
         state = state_of(build(name) if outcomes else module)
-        inputs, state = of_inputs(token(module, 9)), of_state(state)
+        module = of_module(module)
+        inputs = {key: of_input(x) for key, x in token(module, 9).items()}
+        state = {key: of_state(x) for key, x in state.items()}
         calls.clear()
         with torch.no_grad(), context():
-            outcomes.append(outcome(next_token, module, inputs, state))
+            outcomes.append(outcome(next_tokens, module, inputs, state))
         used.append(len(calls))
     actual, expected = outcomes
     assert used[0] == used[1]
@@ -153,73 +122,52 @@ def test_the_next_token_is_as_for_a_module_that_remembers_nothing(name, change, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_tangents_maps_and_counts_are_as_without_a_known_kind(name):
-    module = build(name)
+    module, fresh = build(name), build(name)
     state, inputs = state_of(module), token(module, 9)
-    fresh = build(name)
-    leaves = [x.clone().requires_grad_() for x in inputs.values()]
+    one = {key: x[:1] for key, x in state.items()}  # not mapped: all rows read it
+    given = list(inputs.values())
 
-    def out(module: InnerAttention, *tensors: Tensor) -> Tensor:
+    def out(module: InnerAttention, *tensors: Tensor, state: Tensors = state) -> Tensor:
         return module.extend(**dict(zip(inputs, tensors)), state=state)[0]
 
     def gradient(module: InnerAttention) -> Tensor:
-        return torch.autograd.grad(out(module, *leaves).square().sum(), leaves[2])[0]
+        leaves = [x.clone().requires_grad_() for x in given]
+        with torch.enable_grad():
+            return torch.autograd.grad(out(module, *leaves).square().sum(), leaves[2])[0]
 
     def tangent(module: InnerAttention) -> Tensor:
-        with torch.no_grad(), forward_ad.dual_level():
-            duals = [forward_ad.make_dual(x, torch.ones_like(x)) for x in inputs.values()]
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x, torch.ones_like(x)) for x in given]
             return forward_ad.unpack_dual(out(module, *duals)).tangent
 
     def each_row(module: InnerAttention) -> Tensor:
-        # The state is not mapped, so that rows of it are read by all.
-        one = {key: x[:1] for key, x in state.items()}
-
-        def row(*tensors: Tensor) -> Tensor:
-            return module.extend(**dict(zip(inputs, (x[None] for x in tensors))), state=one)[0]
-
-        with torch.no_grad():
-            return torch.func.vmap(row)(*inputs.values())
+        return torch.func.vmap(lambda *x: out(module, *(y[None] for y in x), state=one))(*given)
 
     def flops(module: InnerAttention) -> Tensor:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            out(module, *inputs.values())
+        with FlopCounterMode(display=False) as counter:
+            out(module, *given)
         return torch.tensor(counter.get_total_flops())
 
     def fake(module: InnerAttention) -> torch.Size:
-        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-            return out(module, *inputs.values()).shape
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return out(module, *given).shape
 
-    assert outcome(fake, module) == outcome(fake, fresh)  # an error where a count is compared with the longest length
-    for run in (gradient, tangent, each_row, flops):
-        assert_close(run.__name__, run(module).double(), run(fresh).double(), 1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_of_another_dtype(name):
-    """They were cast after tokens of a known kind; from then on each token is as without one."""
-    module, fresh, inputs = build(name), build(name), token(build(name), 9)
-    state = state_of(module)
-    module.double()
-    for _ in range(2):
-        actual = outcome(torch.no_grad()(next_token), module, inputs, state)
-        expected = outcome(torch.no_grad()(next_token), copy.deepcopy(fresh).double(), inputs, state)
-        assert type(actual) is type(expected)
-        for key, x in expected.items():
-            assert actual[key].dtype == x.dtype
-            assert_close(key, actual[key].double(), x.double(), 1e-5)
+    with torch.no_grad():
+        assert outcome(fake, module) == outcome(fake, fresh)  # an error where a count is compared with a length
+        for run in (gradient, tangent, each_row, flops):
+            assert_close(run.__name__, run(module).double(), run(fresh).double(), 1e-5)
 
 
+@torch.no_grad()
 def test_a_subclass_with_another_function_has_no_step_of_its_parent():
-    kind = ATTENTIONS["linear"]
-
-    class Doubled(kind):
+    class Doubled(ATTENTIONS["linear"]):
         """Twice linear attention."""
 
         def apply_op(self, *tensors: Tensor, **arguments: Any) -> Any:
             out, state = super().apply_op(*tensors, **arguments)
             return 2 * out, state
 
-    module, inputs = Doubled(True), token(build("linear"), 9)
-    state = state_of(module)
-    with torch.no_grad():
-        expected, _ = build("linear").extend(**inputs, state=state)
-        assert_close("out", module.extend(**inputs, state=state)[0], 2 * expected)
+    module = Doubled(True)
+    inputs, state = token(module, 9), state_of(module)
+    expected = build("linear").extend(**inputs, state=state)[0]
+    assert_close("out", module.extend(**inputs, state=state)[0], 2 * expected)

@@ -21,7 +21,8 @@ from common.attention import (
 )
 from common.modules import GatedAttentionUnit
 from common.ops import flow_attention_map, flow_attention_weights
-from tests.common.contract.mechanisms import PATHS, PLAIN, Case, both, cases, tensors
+from common.ops.shared.padding import zero_padded_tokens
+from tests.common.contract.mechanisms import DEFAULTS, PATHS, PLAIN, Case, at, both, cases, tensors
 from tests.common.inputs import padding, qkv
 from tests.compare import TOLERANCES, assert_close
 
@@ -37,7 +38,7 @@ def recorded(module: nn.Module, *inputs, **named):
 # Maps
 
 
-@cases(PLAIN)
+@cases([*PLAIN, *(case for case in DEFAULTS if case.name == "flow" and (case.short_conv or case.forget != "none"))])
 @pytest.mark.parametrize("side", ["none", "left"])
 def test_the_map_times_the_values_is_the_output(case: Case, side: str):
     """YOSO normalises its outputs, DAFT gates them by the query, and DAFT's keys have one weight per channel.
@@ -180,38 +181,23 @@ def test_recording_ends_when_the_block_fails_and_blocks_may_be_nested():
     model, (q, k, v) = Model(), qkv(9)
     with pytest.raises(RuntimeError, match="stop"), record_attention(model) as records:
         raise RuntimeError("stop")
-    model(q, k, v)
-    assert records == []
     with record_attention(model.first) as outer:
         with record_attention(model.first, maps=True) as inner:
             model(q, k, v)
         model(q, k, v)
     model(q, k, v)
-    assert (len(outer), len(inner)) == (2, 1) and not {"forward", "extend"} & set(vars(model.first))
+    assert (len(records), len(outer), len(inner)) == (0, 2, 1)
 
 
 def test_maps_are_without_attention_dropout_and_with_the_directions_of_the_call():
-    class Two(nn.Module):
-        """A random feature attention, and softmax with dropout."""
-
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([RfaAttention(num_heads=2, head_dim=4, features=3), SoftmaxAttention()])
-
-        def forward(self, q, k, v):
-            return self.layers[1](q, k, self.layers[0](q, k, v), dropout_p=0.5)
-
-    model, (q, k, v) = Two(), (torch.randn(2, 2, 8, 4) for _ in range(3))
-    torch.manual_seed(1)
-    plain = model(q, k, v)
-    torch.manual_seed(1)
-    with record_attention(model, maps=True) as records:
-        assert torch.equal(model(q, k, v), plain)
-    assert [record.name for record in records] == ["layers.0", "layers.1"]
-    assert all(record.competition is None and record.allocation is None for record in records)
-    assert torch.allclose(records[1].map.sum(3), torch.ones(2, 2, 8)), "without attention dropout"
-    torch.manual_seed(1)
-    assert_close("out of the directions that are drawn anew", records[0].map @ v, model.layers[0](q, k, v), 1e-4)
+    (q, k, v), records, outputs = (torch.randn(2, 2, 8, 4) for _ in range(3)), [], []
+    softmax, rfa = SoftmaxAttention(), RfaAttention(num_heads=2, head_dim=4, features=3)
+    assert torch.allclose(recorded(softmax, q, k, v, dropout_p=0.5).map.sum(3), torch.ones(2, 2, 8))
+    for call in (lambda: records.append(recorded(rfa, q, k, v)), lambda: outputs.append(rfa(q, k, v))):
+        torch.manual_seed(1)
+        call()
+    assert records[0].competition is None is records[0].allocation
+    assert_close("out of the directions that are drawn anew", records[0].map @ v, outputs[0], 1e-4)
 
 
 class DaftModel(nn.Module):
@@ -236,7 +222,6 @@ def test_one_record_of_keys_per_call():
         assert torch.equal(model(q, k, v), plain)
         with torch.no_grad():
             model(k, q, v)
-    model(q, k, v)
     assert [record.name for record in records] == ["conv", "full"] * 2 and not records[0].keys.requires_grad
     for record, keys in zip(records, ((k + 1.0)[..., :1], k + 1.0, (q + 1.0)[..., :1], q + 1.0)):
         assert torch.equal(record.keys, keys)
@@ -267,34 +252,37 @@ def test_what_cannot_be_recorded_is_refused():
     assert_close("map", records[0].map, records[0].map.tril())
 
 
-@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize(("side", "forget"), [("none", "none"), ("left", "none"), ("left", "head"), ("none", "channel")])
 @torch.no_grad()
-def test_generation_records_the_weights_of_the_whole_sequence(side):
+def test_generation_records_the_weights_of_the_whole_sequence(side, forget):
     """Allocation is a token's own; competition is normalised over the tokens so far: only the last one is compared."""
-    (q, k, v), mask, state = qkv(9), padding(side, 2, 9), None
-    module = FlowAttention(causal=True)
-    competition, allocation = module.weights(q, k, mask, mask)
+    module, mask, state = Case("flow", True, forget=forget).build(), padding(side, 2, 9), None
+    inputs = tensors(module, 9, grad=False)
+    gates = None if forget == "none" else module.gate(zero_padded_tokens(inputs["x"], mask))
+    competition, allocation = flow_attention_weights(
+        inputs["q"], inputs["k"], causal=True, log_decay=gates, **both(mask)
+    )
     with record_attention(module) as records:
         for part in torch.arange(9).split([4, 1, 1, 3]):
             part_mask = None if mask is None else mask[:, part]
-            _, state = module.extend(*(x[:, :, part] for x in (q, k, v)), padding_mask=part_mask, state=state)
+            _, state = module.extend(**at(inputs, part), padding_mask=part_mask, state=state)
     assert len(records) == 4, "one for each call"
     assert_close("allocation", torch.cat([record.allocation for record in records], dim=2), allocation)
     assert_close("competition", torch.cat([record.competition for record in records], dim=2), competition)
 
 
-@pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
-def test_activation_checkpointing_records_each_module_once(reentrant):
-    model, inputs = Model(), qkv(9)
-    with record_attention(model) as records:
-        checkpoint(model, *inputs, use_reentrant=reentrant).sum().backward()
-    assert [record.name for record in records] == ["others.1", "first"]
+def test_activation_checkpointing_records_each_module_once():
+    model, inputs = Model(), qkv(9, dtype=torch.float32)
+    for reentrant in (False, True):
+        with record_attention(model) as records:
+            checkpoint(model, *inputs, use_reentrant=reentrant).sum().backward()
+        assert [record.name for record in records] == ["others.1", "first"]
 
 
 def test_a_compiled_model_is_recorded_as_the_model_is():
     """The block takes the modules out of a graph that was compiled before it."""
     torch._dynamo.reset()
-    model, inputs = Model(), [x.detach() for x in qkv(9)]
+    model, inputs = Model(), [x.detach() for x in qkv(9, dtype=torch.float32)]
     compiled = torch.compile(model, backend="eager")
     compiled(*inputs)
     found = []

@@ -1,7 +1,8 @@
-"""Special properties of single mechanisms, beyond the contract: first parameters, formulas, selection, refusals."""
+"""What single mechanisms, gates, convolutions and positions have beyond the contract, which knows their formulas."""
 
-import copy
 import math
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import scipy.stats
@@ -9,27 +10,43 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.attention import DaftConvAttention, InnerAttention, LinearAttention, build_attention, position_entropy
-from common.ops import daft_conv
-from common.ops.daft.conv_reference import daft_conv_reference
-from tests.common.contract.mechanisms import Case, at, tensors
+from common.attention import (
+    ATTENTIONS,
+    DaftConvAttention,
+    ForgetAttention,
+    InnerAttention,
+    LinearAttention,
+    RotaryAttention,
+    ShortConvAttention,
+    build_attention,
+    options_of,
+    position_entropy,
+)
+from common.modules.forget_gate import FORGETS, ForgetGate
+from common.modules.short_conv import ShortConv
+from common.ops import flow_attention, linear_attention, mixed_chunk_attention
+from common.ops.favor import favor_attention
+from common.ops.favor.reference import favor_attention_reference
+from tests.common.contract.mechanisms import CHANNELS, HEADS, Case, at, both, counts, run_in_parts, tensors
 from tests.common.inputs import padding, qkv
-from tests.compare import assert_all_close, assert_close, gradients, weights
+from tests.compare import assert_close, gradients
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-SHAPE = {"num_heads": 2, "head_dim": 4, "max_tokens": 24}
+causal_names = [name for name, kind in ATTENTIONS.items() if "causal" in kind.supports]
+constant = [name for name in causal_names if ATTENTIONS[name].linear_cost]
+forgetting = [name for name in causal_names if "forget" in ATTENTIONS[name].supports]
+SHAPE = {"num_heads": HEADS, "head_dim": CHANNELS, "max_tokens": 24}
 
 
-def build(name: str, causal: bool = False, dtype: torch.dtype = torch.float64, **options) -> InnerAttention:
+def build(name: str, causal: bool = False, **options) -> InnerAttention:
     """Build the attention with parameters large enough to affect the output."""
     module = build_attention(name, causal=causal, **{**SHAPE, **options})
     for parameter in module.parameters():
         nn.init.normal_(parameter)
-    return module.to(dtype)
+    return module.double()
 
 
-def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(x.shape) for name, x in weights(module.state_dict()).items()}
+# Single mechanisms
 
 
 def test_softmax_drops_entries_of_the_map():
@@ -38,34 +55,9 @@ def test_softmax_drops_entries_of_the_map():
     attention = build_attention("softmax")
     share = attention(q, k, identity, dropout_p=0.5) / attention(q, k, identity)
     is_kept = share > 1.0
-    assert_close("kept", share[is_kept], torch.full_like(share[is_kept], 2.0))
-    assert (share[~is_kept] == 0).all() and 0.4 < is_kept.double().mean() < 0.6
+    assert_close("share", share, 2.0 * is_kept.double())
+    assert 0.4 < is_kept.double().mean() < 0.6
     assert torch.equal(attention(q, k, identity), attention(q, k, identity, dropout_p=0.0))
-
-
-# Combiner: rows are summarised from what their tokens attend to.
-
-
-@torch.no_grad()
-def test_summaries_are_formed_once_when_their_row_is_full():
-    """Most steps therefore cost only what a token sees; a state of rows of another length is refused."""
-    module = build("combiner", causal=True, row_length=4)
-    inputs = tensors(module, 16, batch=1, grad=False)
-    _, first = module.extend(**at(inputs, slice(0, 8)))
-    module.summary_k_proj.weight.fill_(torch.nan)
-    finite, states, state = [], [], first
-    for t in range(8, 16):
-        out, state = module.extend(**at(inputs, slice(t, t + 1)), state=state)
-        finite.append(bool(out.isfinite().all()))
-        states.append(state)
-    assert finite == [True] * 4 + [False] * 4 and states[2]["summary_k"] is first["summary_k"]
-    for wrong in (3, 20):
-        other = build("combiner", causal=True, row_length=wrong)
-        with pytest.raises(ValueError, match=f"^initial_state .*tokens.*allowed.*row_length={wrong}"):
-            other.extend(**at(inputs, slice(9, 16)), state=states[0])
-
-
-# The gated delta rule
 
 
 def test_rates_and_steps_of_the_delta_rule_begin_as_the_authors_have_them():
@@ -77,155 +69,46 @@ def test_rates_and_steps_of_the_delta_rule_begin_as_the_authors_have_them():
     assert -3 <= step.min() + 1e-4 and step.max() <= -1 + 1e-4 and abs(step.mean() + 2) < 0.05
 
 
-def test_without_a_gate_nothing_is_forgotten():
-    """DeltaNet has no decay parameters, and its outputs are those of a rate of 0."""
-    gated, plain = (build_attention("gated_delta", True, **SHAPE, **x).double() for x in ({}, {"gate": "none"}))
-    plain.load_state_dict({name: x for name, x in gated.state_dict().items() if name in plain.state_dict()})
-    decay = {name for name, _ in gated.named_parameters()} - {name for name, _ in plain.named_parameters()}
-    assert decay == {"decay_proj.weight", "A_log", "dt_bias"}
-    inputs = tensors(gated, 12, grad=False)
-    assert not torch.allclose(gated(**inputs), plain(**inputs), rtol=1e-3)
-    with torch.no_grad():
-        gated.A_log.fill_(-torch.inf)
-    assert_close("out", gated(**inputs), plain(**inputs))
-
-
-# TorchScript beyond the contract: masks, as used for a batch of images of several sizes.
-
-
 @torch.no_grad()
-def test_scripted_flow_takes_masks_and_keys_of_another_sequence():
+def test_torchscript_takes_masks_of_flow_and_refuses_those_of_daft():
+    """A batch of images of several sizes has masks."""
     module, masks = build_attention("flow"), (padding("right", 2, 17), padding("left", 2, 11))
     inputs = qkv(11, 17)
     assert_close("out", torch.jit.script(module)(*inputs, *masks), module(*inputs, *masks))
-
-
-@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
-def test_scripted_daft_refuses_masks(name):
-    module = Case(name, False, image=True).build()
-    inputs, mask = tensors(module, 21, grad=False), torch.zeros(2, 21, dtype=torch.bool)
-    with pytest.raises(torch.jit.Error, match="mask"):
-        torch.jit.script(module)(**inputs, key_padding_mask=mask)
-
-
-# DAFT-full
-
-
-@causality
-def test_the_bias_goes_from_keys_to_queries(causal):
-    """One large entry in row t, column t' sends token t to t', and not t' to t."""
-    module = build("daft_full", causal, bias_dim=None, max_tokens=6)
-    with torch.no_grad():
-        module.w.zero_()[4, 1] = 60.0
-    _, k, v = qkv(6, d=3)
-    out = module(torch.full_like(v, 60.0), k, v)
-    assert_close("token 4", out[:, :, 4], v[:, :, 1])
-    assert not torch.allclose(out[:, :, 1], v[:, :, 4], atol=0.1)
-
-
-def joined(*tensors: Tensor) -> list[Tensor]:
-    """(B, H, n, c) -> (B, n, H c), heads joined as the ops expect them."""
-    return [torch.cat(x.unbind(1), dim=-1) for x in tensors]
-
-
-# DAFT-conv
-
-
-def conv_inputs(tokens: int, heads: int = 2, channels: int = 4, **options) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k of one channel and v."""
-    q, k, v = qkv(tokens, heads=heads, d=channels, e=channels, **options)
-    return q, k[..., :1].detach().requires_grad_(), v
-
-
-def literal_filters(module: InnerAttention) -> Tensor:
-    """γ (r - mean) / std + β per head, entry by entry, with the population standard deviation."""
-    filters = []
-    for head in range(module.r.shape[0]):
-        entries = module.r[head].flatten()
-        mean = sum(entries) / len(entries)
-        variance = sum((x - mean) ** 2 for x in entries) / len(entries)
-        deviation = (variance + 1e-6).sqrt()  # so that the standard deviation of a single entry is not 0
-        scaled = [module.gamma[head, 0] * (x - mean) / deviation + module.beta[head, 0] for x in entries]
-        filters.append(torch.stack(scaled).view_as(module.r[head]))
-    return torch.stack(filters)
-
-
-@pytest.mark.parametrize("window", [5, (5, 3)], ids=str)
-def test_filters_are_standardised_and_scaled_per_head(window):
-    """In half precision, in float32."""
-    module = build("daft_conv", num_heads=3, window=window)
-    filters, expected, named = module.position_bias(), literal_filters(module), dict(module.named_parameters())
-    assert_close("filters", filters, expected)
-    assert_all_close(named, gradients(filters, named.values()), gradients(expected, named.values()), 1e-8)
-    assert filters.shape == module.r.shape == (3, *module.window_shape)
-    plain = build("daft_conv", num_heads=3, window=window, reparameterize=False)
-    assert torch.equal(plain.position_bias(), plain.r)
-    half = copy.deepcopy(module).bfloat16()
-    assert_close("half", half.position_bias(), copy.deepcopy(half).double().position_bias(), 1e-4)
+    for name in ("daft_conv", "daft_full"):
+        module, mask = Case(name, False, image=True).build(), torch.zeros(2, 21, dtype=torch.bool)
+        with pytest.raises(torch.jit.Error, match="mask"):
+            torch.jit.script(module)(**tensors(module, 21, grad=False), key_padding_mask=mask)
 
 
 @causality
 @pytest.mark.parametrize(("heads", "channels", "window"), [(1, 6, 1), (6, 1, 3), (3, 2, 61)])
-def test_one_head_one_channel_and_any_window(window, heads, channels, causal):
+def test_daft_conv_of_one_head_one_channel_and_any_window(window, heads, channels, causal):
     """A window of one entry has standard deviation 0, so its filter is β."""
-    inputs, module = conv_inputs(9, heads, channels), build("daft_conv", causal, num_heads=heads, window=window)
-    r = module.beta if window == 1 else literal_filters(module)
+    module = build("daft_conv", causal, num_heads=heads, window=window)
+    q, k, v = qkv(9, heads=heads, d=channels, e=channels)
+    inputs = (q, k[..., :1].detach().requires_grad_(), v)
     out = module(*inputs)
-    assert_close("out", joined(out)[0], daft_conv_reference(*joined(*inputs), r, causal=causal))
+    assert_close("out", out, module.reference(*inputs))
     assert all(torch.isfinite(x).all() for x in gradients(out, [*inputs, *module.parameters()]))
+    assert window > 1 or torch.equal(module.position_bias(), module.beta)
 
 
-def test_the_parameters_of_daft_conv_and_attention_by_key_alone_at_first():
+def test_daft_conv_attends_by_keys_alone_at_first():
     for options in ({"window": (11, 11)}, {"window": 7, "reparameterize": False}, {"causal": True}):
-        module = build_attention("daft_conv", **{"num_heads": 64, **options})
-        window = {"r": (64, *module.window_shape)}
-        scales = {} if "reparameterize" in options else {"gamma": (64, 1), "beta": (64, 1)}
-        assert shapes(module) == {**window, **scales} and (module.position_bias() == 0).all()
-        assert not scales or (abs(module.r.std() - 1.0) < 0.2 and abs(module.r.mean()) < 0.3)
-        before = module.r.detach().clone()
-        for x in module.parameters():
-            nn.init.ones_(x)
-        module.reset_parameters()
-        assert (module.position_bias() == 0).all() and (not scales or not torch.equal(module.r, before))
-    assert shapes(build_attention("daft_conv", True, num_heads=1)) == {"r": (1, 64), "gamma": (1, 1), "beta": (1, 1)}
+        assert (build_attention("daft_conv", num_heads=64, **options).position_bias() == 0).all()
     assert DaftConvAttention(num_heads=1, window=[3, 5]).r.shape == (1, 3, 5), "a pair from a command line"
 
 
-@causality
-def test_training_multiplies_filters_by_a_sample_of_gumbel_softmax(causal):
-    """Literally, with padding; the reference has the same sample, and each call another."""
-    inputs, mask = conv_inputs(13), padding("left", 2, 13)
-    module = build("daft_conv", causal, window=5, gumbel_temperature=0.5).train()
-    torch.manual_seed(3)
-    # Gumbel noise by its definition, as torch draws it: -log of an exponential variable.
-    noise = -torch.empty(2, 5, dtype=torch.float64).exponential_().log()
-    r = literal_filters(module)
-    expected = daft_conv(*joined(*inputs), r * ((r + noise) / 0.5).softmax(1), causal=causal, key_padding_mask=mask)
-    named = {**dict(zip("qkv", inputs)), **dict(module.named_parameters())}
+def test_a_sample_of_gumbel_softmax_is_over_the_whole_window_of_an_image():
+    """The reference draws one literally; each call has another."""
+    module = build("daft_conv", window=(3, 5), gumbel_temperature=0.5, spatial_dims=2).train()
+    inputs, outputs = tensors(module, 12, grad=False), []
     for call in (module, module.reference):
         torch.manual_seed(3)
-        out = joined(call(*inputs, mask, mask))[0]
-        assert_close("out", out, expected)
-        wanted = gradients(expected, named.values(), retain_graph=True)
-        assert_all_close(named, gradients(out, named.values()), wanted, 1e-8)
-    assert not torch.equal(module(*inputs), module(*inputs)), "another sample in every call"
-
-
-def test_the_sample_is_over_the_whole_window_of_an_image_and_the_temperature_counts():
-    inputs, outputs = conv_inputs(12), []
-    source = build("daft_conv", window=(3, 5))
-    for temperature in (0.5, 5.0):
-        module = build("daft_conv", window=(3, 5), gumbel_temperature=temperature)
-        module.load_state_dict(
-            {name: x for name, x in source.state_dict().items() if "extra" not in name}, strict=False
-        )
-        torch.manual_seed(4)
-        outputs.append(module(*inputs, spatial_shape=(3, 4)))
-        torch.manual_seed(4)
-        sample = F.gumbel_softmax(module.position_bias().flatten(1), tau=temperature)
-        r = module.position_bias() * sample.unflatten(1, (3, 5))
-        assert_close("out", joined(outputs[-1])[0], daft_conv(*joined(*inputs), r, spatial_shape=(3, 4)))
-    assert not torch.allclose(*outputs)
+        outputs.append(call(**inputs))
+    assert_close("out", *outputs)
+    assert not torch.equal(module(**inputs), outputs[0])
 
 
 @pytest.mark.parametrize("options", [{}, {"reparameterize": False}, {"gumbel_temperature": 0.5}], ids=str)
@@ -241,38 +124,130 @@ def test_the_entropy_of_a_module(window, options):
         module.r.zero_().view(3, -1)[:, 1] = 1e5
         if module.options.reparameterize:
             module.gamma.fill_(1e5)
-    assert module.entropy().item() == pytest.approx(0.0, abs=1e-6) and torch.isfinite(module.entropy())
+    assert module.entropy().item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_entropy_of_a_model_is_the_sum_over_its_modules():
     first, second = build("daft_conv", window=5), build("daft_conv", num_heads=3, window=(3, 3))
     model = nn.Sequential(first, nn.Sequential(build("daft_full"), second))
     assert_close("entropy", position_entropy(model), first.entropy() + second.entropy())
-    assert torch.equal(position_entropy(second), second.entropy())
     position_entropy(model).backward()
     assert all((module.gamma.grad != 0).all() for module in (first, second))
-    for others in (nn.Sequential(LinearAttention()), nn.Sequential(build("daft_full"))):
-        with pytest.raises(ValueError, match="^model is a Sequential without DAFT-conv; allowed"):
-            position_entropy(others)
 
 
-@pytest.mark.parametrize("name", ["daft_conv", "daft_full"])
-@causality
-def test_queries_of_daft_are_given_where_they_are_wanted_alone(causal, name):
-    """Without queries too, their mask hides outputs."""
-    q, k, v = qkv(9, d=4, e=4)
-    k = k[..., : 1 if name == "daft_conv" else 4]
-    for query, wrong, shown, allowed in ((True, None, "None", "a tensor"), (False, q, "given", "None")):
-        module = build(name, causal, query=query, window=5) if name == "daft_conv" else build(name, causal, query=query)
-        with pytest.raises(ValueError, match=f"^q is {shown}; allowed .*query={query}.*: {allowed}"):
-            module(wrong, k, v)
-    mask = padding("right", 2, 9)
-    expected = module(None, k, v).masked_fill(mask[:, None, :, None], 0.0)
-    assert torch.equal(module(None, k, v, query_padding_mask=mask), expected)
+# Gates
 
 
-#: Options that no mechanism accepts: name, causal, options, and how the message begins.
-REFUSED = [
+def log_gates(shape: tuple[int, ...]) -> Tensor:
+    """Log gates that keep between a third and nearly all of a sum."""
+    chosen = torch.randint(97, shape, generator=torch.Generator().manual_seed(3))
+    return F.logsigmoid(torch.linspace(-0.7, 6.0, 97, dtype=torch.float64))[chosen]
+
+
+def test_gates_are_for_running_sums_and_convolutions_for_constant_states():
+    assert set(forgetting) == {"linear", "cosformer", "favor", "rfa", "flow", "mixed_chunk"}
+    for name in ATTENTIONS:
+        for option, takers in (("forget", forgetting), ("short_conv", constant)):
+            assert (name in causal_names and option in options_of(name, True).described()) == (name in takers)
+            assert "bidirectional" not in ATTENTIONS[name].supports or option not in options_of(name, False).described()
+    plain = build_attention("flow", True, forget="none", short_conv=0)
+    assert not isinstance(plain, (ForgetAttention, ShortConvAttention))
+
+
+@pytest.mark.parametrize("forget", FORGETS)
+def test_a_new_gate_remembers_tens_to_a_thousand_tokens_whatever_it_reads(forget):
+    """Its numbers are float32 under autocast and for tokens of half precision."""
+    gate, x = ForgetGate(forget, 12, heads=4, features=6), torch.randn(2, 5, 12)
+    log_decay = gate(x)
+    assert log_decay.shape == ((2, 4, 5) if forget == "head" else (2, 4, 5, 6))
+    remembered, dim = 1 / -torch.expm1(log_decay), 1 if forget == "head" else 3
+    for found, number in ((remembered.amin(dim), 32.0), (remembered.amax(dim), 1024.0)):
+        assert_close("remembered", found, torch.full_like(found, number), 1e-3)
+    gate.gate_proj.weight.data.normal_()
+    expected = gate(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = gate(x)
+    assert rounded.dtype == gate(x.bfloat16()).dtype == torch.float32
+    assert_close("under autocast", rounded, expected)
+
+
+@pytest.mark.parametrize("forget", FORGETS)
+@pytest.mark.parametrize("name", forgetting)
+def test_thousands_of_tokens_with_gates_near_nothing_and_near_all(name, forget):
+    """float32 agrees with float64, and all gradients are finite."""
+    options = {} if name == "cosformer" else counts(ATTENTIONS[name], 16)
+    torch.manual_seed(0)
+    module = build_attention(name, True, num_heads=1, head_dim=8, max_tokens=2048, **options).eval().double()
+    generator, n = torch.Generator().manual_seed(1), 2048
+    inputs = {x: torch.randn(1, 1, n, 8, generator=generator, dtype=torch.float64) for x in "qkv"}
+    shape = (1, 1, n) if forget == "head" else (1, 1, n, module.key_features(8))
+    # Of a hundred tokens, one forgets everything, a few forget most of it, and the others almost nothing.
+    log_decay = -(torch.rand(shape, generator=generator, dtype=torch.float64) ** 40) * 100.0 - 1e-7
+    log_decay[..., 1000:1010] = -100.0 if forget == "head" else log_decay[..., 1000:1010]
+    expected = module(**inputs, log_decay=log_decay)
+    leaves = {name: x.float().requires_grad_() for name, x in {**inputs, "log_decay": log_decay}.items()}
+    out = module.float()(**leaves)
+    assert_close("out", out, expected, 1e-4)
+    for name_of, gradient in zip(leaves, torch.autograd.grad(out.square().sum(), list(leaves.values()))):
+        assert torch.isfinite(gradient).all() and gradient.any(), name_of
+
+
+def test_what_favor_has_forgotten_does_not_hide_later_keys():
+    """An early key has a far larger feature than a later one; then a gate erases everything."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 6, 4, generator=generator) for _ in range(3))
+    directions = torch.randn(5, 4, generator=generator)
+    k[:, :, 0] = 12.0 * directions[0]
+    for shape in ((1, 1, 6), (1, 1, 6, 5)):
+        log_decay = torch.full(shape, -0.1)
+        log_decay[:, :, 2] = -2000.0
+        out = favor_attention(q, k, v, directions, log_decay=log_decay, causal=True)
+        later, gates = [x.double()[:, :, 2:] for x in (q, k, v)], log_decay[:, :, 2:].double()
+        left = favor_attention_reference(*later, directions.double(), causal=True, log_decay=gates)
+        assert_close("after the gate", out[:, :, 2:], left)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("form", ["paper", "released"])
+def test_the_flow_into_a_sink_is_conserved_over_what_is_remembered(form, by_channel):
+    """Without competition and allocation, a sink receives exactly 1, so values that are all 1 are returned as 1."""
+    q, k, _ = qkv(40, d=4)
+    log_decay = log_gates((2, 2, 40, 4) if by_channel else (2, 2, 40))
+    options = {"form": form, "competition": "none", "allocation": "none", "causal": True}
+    out = flow_attention(q, k, torch.ones_like(q), log_decay=log_decay, **options)
+    assert_close("out", out, torch.ones_like(out), 1e-9 if form == "paper" else 1e-5)
+
+
+# Convolutions and positions
+
+
+@pytest.mark.parametrize("name", constant)
+def test_every_constant_state_takes_a_convolution_and_as_the_identity_it_changes_nothing(name):
+    module, plain, mask = (*(Case(name, True, short_conv=taps).build() for taps in (4, None)), padding("holes", 2, 11))
+    inputs = tensors(module, 11, grad=False)
+    out, _ = run_in_parts(module, inputs, (1, 6, 4), mask)
+    assert_close("out", out, module(**inputs, **both(mask)))
+    assert not torch.allclose(out, plain(**inputs, **both(mask)))
+    for part in module.modules():
+        if isinstance(part, ShortConv):
+            part.weight.data.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    module.inner.load_state_dict(plain.state_dict())
+    assert_close("as without", module(**inputs, **both(mask)), plain(**inputs, **both(mask)))
+
+
+def test_a_convolution_around_positions_and_where_there_are_no_queries():
+    around = ShortConvAttention(RotaryAttention(build_attention("flow", True), CHANNELS), 3, HEADS, CHANNELS).double()
+    for module in (around, Case("daft_conv", True, options={"query": False}, short_conv=2).build()):
+        inputs = tensors(module, 9, grad=False)
+        out, _ = run_in_parts(module, inputs, (4, 5))
+        for expected in (module(**inputs), module.reference(**inputs)):
+            assert_close("out", out, expected)
+
+
+# Refusals
+
+#: Options that a mechanism does not accept: name, causal, options, and how the message begins.
+BUILDS = [
     ("flows", False, {}, "attention is 'flows'"),
     *((name, False, {"head_dim": 5}, "head_dim is 5") for name in ("combiner", "mixed_chunk")),
     *((name, False, {"max_tokens": 10**12}, "max_tokens") for name in ("daft_full", "linformer", "synthesizer")),
@@ -280,10 +255,48 @@ REFUSED = [
     ("daft_conv", True, {"window": (5, 5)}, r"window is \(5, 5\)"),
     ("daft_conv", False, {"window": 5, "local_only": True, "gumbel_temperature": 0.5}, "local_only=True is given"),
     ("daft_full", False, {"max_tokens": 2.5}, "max_tokens is 2.5"),
+    *((name, False, {"forget": "channel"}, "forget is 'channel'") for name in forgetting),
+    *((name, True, {"forget": "head"}, "forget is 'head'") for name in causal_names if name not in forgetting),
+    *((name, True, {"short_conv": 4}, "short_conv is 4") for name in causal_names if name not in constant),
+    *(("flow", True, {"short_conv": wrong}, f"short_conv is {wrong!r}") for wrong in (-1, 2.0, True, "4")),
+    ("flow", True, {"forget": "tokens"}, "forget is 'tokens'"),
+    ("flow", False, {"short_conv": 4}, "short_conv is 4"),
+    *(("flow", True, {"head_dim": None, **x}, "head_dim is None") for x in ({"forget": "head"}, {"short_conv": 4})),
 ]
 
 
-@pytest.mark.parametrize("name, causal, options, said", REFUSED)
-def test_options_that_are_refused(name, causal, options, said):
-    with pytest.raises(ValueError, match=f"^{said}.*allowed"):
-        build_attention(name, causal, **{**SHAPE, **options})
+def refused_calls() -> Iterator[tuple[Callable, str]]:
+    """Calls, and how the message about each begins."""
+    for name, causal, options, said in BUILDS:
+        sizes = counts(ATTENTIONS[name]) if name in (*forgetting, *constant) else {}
+        yield partial(build_attention, name, causal, **{**SHAPE, **sizes, **options}), said
+    for inner, dim, said in (
+        (build_attention("flow"), 5, "head_dim is 5"),
+        (build_attention("soft", num_heads=2, head_dim=8, spatial_dims=2), 8, "inner is attention 'soft'"),
+        (build_attention("flow", True, **SHAPE, short_conv=3), CHANNELS, "inner has short_conv"),
+    ):
+        yield partial(RotaryAttention, inner, dim), said
+    q, gate = torch.randn(2, 2, 5, 4), torch.zeros(2, 2, 5)
+    scan = build_attention("linear", True, **SHAPE, forget="head", cumulative_sum="scan")
+    yield partial(scan, q, q, q, x=torch.randn(2, 5, 8)), "cumulative_sum .*'scan'"
+    yield partial(linear_attention, q, q, q, log_decay=gate), "log_decay .*causal=False"
+    for wrong in (gate[:, :, 1:], torch.zeros(2, 2, 5, 3), gate.long(), 0.5):
+        yield partial(linear_attention, q, q, q, log_decay=wrong, causal=True), "log_decay "
+    for option in ({"linear": False}, {"overlap": True}, {"chunk_summaries": True}):
+        arguments = {"chunk_size": 4, "causal": True, "log_decay": gate, **option}
+        yield partial(mixed_chunk_attention, q, q, q, q, q, **arguments), "log_decay "
+    for name, k in (("daft_conv", q[..., :1]), ("daft_full", q)):
+        for query, wrong, shown in ((True, None, "None"), (False, q, "given")):
+            yield partial(build_attention(name, **SHAPE, query=query), wrong, k, q), f"q is {shown}"
+    combiner, other = (build("combiner", True, row_length=length) for length in (4, 3))
+    inputs = tensors(combiner, 9, grad=False)
+    _, state = combiner.extend(**at(inputs, slice(0, 8)))
+    yield partial(other.extend, **at(inputs, slice(8, 9)), state=state), "initial_state .*tokens"
+    for model in (nn.Sequential(LinearAttention()), nn.Sequential(build_attention("daft_full", **SHAPE))):
+        yield partial(position_entropy, model), "model is a Sequential without DAFT-conv"
+
+
+def test_what_is_refused():
+    for call, said in refused_calls():
+        with pytest.raises(ValueError, match=f"^{said}.*allowed"):
+            call()

@@ -1,4 +1,4 @@
-"""transformers' generation: every public entry and setting, and texts that go on from a cache."""
+"""transformers' generation: every public entry and setting, and texts that go on from a cache or from its file."""
 
 import copy
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, pipeline
 from transformers.generation import GenerationMixin
 
+from common.files.tensor_files import read_safetensors, save_safetensors
 from common.huggingface import LineartimeCache, LineartimeForCausalLM, LineartimeForSeq2SeqLM
 from common.huggingface.generation import CACHE_FIELD
 
@@ -245,3 +246,57 @@ def test_options_give_with_a_cache_what_they_give_without(options: dict[str, Any
         torch.manual_seed(5)
         results.append(model.generate(whole, attention_mask=mask, **cache))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+# Files of a cache whose digest is right and whose content is not
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def renamed(old: str, new: str) -> Change:
+    """A change of the beginning of names."""
+    return lambda x: {new + name[len(old) :] if name.startswith(old) else name: tensor for name, tensor in x.items()}
+
+
+def replaced(name: str, change: Callable[[Tensor], Tensor]) -> Change:
+    """A change of one tensor."""
+    return lambda x: {**x, name: change(x[name])}
+
+
+def without(name: str) -> Change:
+    """A change that leaves out what begins with ``name``."""
+    return lambda x: {key: tensor for key, tensor in x.items() if not key.startswith(name)}
+
+
+#: Refused when it is loaded.
+WRONG_FILES = (
+    *(renamed("self.0.", name) for name in ("selves.0.", "self.x.", "self.-1.", f"self.{'9' * 5000}.")),
+    *(renamed("seen.first", "seen.last"), without("self.0."), without("self."), without("seen.fingerprint")),
+    *(replaced("seen.count", Tensor.float), replaced("seen.read", lambda x: x[:, None])),
+    *(replaced(name, lambda x: x[:1]) for name in ("seen.read", "self.0.sum_kv")),
+    replaced("self.0.sum_kv", lambda x: x[0, 0, 0, 0]),
+)
+#: Refused when it is used: changes that only the model of the cache can know.
+WRONG_FOR_THE_MODEL = (
+    *(renamed("self.0.sum_kv", "self.0.sum"), renamed("self.1.", "source.0."), without("self.1.k"), without("self.1.")),
+    *(replaced("self.0.sum_kv", change) for change in (lambda x: x[..., 1:], Tensor.half, Tensor.long)),
+    replaced("self.1.k", lambda x: x[..., 1:]),
+)
+
+
+@torch.no_grad()
+def test_a_file_with_another_content_is_refused(tmp_path: Path) -> None:
+    model, path = language_model([{"kind": "linear"}, {"kind": "softmax"}]), tmp_path / "cache"
+    read(model, torch.tensor([[2, 4, 5], [2, 6, 7]])).save(path)
+    tensors, metadata = read_safetensors(path)
+    for change in (*WRONG_FILES, *WRONG_FOR_THE_MODEL):
+        save_safetensors(change(dict(tensors)), path, metadata)
+        with pytest.raises(ValueError, match="allowed") as caught:
+            cache = LineartimeCache.load(path)
+            assert change in WRONG_FOR_THE_MODEL
+            model(torch.tensor([[8], [9]]), cache=cache)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    for columns in ("", "-1", "1.5", "\u0663", "9" * 5000):
+        save_safetensors(tensors, path, dict.fromkeys(metadata, columns))
+        with pytest.raises(ValueError, match="holds no cache; allowed: a file of LineartimeCache.save"):
+            LineartimeCache.load(path)

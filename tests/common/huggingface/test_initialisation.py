@@ -1,4 +1,7 @@
-"""Tensors that transformers creates anew have the values that the constructors give, in every class and attention."""
+"""Fields with which no model works are refused, and tensors that transformers creates anew are the constructor's.
+
+In every class and attention.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -116,3 +119,52 @@ def test_resized_tables_go_on(kind: type[nn.Module], mean_resizing: bool, tied: 
     ids = torch.full((2, 5), 399)
     inputs = {"decoder_input_ids": ids} if kind is LineartimeForSeq2SeqLM else {}
     assert bool(model(input_ids=ids, **inputs)[0].isfinite().all())
+
+
+# Fields of a configuration
+
+FIELDS = {"attention": [{"kind": "flow"}], "vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2}
+SIDES = {
+    **FIELDS,
+    **{f"encoder_{name}": value for name, value in FIELDS.items()},
+    **{"encoder_intermediate_size": 16, "encoder_positions": "none", "encoder_max_position_embeddings": 16},
+    **{"cross_attention": [{"kind": "softmax"}], "is_encoder_decoder": True},
+}
+NAN, HUGE = float("nan"), 2**40
+WRONG: list[tuple[str, Any, dict[str, Any]]] = [
+    *(("pad_token_id", value, FIELDS) for value in (None, -1, 100, True, 1.0, [1], "1")),
+    ("pad_token_id", 60, {**SIDES, "encoder_vocab_size": 50}),
+    *(("eos_token_id", value, {**FIELDS, "reset_at_eos": True}) for value in ([2, 3], None, -1, 100)),
+    *(("decoder_start_token_id", value, SIDES) for value in (-1, 100, [2])),
+    *(("layer_norm_eps", value, FIELDS) for value in (NAN, float("inf"), -1e-5, "small", None)),
+    *(("hidden_dropout", value, FIELDS) for value in (NAN, 1.5, -0.1, None)),
+    *((name, NAN, FIELDS) for name in ("attention_dropout", "activation_dropout", "classifier_dropout")),
+    *((name, HUGE, FIELDS) for name in ("vocab_size", "hidden_size", "intermediate_size", "num_labels")),
+    *((f"encoder_{name}", HUGE, SIDES) for name in ("vocab_size", "hidden_size", "intermediate_size")),
+    *((name, HUGE, FIELDS) for name in ("attention_dim", "classifier_dim", "embedding_dim", "output_dim")),
+    ("max_position_embeddings", HUGE, {**FIELDS, "positions": "learned"}),
+    *((name, value, FIELDS) for name in ("vocab_size", "hidden_size", "num_labels") for value in (0, -1, 1.5, NAN, "9")),
+    ("attention", [{"kind": "flow", "options": 3}], FIELDS),
+    *(("attention", [entry], FIELDS) for entry in (3, {}, {"kind": "flwo"}, {"kind": "flow", "wrong": {}})),
+    ("attention", [{"kind": "mine"}], {**FIELDS, "own_modules": {"mine": "my_file"}}),
+    ("attention", [{"kind": "flow"}, {"kind": "gated_attention_unit"}], FIELDS),
+    ("attention", FIELDS["attention"], {**FIELDS, "family": "gau"}),
+    ("num_attention_heads", 3, FIELDS),
+    ("lineartime_version", "99.0", FIELDS),
+]
+
+
+def test_a_field_that_cannot_work_is_refused() -> None:
+    for name, value, fields in WRONG:
+        with pytest.raises(ValueError, match=f"{name}.*allowed") as caught:
+            LineartimeConfig(**{**fields, name: value})
+        assert "\n" not in str(caught.value), name
+
+
+def test_fields_of_stock_models_that_can_work_are_kept() -> None:
+    """Several ends of a text, none at all, and no beginning."""
+    for fields in ({"eos_token_id": [2, 3]}, {"eos_token_id": None}, {"bos_token_id": None}, {"layer_norm_eps": 0}):
+        config = LineartimeConfig(**FIELDS, **fields)
+        assert all(getattr(config, name) == value for name, value in fields.items())
+        LineartimeForCausalLM(config)
+    assert LineartimeConfig(**SIDES).decoder_start_token_id == 2

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import ScaleNorm, build_norm
@@ -13,9 +13,15 @@ from common.modules.relative_bias import RotaryBias, ToeplitzBias
 from common.modules.rotary import rotate, token_positions
 from common.modules.sinusoids import ScaledSin
 from tests.common.inputs import SIDES, padding
-from tests.compare import assert_close, gradients
+from tests.compare import assert_all_close, assert_close, gradients
 
 HALVES = [torch.bfloat16, torch.float16]
+
+
+def assert_same(out: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+    """Compare outputs and gradients."""
+    assert_close("out", out, expected)
+    assert_all_close(map(str, range(len(leaves))), gradients(out, leaves), gradients(expected, leaves))
 
 
 def complex_rotation(x, positions):
@@ -28,23 +34,18 @@ def complex_rotation(x, positions):
 
 @pytest.mark.parametrize("channels", [2, 6, 128])
 def test_rotate_multiplies_by_complex_exponentials(channels):
-    """With and without a graph."""
+    """With and without a graph; in half precision, far positions keep their angle."""
     x = torch.randn(2, 3, 9, channels, dtype=torch.float64, requires_grad=True)
-    for positions in (torch.arange(9), torch.arange(9) + 100000, torch.randint(0, 5000, (2, 1, 9))):
-        out, expected = rotate(x, positions), complex_rotation(x, positions)
-        assert_close("out", out, expected)
-        assert_close("gradient", *gradients(out, [x]), *gradients(expected, [x]))
-        assert torch.equal(rotate(x.detach(), positions), out)
+    far = torch.arange(9) + 100000
+    for positions in (torch.arange(9), far, torch.randint(0, 5000, (2, 1, 9))):
+        out = rotate(x, positions)
+        assert_same(out, complex_rotation(x, positions), x)
         with torch.no_grad():
             assert torch.equal(rotate(x, positions), out)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_far_positions_keep_their_angle_in_half_precision(dtype):
-    x, positions = torch.randn(9, 64).to(dtype), torch.arange(30000, 30009)
-    out = rotate(x, positions)
-    assert out.dtype == dtype
-    assert_close("out", out, complex_rotation(x.double(), positions), 4e-3)
+    for dtype in HALVES:
+        half = x.detach().to(dtype)
+        assert rotate(half, far).dtype == dtype
+        assert_close("far", rotate(half, far), complex_rotation(half.double(), far), 4e-3)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -58,14 +59,6 @@ def test_positions_count_real_tokens(side):
             assert positions.expand(3, 1, 13)[b, 0].tolist() == expected
 
 
-def test_odd_channels_are_refused():
-    wrongs = {"channels is 5": lambda: rotate(torch.randn(3, 5), torch.arange(3))}
-    wrongs |= {"dim is 7": lambda: RotaryBias(7), "dim is 9": lambda: ScaledSin(9)}
-    for given, call in wrongs.items():
-        with pytest.raises(ValueError, match=f"{given}; allowed.*an even number"):
-            call()
-
-
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_rotary_bias_is_the_product_of_two_rotated_vectors(heads):
     module = RotaryBias(6, heads).double()
@@ -75,9 +68,7 @@ def test_a_rotary_bias_is_the_product_of_two_rotated_vectors(heads):
         matrix, bias = a @ b.transpose(-2, -1), module(tokens)  # (H, query, key), (H, distances)
         assert bias.shape == (heads, 2 * tokens - 1)
         gathered = torch.stack([bias[:, m - torch.arange(tokens) + tokens - 1] for m in range(tokens)], dim=1)
-        assert_close("bias", gathered, matrix)
-        for actual, wanted in zip(gradients(gathered, [module.a, module.b]), gradients(matrix, [module.a, module.b])):
-            assert_close("gradient", actual, wanted)
+        assert_same(gathered, matrix, module.a, module.b)
 
 
 def test_a_toeplitz_bias_gives_a_distance_the_same_entry_at_any_length(caplog):
@@ -93,8 +84,6 @@ def test_a_toeplitz_bias_gives_a_distance_the_same_entry_at_any_length(caplog):
         for tokens in lengths:
             for distance in range(1 - tokens, tokens):
                 assert torch.equal(each(tokens)[:, distance + tokens - 1], module.weight[:, distance + 4])
-    with pytest.raises(ValueError, match="the input has 6 tokens; allowed by its relative bias: 5"):
-        module(6)
     for wrong in (ToeplitzBias(2, heads=2).weight, ToeplitzBias(8).weight, torch.zeros(2, 8)):
         with pytest.raises(RuntimeError, match="size mismatch for weight"):
             short.load_state_dict({"weight": wrong})
@@ -114,6 +103,32 @@ def test_a_unit_with_smaller_chunks_loads():
     assert_close("output", small(x), large(x))
 
 
+def test_scaled_sin_is_the_formula():
+    module, positions = ScaledSin(8).double(), torch.tensor([[0, 1, 7], [100, 3, 2]])
+    angle = positions[..., None].double() * 10000 ** (-torch.arange(4).double() / 4)
+    expected = torch.cat([angle.sin(), angle.cos()], dim=-1) * module.scale
+    assert_close("sine and cosine", module(positions), expected, 1e-5)
+    assert_close("gradient", *gradients(module(positions), [module.scale]), *gradients(expected, [module.scale]), 1e-5)
+    half = ScaledSin(8).bfloat16()(positions + 30001)
+    assert half.dtype == torch.bfloat16
+    assert_close("half", half, module(positions + 30001))
+
+
+def test_scale_norm_is_x_times_g_over_its_root_mean_square():
+    """In half precision, 300² is beyond float16's range, and a sum of 4096 squares beyond bfloat16's 8 bits."""
+    norm, x = ScaleNorm(6).double(), (3 * torch.randn(2, 5, 6, dtype=torch.float64) + 1).requires_grad_()
+    nn.init.constant_(norm.weight, 1.7)
+    assert_same(norm(x), x * norm.weight / ((x**2).mean(-1, keepdim=True) + 1e-5).sqrt(), x, norm.weight)
+    zeros = torch.zeros(3, 6, requires_grad=True)
+    out = ScaleNorm(6)(zeros)
+    assert (out == 0).all() and torch.isfinite(*gradients(out, [zeros])).all()
+    for dtype in HALVES:
+        x = (300 * torch.randn(4, 4096)).to(dtype)
+        out = ScaleNorm(4096).to(dtype)(x)
+        assert out.dtype == dtype
+        assert_close("out", out, ScaleNorm(4096).double()(x.double()))
+
+
 def test_parameters_start_as_in_the_paper():
     for weights in (ToeplitzBias(4000).weight, RotaryBias(8000).a, RotaryBias(8000).b):
         assert abs(weights.mean()) < 1e-3 and abs(weights.std() - 0.02) < 1e-3
@@ -121,37 +136,16 @@ def test_parameters_start_as_in_the_paper():
     assert {name: x.tolist() for name, x in ScaleNorm(6).named_parameters()} == {"weight": [1.0]}
 
 
-def test_scaled_sin_is_the_formula():
-    module, positions = ScaledSin(8).double(), torch.tensor([[0, 1, 7], [100, 3, 2]])
-    out = module(positions)
-    angle = positions[..., None].double() * 10000 ** (-torch.arange(4).double() / 4)
-    expected = torch.cat([angle.sin(), angle.cos()], dim=-1) * module.scale
-    assert_close("sine and cosine", out, expected, 1e-5)
-    assert_close("gradient", *gradients(out, [module.scale]), *gradients(expected, [module.scale]), 1e-5)
-    far = positions + 30001
-    half = ScaledSin(8).bfloat16()(far)
-    assert half.dtype == torch.bfloat16
-    assert_close("half", half, module(far))
-
-
-def test_scale_norm_is_x_times_g_over_its_root_mean_square():
-    norm, x = ScaleNorm(6).double(), (3 * torch.randn(2, 5, 6, dtype=torch.float64) + 1).requires_grad_()
-    nn.init.constant_(norm.weight, 1.7)
-    expected = x * norm.weight / ((x**2).mean(-1, keepdim=True) + 1e-5).sqrt()
-    assert_close("out", norm(x), expected)
-    for actual, wanted in zip(gradients(norm(x), [x, norm.weight]), gradients(expected, [x, norm.weight])):
-        assert_close("gradient", actual, wanted)
-    zeros = torch.zeros(3, 6, requires_grad=True)
-    out = ScaleNorm(6)(zeros)
-    assert (out == 0).all() and torch.isfinite(*gradients(out, [zeros])).all()
-    with pytest.raises(ValueError, match="norm is 'rmsnorm'; allowed.*'layernorm', 'scalenorm'"):
-        build_norm("rmsnorm", 6)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_squares_are_summed_in_float32(dtype):
-    """300² is beyond float16's range, and a sum of 4096 squares beyond bfloat16's 8 bits."""
-    x = (300 * torch.randn(4, 4096)).to(dtype)
-    out = ScaleNorm(4096).to(dtype)(x)
-    assert out.dtype == dtype
-    assert_close("out", out, ScaleNorm(4096).double()(x.double()))
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: rotate(torch.randn(3, 5), torch.arange(3)), "channels is 5; allowed.*an even number"),
+        (lambda: RotaryBias(7), "dim is 7; allowed.*an even number"),
+        (lambda: ScaledSin(9), "dim is 9; allowed.*an even number"),
+        (lambda: ToeplitzBias(5)(6), "the input has 6 tokens; allowed by its relative bias: 5"),
+        (lambda: build_norm("rmsnorm", 6), "norm is 'rmsnorm'; allowed.*'layernorm', 'scalenorm'"),
+    ],
+)
+def test_what_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

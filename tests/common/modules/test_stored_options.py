@@ -138,8 +138,6 @@ def test_weights_of_another_function_are_a_warning() -> None:
     build = build_attention
     pairs = [
         (build("flow", True, clamp=2.0), build("flow", True), "clamp"),
-        (build("linear", phi="relu"), build("linear"), "phi"),
-        (build("quadratic", divisor=3.0), build("quadratic", divisor=9.0), "divisor"),
         (build("flow", num_heads=12), build("flow", num_heads=16), "num_heads=12.*num_heads=16"),
         (build("flow"), build("flow", True), "causal=False.*causal=True"),
         (build("flow"), RotaryAttention(build("flow"), 4), "rotary"),

@@ -1,4 +1,7 @@
-"""One sequence over several processes, compared with one process; if one fails, the others end with a message."""
+"""One sequence over several processes, compared with one process; if one fails, the others end with a message.
+
+And torch's pipeline stages.
+"""
 
 import re
 import time
@@ -6,13 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.pipelining import SplitPoint, pipeline
 
 from common.attention import build_attention
 from common.modules import GatedAttentionUnit
 from common.parallel import ContextGroup, check_context_parallel, own_part, part_length
 from tests.common.parallel import comparisons
 from tests.common.parallel.processes import Processes, in_processes
+from tests.compare import assert_close
+from tests.torch_versions import NEWER_THAN_2_6
 
 
 def test_every_mechanism_gives_what_one_process_gives(tmp_path):
@@ -20,22 +26,9 @@ def test_every_mechanism_gives_what_one_process_gives(tmp_path):
     in_processes(4, tmp_path, comparisons.every_mechanism)
 
 
-@pytest.mark.parametrize(
-    "comparison",
-    [
-        comparisons.training_under_data_parallelism,
-        comparisons.gated_attention_units,
-        comparisons.compiled_window,
-        comparisons.flow_of_one_row,
-        comparisons.many_rows,
-        comparisons.gradients_of_gradients_are_refused,
-        comparisons.random_draws,
-        comparisons.counted_bytes,
-    ],
-    ids=lambda x: x.__name__,
-)
-def test_three_processes(tmp_path, comparison):
-    in_processes(3, tmp_path, comparison)
+def test_three_processes_give_what_one_gives(tmp_path):
+    """Also in torch's data parallelism, when compiled, with random draws, and sending no more for more tokens."""
+    in_processes(3, tmp_path, comparisons.of_three)
 
 
 def test_parts_are_the_sequence_and_padding():
@@ -98,3 +91,30 @@ def test_where_one_fails_the_others_end(begun, how):
     if how == "is killed after its step":
         assert f"has lost process {comparisons.FAILING}, which ended" in processes.printed()[0]
     assert how != "raises" or "a mistake of its own" in processes.printed()[comparisons.FAILING]
+
+
+class Two(nn.Module):
+    """Two named layers, since torch 2.6 does not split ``nn.Sequential``."""
+
+    def __init__(self, name: str, **options) -> None:
+        super().__init__()
+        self.first, self.second = (comparisons.Attending(name, **options) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, n, 12)."""
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(("name", "options"), [("daft_full", {}), ("flow", {"clamp": None, "forget": "head"})])
+def test_two_stages_of_a_pipeline_are_the_model(name, options):
+    model, x = Two(name, **options), torch.randn(1, 9, 12)
+    expected = model(x)
+    pipe = pipeline(model, mb_args=(x,), split_spec={"second": SplitPoint.BEGINNING})
+    assert pipe.num_stages == 2
+    assert_close("out", *pipe(x), expected)
+
+
+@pytest.mark.skipif(not NEWER_THAN_2_6, reason="torch 2.6 cannot tell torch.export from torch.compile")
+def test_directions_that_are_drawn_anew_are_refused_in_words():
+    with pytest.raises(ValueError, match="redraw is 2.*allowed in torch.export.*pipelining"):
+        torch.export.export(comparisons.Attending("favor", redraw=2), (torch.randn(1, 9, 12),), strict=False)
