@@ -1,6 +1,6 @@
-"""Random tensors, padding masks and layouts in memory for the tests of the core."""
+"""Random tensors, padding masks and options for the tests of the core."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,27 +26,6 @@ def qkv(
     tensors = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     q, k, v = ((x * scale).to(dtype).requires_grad_() for x in tensors)
     return q, k, v
-
-
-#: How the tensors of a host may lie in memory; see ``in_layout``.
-LAYOUTS = ("heads inside", "a part of a projection", "channels not contiguous", "broadcast")
-
-
-def in_layout(layout: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors (B, H, n, c) of one shape in another memory layout, without gradients.
-
-    "broadcast" repeats the first head; the other layouts keep all numbers.
-    """
-    tensors = [x.detach() for x in tensors]
-    if layout == "heads inside":
-        return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
-    if layout == "a part of a projection":
-        return [x.transpose(1, 2) for x in torch.stack([x.transpose(1, 2) for x in tensors], dim=3).unbind(3)]
-    if layout == "channels not contiguous":
-        return [x.transpose(2, 3).contiguous().transpose(2, 3) for x in tensors]
-    if layout == "broadcast":
-        return [x[:, :1].expand_as(x) for x in tensors]
-    raise ValueError(f"layout is {layout!r}; allowed: {', '.join(LAYOUTS)}")
 
 
 @contextmanager

@@ -1,12 +1,10 @@
-"""Promises of every operation that takes a padding mask."""
+"""How many elements a call creates, how large the largest tensor is, and how many bytes it keeps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from tests.compare import assert_close, gradients
 
 
 class Elements(TorchDispatchMode):
@@ -50,28 +48,3 @@ def largest_tensor(call: Callable[[], object]) -> int:
     with LargestTensor() as seen:
         call()
     return seen.numel
-
-
-def assert_prefixes_stand_alone(op: Callable[..., Tensor], inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:
-    """Check that the first t outputs of ``op(*inputs)``, (B, H, n, ...) each, do not depend on later tokens."""
-    whole = op(*inputs)
-    for t in lengths:
-        alone = op(*(x[:, :, :t] for x in inputs))
-        assert_close(f"the first {t}", whole[:, :, :t], alone, 1e-12)
-        changed = [torch.cat([x[:, :, :t], 100 * torch.randn_like(x[:, :, t:])], dim=2) for x in inputs]
-        assert_close(f"the first {t}", op(*changed)[:, :, :t], alone, 1e-12)
-
-
-def assert_padding_never_leaks(
-    op: Callable[..., Tensor], inputs: Sequence[Tensor], leaves: Sequence[Tensor], mask: Tensor, poison: float
-) -> None:
-    """Check that ``poison`` in the padding of ``mask`` (B, n) changes no bit of outputs, or gradients of ``leaves``.
-
-    The first row of ``mask`` is entirely padding, and its output is 0.
-    """
-    poisoned = [x.detach().masked_fill(mask[:, None, :, None], poison).requires_grad_() for x in inputs]
-    out, expected = op(*poisoned, key_padding_mask=mask), op(*inputs, key_padding_mask=mask)
-    assert torch.equal(out, expected)
-    assert (out[0] == 0).all()
-    for actual, wanted in zip(gradients(out, [*poisoned, *leaves]), gradients(expected, [*inputs, *leaves])):
-        assert torch.equal(actual, wanted) and torch.isfinite(actual).all()

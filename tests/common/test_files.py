@@ -23,7 +23,7 @@ from torch import nn
 
 from common.checkpoints import LoadReport, check_state_dict, read_checkpoint
 from common.files.folder_locks import FolderInUse
-from common.files.output_files import MARK, find_untracked, new_folder, new_path, take
+from common.files.output_files import MARK, new_folder, new_path, take
 from common.files.tensor_files import read_safetensors, save, save_safetensors
 from common.modules.relative_bias import ToeplitzBias
 
@@ -312,15 +312,6 @@ def test_a_new_path_is_whole_or_absent_and_never_replaces(tmp_path):
         part.write_text("ours")
         (folder / "y.pt").write_text("the user's")
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"x.pt": "whole", "y.pt": "the user's"}
-
-
-def test_strangers_are_found(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "c").write_text("")
-    folders = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
-    assert find_untracked(tmp_path, folders) is None and find_untracked(tmp_path / "none") is None
-    assert find_untracked(tmp_path, folders[:1]) == folders[1] and find_untracked(tmp_path, folders[:2]) == folders[2]
-    assert find_untracked(folders[2]) == folders[2] and find_untracked(folders[2], folders) is None
 
 
 def test_a_folder_has_one_owner_until_its_process_ends(tmp_path, monkeypatch, caplog):

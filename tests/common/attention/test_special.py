@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import scipy.stats
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from common.attention import (
@@ -24,14 +24,13 @@ from common.attention import (
 )
 from common.modules.forget_gate import FORGETS, ForgetGate
 from common.modules.short_conv import ShortConv
-from common.ops import flow_attention, linear_attention, mixed_chunk_attention
+from common.ops import linear_attention, mixed_chunk_attention
 from common.ops.favor import favor_attention
 from common.ops.favor.reference import favor_attention_reference
 from tests.common.contract.mechanisms import CHANNELS, HEADS, Case, at, both, counts, run_in_parts, tensors
 from tests.common.inputs import padding, qkv
-from tests.compare import assert_close, gradients
+from tests.compare import assert_close
 
-causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 causal_names = [name for name, kind in ATTENTIONS.items() if "causal" in kind.supports]
 constant = [name for name in causal_names if ATTENTIONS[name].linear_cost]
 forgetting = [name for name in causal_names if "forget" in ATTENTIONS[name].supports]
@@ -81,19 +80,6 @@ def test_torchscript_takes_masks_of_flow_and_refuses_those_of_daft():
             torch.jit.script(module)(**tensors(module, 21, grad=False), key_padding_mask=mask)
 
 
-@causality
-@pytest.mark.parametrize(("heads", "channels", "window"), [(1, 6, 1), (6, 1, 3), (3, 2, 61)])
-def test_daft_conv_of_one_head_one_channel_and_any_window(window, heads, channels, causal):
-    """A window of one entry has standard deviation 0, so its filter is β."""
-    module = build("daft_conv", causal, num_heads=heads, window=window)
-    q, k, v = qkv(9, heads=heads, d=channels, e=channels)
-    inputs = (q, k[..., :1].detach().requires_grad_(), v)
-    out = module(*inputs)
-    assert_close("out", out, module.reference(*inputs))
-    assert all(torch.isfinite(x).all() for x in gradients(out, [*inputs, *module.parameters()]))
-    assert window > 1 or torch.equal(module.position_bias(), module.beta)
-
-
 def test_daft_conv_attends_by_keys_alone_at_first():
     for options in ({"window": (11, 11)}, {"window": 7, "reparameterize": False}, {"causal": True}):
         assert (build_attention("daft_conv", num_heads=64, **options).position_bias() == 0).all()
@@ -136,12 +122,6 @@ def test_the_entropy_of_a_model_is_the_sum_over_its_modules():
 
 
 # Gates
-
-
-def log_gates(shape: tuple[int, ...]) -> Tensor:
-    """Log gates that keep between a third and nearly all of a sum."""
-    chosen = torch.randint(97, shape, generator=torch.Generator().manual_seed(3))
-    return F.logsigmoid(torch.linspace(-0.7, 6.0, 97, dtype=torch.float64))[chosen]
 
 
 def test_gates_are_for_running_sums_and_convolutions_for_constant_states():
@@ -205,17 +185,6 @@ def test_what_favor_has_forgotten_does_not_hide_later_keys():
         later, gates = [x.double()[:, :, 2:] for x in (q, k, v)], log_decay[:, :, 2:].double()
         left = favor_attention_reference(*later, directions.double(), causal=True, log_decay=gates)
         assert_close("after the gate", out[:, :, 2:], left)
-
-
-@pytest.mark.parametrize("by_channel", [False, True])
-@pytest.mark.parametrize("form", ["paper", "released"])
-def test_the_flow_into_a_sink_is_conserved_over_what_is_remembered(form, by_channel):
-    """Without competition and allocation, a sink receives exactly 1, so values that are all 1 are returned as 1."""
-    q, k, _ = qkv(40, d=4)
-    log_decay = log_gates((2, 2, 40, 4) if by_channel else (2, 2, 40))
-    options = {"form": form, "competition": "none", "allocation": "none", "causal": True}
-    out = flow_attention(q, k, torch.ones_like(q), log_decay=log_decay, **options)
-    assert_close("out", out, torch.ones_like(out), 1e-9 if form == "paper" else 1e-5)
 
 
 # Convolutions and positions

@@ -143,7 +143,7 @@ WRONG: list[tuple[str, Any, dict[str, Any]]] = [
     *((f"encoder_{name}", HUGE, SIDES) for name in ("vocab_size", "hidden_size", "intermediate_size")),
     *((name, HUGE, FIELDS) for name in ("attention_dim", "classifier_dim", "embedding_dim", "output_dim")),
     ("max_position_embeddings", HUGE, {**FIELDS, "positions": "learned"}),
-    *((name, value, FIELDS) for name in ("vocab_size", "hidden_size", "num_labels") for value in (0, -1, 1.5, NAN, "9")),
+    *((name, x, FIELDS) for name in ("vocab_size", "hidden_size", "num_labels") for x in (0, -1, 1.5, NAN, "9")),
     ("attention", [{"kind": "flow", "options": 3}], FIELDS),
     *(("attention", [entry], FIELDS) for entry in (3, {}, {"kind": "flwo"}, {"kind": "flow", "wrong": {}})),
     ("attention", [{"kind": "mine"}], {**FIELDS, "own_modules": {"mine": "my_file"}}),

@@ -116,18 +116,8 @@ def test_max_positions_divides_what_is_causal_and_nothing_else(causal):
     assert_close("out", same(x), module(x))
 
 
-def test_parameters_of_the_papers_width_and_their_first_values():
-    """d 768, e 1536, s 128: (d + 1)(2e + s) + (e + 1) d of the projections, γ and β, a bias and a norm."""
-
-    def count(**options):
-        return sum(x.numel() for x in GatedAttentionUnit(768, **options).parameters())
-
-    dense, norm = 769 * (2 * 1536 + 128) + 1537 * 768, 2 * 768
-    assert count(chunk_size=None, max_positions=512) == dense + 2 * 2 * 128 + norm + 2 * 128
-    assert count() == dense + 2 * 4 * 128 + norm + 2 * 256 - 1
-    assert count(norm="scalenorm") == count() - norm + 1
-    assert count(gate=False) == count() - 769 * 1536
-    assert count(heads=4) == count() + 3 * (2 * 4 * 128 + 511)
+def test_parameters_begin_as_in_the_paper():
+    """Weights are normal with deviation 0.02, and biases 0."""
     module = GatedAttentionUnit(768, causal=True, forget="head", heads=2)
     for weight in (module.in_proj.weight, module.out_proj.weight, module.gamma, module.bias.weight):
         assert abs(weight.std() / 0.02 - 1) < 0.1 and abs(weight.mean()) < 2e-3

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.modules.norms import ScaleNorm, build_norm
 from common.modules.relative_bias import RotaryBias, ToeplitzBias
-from common.modules.rotary import rotate, token_positions
+from common.modules.rotary import rotate
 from common.modules.sinusoids import ScaledSin
-from tests.common.inputs import SIDES, padding
 from tests.compare import assert_all_close, assert_close, gradients
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -46,17 +45,6 @@ def test_rotate_multiplies_by_complex_exponentials(channels):
         half = x.detach().to(dtype)
         assert rotate(half, far).dtype == dtype
         assert_close("far", rotate(half, far), complex_rotation(half.double(), far), 4e-3)
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_positions_count_real_tokens(side):
-    x, mask = torch.randn(3, 2, 13, 4), padding(side, 3, 13)
-    for count in (None, torch.tensor([0, 5, 7])):
-        positions = token_positions(x, mask, count)
-        for b, row in enumerate([[False] * 13] * 3 if mask is None else mask.tolist()):
-            start = 0 if count is None else int(count[b])
-            expected = [start + sum(not hidden for hidden in row[:i]) for i in range(13)]
-            assert positions.expand(3, 1, 13)[b, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("heads", [1, 3])
