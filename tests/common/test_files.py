@@ -13,6 +13,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from common.files.output_files import MARK, new_folder, new_path, take
 from common.files.tensor_files import read_safetensors, save, save_safetensors
 from common.modules.relative_bias import ToeplitzBias
 
-STATE = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(2)}
+WHOLE = torch.arange(6.0).reshape(2, 3)
+STATE = {"x": WHOLE, "transposed": WHOLE.t(), "half": torch.ones(2, dtype=torch.float16), "one": torch.tensor(3)}
 FULL = Path("/dev/full")
 
 # Reading
@@ -58,22 +60,30 @@ def torch_file(state: Any, share: float = 1.0, **options: Any) -> Callable[[Path
 OLD = {"_use_new_zipfile_serialization": False}
 
 
-@pytest.mark.parametrize("name", ["c.pt", "old.pt", "c.safetensors"])
+WRITERS = {
+    "c.pt": torch.save,
+    "old.pt": partial(torch.save, **OLD),
+    "ours.pt": save,
+    "c.safetensors": lambda state, path: save_file({name: x.clone().contiguous() for name, x in state.items()}, path),
+    "ours.safetensors": partial(save_safetensors, metadata={"format": "mine"}),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
 def test_a_checkpoint_is_read(tmp_path: Path, name: str) -> None:
-    """Both of torch's formats, and safetensors, from a path object or a string; a large file is mapped."""
+    """Both of torch's formats, safetensors, and ours, from a path object or a string; a large file is mapped."""
     path = tmp_path / name
-    if path.suffix == ".safetensors":
-        save_file(STATE, path)
-    else:
-        torch.save(STATE, path, **(OLD if name == "old.pt" else {}))
+    WRITERS[name](STATE, path)
     before = path.read_bytes()
     for given in (path, str(path)):
         content = read_checkpoint(given)
-        assert content.keys() == STATE.keys() and all(torch.equal(content[key], STATE[key]) for key in STATE)
+        assert content.keys() == STATE.keys()
+        assert all(torch.equal(content[key], x) and content[key].dtype == x.dtype for key, x in STATE.items())
     if name == "c.pt":
         assert str(path) in Path("/proc/self/maps").read_text()
-        content["weight"] += 1
+        content["x"] += 1
     assert path.read_bytes() == before
+    assert name != "ours.safetensors" or read_safetensors(path)[1] == {"format": "mine"}
 
 
 CUT = "cannot be read, it may be cut short"
@@ -146,20 +156,6 @@ def test_a_state_dict_is_checked_as_a_whole() -> None:
         check_state_dict(changed(linear__bias=torch.ones(1)), Model(), shapes_only=True)
     summary = LoadReport(["a", "b"], ["c"], [f"d{i}" for i in range(5)]).summary()
     assert summary == "2 tensors taken as a starting point; 1 left out (c); 5 new (d0, d1, d2, d3, ...)"
-
-
-# Writing tensors
-
-
-def test_what_is_saved_is_read_with_what_is_said_of_it(tmp_path):
-    whole = torch.arange(6).view(2, 3)
-    tensors = {"x": whole, "transposed": whole.t(), "half": torch.ones(2, dtype=torch.float16), "one": torch.tensor(3)}
-    save(tensors, tmp_path / "x.pt")
-    save_safetensors(tensors, tmp_path / "x", {"format": "mine"})
-    actual, metadata = read_safetensors(tmp_path / "x")
-    assert metadata == {"format": "mine"} and actual.keys() == tensors.keys()
-    for read in (actual, torch.load(tmp_path / "x.pt", weights_only=True)):
-        assert all(torch.equal(read[name], x) and read[name].dtype == x.dtype for name, x in tensors.items())
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
