@@ -1,4 +1,4 @@
-"""What single mechanisms, gates, convolutions and positions have beyond the contract, which knows their formulas."""
+"""Single mechanisms, gates, convolutions and positions, beyond the contract, which knows their formulas."""
 
 import math
 from collections.abc import Callable, Iterator
