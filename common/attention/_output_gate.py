@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.shared.checks import check_tokens
-from ..ops.shared.gpu import fla
+from ..ops.shared.gpu.launch import several_on_gpu
 from ..ops.shared.padding import zero_padded_tokens, zero_padding
 from ..ops.shared.precision import compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head, cleared
@@ -182,5 +182,9 @@ def _widened(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     fla's kernels get bfloat16, which has the range of float32.
     """
     dtypes = {getattr(x, "dtype", None) for x in tensors}
-    half = dtypes == {torch.float16} or (dtypes == {torch.bfloat16} and not fla.is_for(tensors[0]))
-    return tuple(x.float() for x in tensors) if half else tensors
+    if dtypes == {torch.bfloat16} and several_on_gpu(tensors[0]):
+        from ..ops.shared.gpu import fla  # not above: CPUs do not need it
+
+        if fla.is_usable():
+            return tensors
+    return tuple(x.float() for x in tensors) if dtypes in ({torch.float16}, {torch.bfloat16}) else tensors

@@ -13,15 +13,15 @@ ROOT = Path(__file__).parents[2]
 #: The hosts and their requirements.
 BLOCKED = "fairseq", "timm", "numba", "torchvision", "torchaudio", "omegaconf", "hydra", "PIL", "scipy", "sklearn"
 #: The most files of this project, and lines, that a reader of a mechanism may need.
-SUMS = dict.fromkeys(("linear", "t2r", "hedgehog"), (30, 3200)) | dict.fromkeys(
-    ("favor", "rfa", "gla", "cosformer"), (30, 3300)
+SUMS = dict.fromkeys(("linear", "t2r", "hedgehog"), (32, 3350)) | dict.fromkeys(
+    ("favor", "rfa", "gla", "cosformer"), (32, 3450)
 )
 LARGEST = SUMS | {
     "softmax": (18, 1900),
     "local": (20, 2400),
-    "rfa_gate": (32, 3400),
-    "retention": (31, 3500),
-    "lolcats": (35, 3900),
+    "rfa_gate": (34, 3550),
+    "retention": (33, 3650),
+    "lolcats": (37, 4050),
     "flow": (55, 6000),
 }
 IMPORTS = """

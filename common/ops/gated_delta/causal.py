@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..shared.chunks import chunk_length, decay_between, reverse_cumsum, split_chunks
-from ..shared.gpu import fla
+from ..shared.gpu.launch import several_on_gpu
 from ..shared.tracing import may_checkpoint, runs_eagerly
 
 #: Default number of tokens of a chunk.
@@ -44,8 +44,11 @@ def delta_rule(
     ``precision`` is the dtype in which q, k and v were given, in which kernels may multiply.
     """
     tensors = q, k, v, beta, log_decay, memory
-    if _FLA.apply_to(precision, *tensors):
-        return _FLA(precision, chunk_size, *tensors)
+    if several_on_gpu(q):
+        from .gpu import KERNELS  # not above: CPUs do not need it
+
+        if KERNELS.apply_to(precision, *tensors):
+            return KERNELS(precision, chunk_size, *tensors)
     return delta_in_blocks(*tensors, chunk_size)
 
 
@@ -72,9 +75,6 @@ def delta_in_blocks(
             part, memory = delta_chunks(*arguments)
         out.append(part)
     return torch.cat(out, dim=2) if out else v.new_empty(v.shape), memory
-
-
-_FLA = fla.Kernels("delta_rule", delta_in_blocks)
 
 
 def delta_chunks(

@@ -6,14 +6,13 @@ G chunks. A mechanism computes the features, 0 at padding, and divides by the su
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .chunked_sums import channel_decayed_sums, sums_in_chunks
 from .cpu.sums import applies as kernels_apply
 from .cpu.sums import causal_sums as sums_by_kernels
 from .cpu.sums import step as step_by_kernels
 from .feature_maps import feature_map
-from .gpu import fla
+from .gpu.launch import several_on_gpu
 from .padding import zero_padding
 from .state import State, state_of_source
 from .tracing import runs_eagerly
@@ -82,11 +81,13 @@ def causal_sums(
     exp(log_decay_tc). On a CPU by kernels, see ``cpu/sums.py``, otherwise as ``sums_in_chunks``, which says the cost.
     ``precision`` is the dtype of the tokens that the features were made of: fla's kernels may multiply in it.
     """
-    before = _sums_before(state)
-    if kernels_apply(q, k, v, log_decay, *before):
+    if kernels_apply(q, k, v, log_decay, *_sums_before(state)):
         return _by_kernels(q, k, v, state, log_decay)
-    if _FLA.apply_to(precision, q, k, v, None, log_decay, before[0]):
-        return _by_fla(q, k, v, chunk_size, before, log_decay, precision)
+    if several_on_gpu(q):
+        from .gpu import running_sums  # not above: CPUs do not need it
+
+        if running_sums.KERNELS.apply_to(precision, q, k, v, None, log_decay, _sums_before(state)[0]):
+            return running_sums.causal_sums(q, k, v, chunk_size, state, log_decay, precision)
     if q.shape[2] == 1 and state is not None:
         return _step(q, k, v, state, log_decay)
     return sums_in_chunks(q, k, v, chunk_size, state, log_decay)
@@ -161,8 +162,11 @@ def decayed_sums(
     if kernels_apply(q, k, v, log_decay, sum_kv):
         values, _, sum_kv, _ = sums_by_kernels(q, k, v, log_decay, sum_kv, None, weighs=False)
         return values, sum_kv
-    if _FLA.apply_to(precision, q, k, v, None, log_decay, sum_kv):
-        return _FLA(precision, chunk_size, q, k, v, None, log_decay, sum_kv)
+    if several_on_gpu(q):
+        from .gpu.running_sums import KERNELS  # not above: CPUs do not need it
+
+        if KERNELS.apply_to(precision, q, k, v, None, log_decay, sum_kv):
+            return KERNELS(precision, chunk_size, q, k, v, None, log_decay, sum_kv)
     return channel_decayed_sums(q, k, v, log_decay, chunk_size, sum_kv)
 
 
@@ -177,44 +181,6 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor, State]:
     values, weights, sum_kv, sum_k = sums_by_kernels(q, k, v, log_decay, *_sums_before(state), True, divisor, phi)
     return values, weights, {"sum_k": sum_k, "sum_kv": sum_kv}
-
-
-def _by_fla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chunk_size: int,
-    before: tuple[Tensor | None, Tensor | None],
-    log_decay: Tensor | None,
-    precision: torch.dtype | None,
-) -> tuple[Tensor, Tensor, State]:
-    """``causal_sums`` by fla's kernels: a channel of ones beside v sums the weights."""
-    e, (sum_kv, sum_k) = v.shape[3], before
-    more = 8 - e % 8  # rows of 16 bytes in half precision
-    extra = v.new_zeros(v.shape[0], v.shape[2], v.shape[1], more)
-    extra[..., 0] = 1.0
-    v = torch.cat([v.transpose(1, 2), extra], dim=-1).transpose(1, 2)  # in fla's layout
-    initial = None if sum_kv is None else F.pad(torch.cat([sum_kv, sum_k.unsqueeze(-1)], dim=-1), (0, more - 1))
-    out, last = _FLA(precision, chunk_size, q, k, v, None, log_decay, initial)
-    return out[..., :e], out[..., e : e + 1], {"sum_k": last[..., e], "sum_kv": last[..., :e]}
-
-
-def _plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    _: None,
-    log_decay: Tensor | None,
-    initial: Tensor | None,
-    chunk_size: int,
-) -> tuple[Tensor, Tensor]:
-    """Values and the last ``sum_kv`` in plain PyTorch, for ``_FLA``."""
-    state = None if initial is None else {"sum_k": torch.zeros_like(initial[..., 0]), "sum_kv": initial}
-    out, _, state = sums_in_chunks(q, k, v, chunk_size, state, log_decay)
-    return out, state["sum_kv"]
-
-
-_FLA = fla.Kernels("running_sums", _plain)
 
 
 def _sums_before(state: State | None) -> tuple[Tensor | None, Tensor | None]:

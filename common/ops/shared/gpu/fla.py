@@ -27,7 +27,6 @@ from ..precision import compute_dtype
 from ..tracing import is_compiled, runs_eagerly
 from . import dispatch
 from .first_use import FirstUse, normal_like
-from .launch import interpreted
 from .operators import differentiable_operator
 
 #: The version whose functions these are.
@@ -83,16 +82,12 @@ def forget() -> None:
     _imported.cache_clear()
 
 
-def is_for(x: Tensor) -> bool:
-    """Whether fla's kernels are installed for the device of ``x``, and not switched off."""
-    return (x.is_cuda or interpreted()) and _can_be_used()
-
-
-def _can_be_used() -> bool:
+def is_usable() -> bool:
+    """Whether fla is installed, can be imported and is not switched off."""
     return dispatch.switched_on() and functions() is not None
 
 
-_can_be_used._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``
+is_usable._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``
 
 
 class Kernels:
@@ -109,14 +104,12 @@ class Kernels:
         ``precision`` is the dtype in which tokens were given, None for that of ``q``.
         """
         q, k, v, *rest = tensors
-        if q.is_cpu and not interpreted():
-            return False  # first, because this is asked for each token
         precision = q.dtype if precision is None else precision
         exact = precision == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        if q.shape[2] < 2 or precision == torch.float64 or exact:
+        if precision == torch.float64 or exact:
             return False
         present = [x for x in rest if x is not None]
-        return dispatch.applies(_name(*_in_precision(precision, q, k, v), *rest), q, k, v, *present) and _can_be_used()
+        return dispatch.applies(_name(*_in_precision(precision, q, k, v), *rest), q, k, v, *present) and is_usable()
 
     def __call__(
         self, precision: torch.dtype | None, chunk_size: int, *tensors: Tensor | None

@@ -22,6 +22,11 @@ def interpreted() -> bool:
 interpreted._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``
 
 
+def several_on_gpu(x: Tensor) -> bool:
+    """Whether x (B, H, n, c) has several tokens and is where kernels for GPUs run."""
+    return x.shape[2] > 1 and (x.is_cuda or interpreted())
+
+
 class _Configured:
     """A kernel with its options of compilation: ``kernel[grid](...)`` launches it."""
 

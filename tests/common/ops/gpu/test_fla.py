@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.kernels import FLA_KERNELS
 from common.ops import gated_delta_attention, linear_attention, retention_attention
-from common.ops.shared.gpu import dispatch, first_use, fla
+from common.ops.shared.gpu import dispatch, first_use, fla, launch
 from tests.common.contract.mechanisms import DEFAULTS, both, cases, cast, leaves, run_in_parts, tensors, tolerance_of
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_all_close, assert_close, gradients
@@ -81,7 +81,7 @@ def stand_in(name, calls, change):
 @pytest.fixture
 def kernels(monkeypatch):
     """Put recurrences in the place of fla's kernels, as if there were a GPU; returns the calls."""
-    monkeypatch.setattr(fla, "interpreted", lambda: True)
+    monkeypatch.setattr(launch, "interpreted", lambda: True)
     monkeypatch.setattr(dispatch, "interpreted", lambda: True)
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     monkeypatch.setattr(dispatch, "failed", {"flow_attention", "mixed_chunk_attention"})  # these would run
