@@ -19,13 +19,7 @@ from torch import Tensor, nn
 import fairseq_plugin
 import timm_plugin
 from tests.fairseq_plugin.helpers import huggingface_models
-from tests.fairseq_plugin.helpers.audio import FEATURES, build_audio, build_speech, recording
-from tests.fairseq_plugin.helpers.encoder_decoders import build_model
-from tests.fairseq_plugin.helpers.episodes import build_decision, window
-from tests.fairseq_plugin.helpers.kinds import SHORT
-from tests.fairseq_plugin.helpers.language_models import build_tiny
-from tests.fairseq_plugin.helpers.masked_models import build_random, features, randomised
-from tests.fairseq_plugin.helpers.series import CHANNELS, build_classifier, scores
+from tests.fairseq_plugin.helpers.kinds import build, call, kind_of, randomised
 from timm_plugin.layers.gated_attention_block import GatedAttentionBlock
 
 PAD = 1
@@ -39,12 +33,17 @@ def _mask(tokens: int, real: int) -> Tensor:
     return torch.arange(tokens) >= torch.tensor([[tokens], [real]])
 
 
-def _of_audio(model: nn.Module) -> Tensor:
-    return model(recording(2, 206), padding_mask=_mask(206, 133), mask=False, features_only=True)["x"]
+def _of_numbers(model: nn.Module, arch: str) -> Tensor:
+    """The outputs for recordings, series or steps of episodes, the second of which is shorter."""
+    kind = kind_of(arch)
+    batch = kind.rows(2, 12)
+    longest = next(iter(batch.values())).shape[1]
+    return call(model, kind, {**batch, "padding_mask": _mask(longest, longest - longest // 3)})
 
 
 def _of_speech(model: nn.Module) -> Tensor:
-    return model(recording(2, 40 * FEATURES).view(2, 40, FEATURES), torch.tensor([40, 23]), TARGET)[0]
+    frames = torch.randn(2, 40, 10, generator=torch.Generator().manual_seed(0))
+    return model(frames, torch.tensor([40, 23]), TARGET)[0]
 
 
 def _of_pair(model: nn.Module) -> Tensor:
@@ -61,49 +60,26 @@ def _of_text(model: nn.Module) -> Tensor:
     return torch.cat([model(SOURCE)[0].flatten(), *(part.flatten() for part in parts)])
 
 
+NUMBERS = [
+    f"flow_{kind}{options}"
+    for kind in ("wav2vec2", "hubert", "data2vec_audio")
+    for options in ("", " --lineartime-mask-padding")
+]
+NUMBERS += ["flow_wav2vec2 --layer-type conformer --lineartime-mask-padding", "linear_time_series", "tcn_time_series"]
+PAIRS = ("", "--lineartime-cross-attention linear", "--lineartime-cross-attention flow_source")
 #: fairseq's models with our attention, with every place where a mask enters.
-OF_FAIRSEQ: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor]]] = {
-    **{
-        f"{kind}{' '.join(options)}": (partial(build_audio, f"flow_{kind}", *options), _of_audio)
-        for kind in ("wav2vec2", "hubert", "data2vec_audio")
-        for options in ((), ("--lineartime-mask-padding",))
-    },
-    "conformer": (
-        partial(build_audio, "flow_wav2vec2", "--layer-type", "conformer", "--lineartime-mask-padding"),
-        _of_audio,
-    ),
-    "speech": (partial(build_speech, "s2t_flow"), _of_speech),
-    "speech conformer": (partial(build_speech, "s2t_conformer_flow", "--lineartime-mask-padding"), _of_speech),
-    **{
-        f"pair {' '.join(options)}": (partial(build_model, "linear", *options), _of_pair)
-        for options in (
-            (),
-            ("--lineartime-cross-attention", "linear"),
-            ("--lineartime-cross-attention", "flow_source"),
-            ("--no-cross-attention", "--cross-self-attention"),
-        )
-    },
-    "text": (partial(build_tiny, "linear_lm", SHORT, 40), _of_text),
-    "units": (partial(build_tiny, "flash_lm", SHORT, 40), _of_text),
-    "masked": (partial(build_random, "linear_mlm"), partial(features, sequence=SOURCE)),
-    "masked units": (partial(build_random, "flash_mlm"), partial(features, sequence=SOURCE)),
-    **{
-        f"{kind} series": (
-            partial(build_classifier, f"{kind}_time_series"),
-            lambda model: scores(model, recording(2, 12 * CHANNELS).view(2, 12, CHANNELS), _mask(12, 7)),
-        )
-        for kind in ("linear", "tcn")
-    },
-    "decision": (
-        partial(build_decision, "linear_decision"),
-        lambda model: model(**window(2, 9, dtype=torch.float32), padding_mask=_mask(9, 5)),
-    ),
+OF_FAIRSEQ: dict[str, Callable[[nn.Module], Tensor]] = {
+    **{words: partial(_of_numbers, arch=words.split()[0]) for words in (*NUMBERS, "linear_decision")},
+    **dict.fromkeys(("s2t_flow", "s2t_conformer_flow --lineartime-mask-padding"), _of_speech),
+    **{f"linear {words}": _of_pair for words in (*PAIRS, "--no-cross-attention --cross-self-attention")},
+    **dict.fromkeys(("linear_lm", "flash_lm"), _of_text),
+    **dict.fromkeys(("linear_mlm", "flash_mlm"), lambda model: model(SOURCE, features_only=True)[0]),
 }
 
 
 @cache
 def _built(case: str) -> nn.Module:
-    return randomised(OF_FAIRSEQ[case][0](), 0.3).eval()
+    return randomised(build(*case.split()), 0.3).eval()
 
 
 def _masks_of(module: type[nn.Module]) -> list[str]:
@@ -135,10 +111,10 @@ def _masks_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 @torch.no_grad()
 def test_fairseqs_padding_masks(case: str, dtype: torch.dtype) -> None:
     """What is not 0 is padding, as in fairseq's own attention; also inside of the model, between its modules."""
-    model, call = _built(case), OF_FAIRSEQ[case][1]
-    expected = call(model)
+    model, read = _built(case), OF_FAIRSEQ[case]
+    expected = read(model)
     with _masks_in(model, dtype):
-        assert torch.equal(call(model), expected)
+        assert torch.equal(read(model), expected)
 
 
 def test_every_module_for_fairseq_that_takes_a_mask_is_tested() -> None:
@@ -190,15 +166,15 @@ def _of_transformers(kind: str) -> Callable[[Callable[[Tensor], Tensor]], Tensor
 @torch.no_grad()
 def test_masks_of_transformers(kind: str) -> None:
     """1 is real, in any dtype; what is neither 0 nor 1 is refused, such as an additive mask."""
-    call = _of_transformers(kind)
-    expected = call(lambda real: real)
+    read = _of_transformers(kind)
+    expected = read(lambda real: real)
     for dtype in DTYPES:
-        assert torch.equal(call(lambda real, dtype=dtype: real.to(dtype)), expected), dtype
+        assert torch.equal(read(lambda real, dtype=dtype: real.to(dtype)), expected), dtype
     for value in (-torch.inf, -10_000.0, 2.0, 0.5):
         with pytest.raises(ValueError, match=f"attention_mask has the value {value}; allowed: 1 at real"):
-            call(lambda real, value=value: torch.zeros(real.shape).masked_fill(~real, value))
+            read(lambda real, value=value: torch.zeros(real.shape).masked_fill(~real, value))
     with pytest.raises(ValueError, match="(must be 2D|has shape .*; allowed)"):
-        call(lambda real: real[:, None, None, :].expand(-1, -1, real.shape[1], -1))
+        read(lambda real: real[:, None, None, :].expand(-1, -1, real.shape[1], -1))
 
 
 def _result(layer: nn.Module, x: Tensor, mask: Tensor) -> Tensor | None:

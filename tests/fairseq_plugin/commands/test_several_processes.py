@@ -1,6 +1,6 @@
 """Trainings in several processes train as one process does, or as one that reads as much, and go on where they stopped.
 
-../test_two_processes.py compares every task and criterion, update by update.
+../tasks/test_every_task.py compares every task and criterion, update by update.
 """
 
 from pathlib import Path

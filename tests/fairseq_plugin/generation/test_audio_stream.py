@@ -9,7 +9,8 @@ from fairseq_plugin.generation.audio_stream import AudioStream
 from fairseq_plugin.modules.causal_positions import CausalPositions
 from tests.common.refusals import refused
 from tests.compare import assert_close, weights
-from tests.fairseq_plugin.helpers.audio import MOST_FRAMES, build_audio, recording
+from tests.fairseq_plugin.helpers.audio import MOST_FRAMES, recording
+from tests.fairseq_plugin.helpers.kinds import build
 from tests.fairseq_plugin.helpers.masked_models import randomised
 
 MECHANISMS = sorted(set(supporting("causal")) & set(supporting("bidirectional")))
@@ -19,7 +20,7 @@ PARTS = (5, 9, 4, 1, 63, 8, 0, 16, 101, 40, 3)
 
 def causal_model(arch: str, *options: str) -> nn.Module:
     """A causal model of audio in evaluation."""
-    return randomised(build_audio(arch, "--lineartime-causal", *options)).eval()
+    return randomised(build(arch, "--lineartime-causal", *options)).eval()
 
 
 @pytest.mark.parametrize(
@@ -44,21 +45,21 @@ def test_parts_are_one_pass(arch: str) -> None:
 @pytest.mark.parametrize("size", [1, 4, 7])
 def test_positions_are_those_of_fairseq_moved_into_the_past(size: int) -> None:
     """A frame gets what fairseq gives to the frame in the middle of those that it reads."""
-    stock = build_audio("wav2vec2", "--conv-pos", str(size)).encoder.pos_conv
+    stock = build("wav2vec2", "--conv-pos", str(size)).encoder.pos_conv
     moved, x = size - 1 - size // 2, torch.randn(2, 16, 20)
     assert_close("positions", CausalPositions(stock)(x)[:, :, moved:], stock(x)[:, :, : 20 - moved], 1e-5)
 
 
 def test_a_stock_checkpoint_can_be_the_start_of_a_causal_model() -> None:
-    causal, stock = causal_model("softmax_wav2vec2"), build_audio("wav2vec2")
+    causal, stock = causal_model("softmax_wav2vec2"), build("wav2vec2")
     assert weights(causal.state_dict()).keys() == stock.state_dict().keys()
 
 
 def test_bad_streams_are_refused() -> None:
     with refused("model", "FlowWav2vec2Model", "--lineartime-causal"):
-        AudioStream(build_audio("flow_wav2vec2").eval())
+        AudioStream(build("flow_wav2vec2").eval())
     with refused("model", "training", "eval"):
-        AudioStream(build_audio("flow_wav2vec2", "--lineartime-causal"))
+        AudioStream(build("flow_wav2vec2", "--lineartime-causal"))
     stream = AudioStream(causal_model("flow_wav2vec2"))
     stream.read(recording(2, 30))
     for samples in (recording(1, 30), recording(2, 30)[None]):

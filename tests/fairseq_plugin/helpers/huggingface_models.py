@@ -16,13 +16,9 @@ from common.huggingface import (
 )
 from fairseq_plugin.export.huggingface import configuration_of
 
-from . import encoder_decoders, masked_models
-from .kinds import SHORT
-from .language_models import build, build_tiny
+from . import encoder_decoders, kinds, masked_models
+from .language_models import awake, build
 from .text import dictionary
-
-#: The longest input of the language models.
-LIMIT = 40
 
 
 def convert(host: nn.Module, args: Any, model_class: type) -> nn.Module:
@@ -36,7 +32,7 @@ def convert(host: nn.Module, args: Any, model_class: type) -> nn.Module:
 @functools.cache
 def language_models(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForCausalLM]:
     """fairseq's language model and its counterpart."""
-    host = build_tiny(arch, SHORT, LIMIT, *flags)
+    host = awake(kinds.build(arch, *flags)).eval()
     return host, convert(host, host.decoder.args, LineartimeForCausalLM)
 
 

@@ -27,6 +27,7 @@ from fairseq_plugin.data.episode_folder import EpisodeDescription
 from fairseq_plugin.data.series_folder import Description
 from fairseq_plugin.models.hybrid import LayerOptions
 from recipes.models import model_options
+from tests.fairseq_plugin.helpers import masked_models
 from tests.fairseq_plugin.helpers.language_models import awake
 from tests.fairseq_plugin.helpers.text import PAD, dictionary, tokens
 
@@ -272,12 +273,8 @@ def load(path: Path, arch: str, **overrides: Any) -> nn.Module:
 
 
 def randomised(model: nn.Module, std: float = 0.4, seed: int = 2) -> nn.Module:
-    """``model`` with every parameter N(0, std): as initialised, attention adds too little to any output to be seen."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(std * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return awake(model)
+    """``model`` with every parameter N(0, std), and attention that shows in its outputs."""
+    return awake(masked_models.randomised(model, std, seed))
 
 
 def shown(arch: str, *arguments: str, **options: Any) -> nn.Module:

@@ -1,33 +1,24 @@
 """Small language models, built through fairseq's own parser."""
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
 from fairseq import tasks
-from fairseq.models import MODEL_REGISTRY
 from torch import nn
 
 import fairseq_plugin  # noqa: F401  registers the architectures
-from common.attention import ATTENTIONS, DaftConvAttention, DaftFullAttention, MixedChunkAttention
+from common.attention import DaftConvAttention, DaftFullAttention, MixedChunkAttention
 from common.modules.gated_attention_unit import GatedAttentionUnit
-from fairseq_plugin.models.hybrid import LayerOptions
 from recipes.models import model_options
 
 from .text import dictionary
 
-FLASH_FAMILY = (
-    "flash_lm",
-    "flash_quad_lm",
-    "transformer_plus_lm",
-    "transformer_pp_lm",
-    "mc_transformer_pp_lm",
-    "performer_lm",
-    "combiner_lm",
+ARCHITECTURES = (
+    *("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm", "flash_lm", "flash_quad_lm"),
+    *("transformer_plus_lm", "transformer_pp_lm", "mc_transformer_pp_lm", "performer_lm", "combiner_lm"),
+    *("daft_full_lm", "daft_conv_lm"),
 )
-DAFT_FAMILY = ("daft_full_lm", "daft_conv_lm")
-ARCHITECTURES = ("flowformer_lm", "flowformer_lm_wiki103", "linear_lm", "softmax_lm", *FLASH_FAMILY, *DAFT_FAMILY)
 SMALL = (
     "--decoder-layers 2 --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 "
     "--decoder-ffn-embed-dim 64 --decoder-attention-heads 4"
@@ -50,20 +41,6 @@ def small(arch: str) -> list[str]:
     return [*SMALL, *CHUNKS.get(arch, ())]
 
 
-def flags_of(name: str) -> list[str]:
-    """Every option that the model ``name`` reads, as a command line spells it.
-
-    Of a stack of several attentions, those of the attentions that it has by default.
-    """
-    parser = ArgumentParser(allow_abbrev=False)
-    MODEL_REGISTRY[name].add_args(parser)
-    defaults = vars(parser.parse_args([]))
-    flags = [f"--{field.replace('_', '-')}" for field in defaults]
-    kinds = LayerOptions.lineartime_layers.split(",") if "hybrid" in name else ATTENTIONS
-    others = tuple(f"--{x.replace('_', '-')}-" for x in ATTENTIONS if x not in kinds)
-    return [flag for flag in flags if not flag.startswith(others)]
-
-
 def build(command: Sequence[str], words: int = 60, seed: int = 1) -> nn.Module:
     """The model that ``fairseq-train COMMAND`` builds for a dictionary of ``words``.
 
@@ -82,19 +59,6 @@ def build_model(arch: str, *arguments: str, seed: int = 1, sizes: Sequence[str] 
     sizes = small(arch) if sizes is None else sizes
     command = ["data", "--task", "language_modeling", "--arch", arch, *sizes, "--tokens-per-sample", "256", *arguments]
     return build(command, words, seed)
-
-
-def build_tiny(name: str, short: dict[str, str], limit: int, *flags: str) -> nn.Module:
-    """A language model of width 16 in evaluation mode whose attention shows in its outputs, for ``limit`` tokens.
-
-    ``short`` has the value of every option that ends so: sizes of chunks, rows and windows.
-    """
-    command = ["data", "--task", "language_modeling", "--arch", name, "--tokens-per-sample", str(limit), *flags]
-    command += "--decoder-layers 2 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16".split()
-    command += "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --dropout 0".split()
-    known = flags_of(name)
-    command += [x for end, value in short.items() for flag in known if flag.endswith(end) for x in (flag, value)]
-    return awake(build(command)).eval()
 
 
 def awake(model: nn.Module) -> nn.Module:

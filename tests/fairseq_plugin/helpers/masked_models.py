@@ -1,25 +1,15 @@
 """Small masked models, built through fairseq's own parser, with weights under which attention shows."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .language_models import build
-
-GATED_ATTENTION_UNITS = ("flash_mlm", "flash_quad_mlm")
-MASKED = (
-    *GATED_ATTENTION_UNITS,
-    "transformer_plus_mlm",
-    "transformer_pp_mlm",
-    "mc_transformer_pp_mlm",
-    "performer_mlm",
-    "combiner_mlm",
-)
 
 
 def small(arch: str) -> list[str]:
     """Options that make ``arch`` small, with chunks and rows so short that toy sequences cross several."""
     command = "--encoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64".split()
-    if arch in GATED_ATTENTION_UNITS:
+    if arch in ("flash_mlm", "flash_quad_mlm"):
         command += ["--flash-query-dim", "16"]
     else:
         command += ["--encoder-attention-heads", "4"]
@@ -42,13 +32,3 @@ def randomised(model: nn.Module, std: float = 0.5, seed: int = 2) -> nn.Module:
         for parameter in model.parameters():
             parameter.copy_(std * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
-
-
-def build_random(arch: str, *arguments: str):
-    """A small model in evaluation mode, in float64, whose attention shows in its features."""
-    return randomised(build_masked(arch, *arguments).double()).eval()
-
-
-def features(model, sequence: Tensor) -> Tensor:
-    """Features (B, T, C) of sequence (B, T)."""
-    return model(sequence, features_only=True)[0]

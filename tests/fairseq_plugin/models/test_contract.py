@@ -253,6 +253,10 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     assert_close("outputs", actual.float(), expected, 0.1 if dtype == torch.bfloat16 else 2e-2, floor=1.0)
 
 
+#: fairseq stores the options of all models alike, which takes a third of a second.
+STORED = ("flow", "flash", "daft_conv", "hybrid", "combiner", "rfa", "lolcats")
+
+
 @pytest.mark.parametrize("name", models(*ONE_TEXT))
 def test_it_learns_is_stored_and_comes_back(name: str, tmp_path: Path) -> None:
     """The loss falls within a few updates; fairseq loads the checkpoint with equal outputs."""
@@ -271,10 +275,13 @@ def test_it_learns_is_stored_and_comes_back(name: str, tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
     assert min(losses[-3:]) < 0.9 * losses[0]
-    save(tmp_path / "model.pt", name, model.state_dict())
-    loaded = load(tmp_path / "model.pt", name)
-    assert type(loaded) is type(model)
-    assert_close("outputs", loaded(sequence)[0], model.eval()(sequence)[0])
+    again = build(name, seed=2).eval()
+    again.load_state_dict(model.state_dict())
+    if name.startswith(STORED):
+        save(tmp_path / "model.pt", name, model.state_dict())
+        again = load(tmp_path / "model.pt", name)
+        assert type(again) is type(model)
+    assert_close("outputs", again(sequence)[0], model.eval()(sequence)[0])
 
 
 #: fairseq's model, ours with softmax attention, options of both, and those that ours needs to be it.

@@ -171,6 +171,7 @@ awac_decision --awac-target-rate 1.5 | --awac-target-rate is 1.5; allowed
 flow_wav2vec2 --crop-seq-to-multiple 0 | --crop-seq-to-multiple is 0.*at least 1
 cosformer_wav2vec2 --required-seq-len-multiple 0 | --required-seq-len-multiple is 0.*at least 1
 hedgehog_lm --lineartime-trained-parameters all --criterion attention_transfer | parameters is all; allowed.*new
+softmax_lm --lineartime-trained-parameters attention | softmax attention alone; allowed .*attention_transfer
 linear_lm --lineartime-trained-parameters new | --lineartime-trained-parameters is new.*linear attention has no
 flow_wav2vec2 --layer-type conformer --pos-enc-type rope | --pos-enc-type is rope.*abs
 flow_wav2vec2 --layer-type conformer --attn-type espnet | --attn-type .*not given

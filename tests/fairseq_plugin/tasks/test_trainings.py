@@ -4,7 +4,6 @@ All commands run in one process. That trainings go on as if they had never stopp
 """
 
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,54 +17,50 @@ from fairseq_plugin.data.series_folder import write_folder as write_series
 from fairseq_plugin.models._decision import DecisionModel
 from fairseq_plugin.models.decision_baselines import AdvantageWeightedActorCritic, BehaviourCloning
 from fairseq_plugin.tasks.span_extraction import HEAD
-from tests.fairseq_plugin.helpers import episodes, masked_models, pixels, series, spans
+from tests.fairseq_plugin.helpers import episodes, masked_models, pixels, series, spans, tasks
 from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named
 from tests.fairseq_plugin.helpers.episodes import ACTION, STATE
 from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.logs import entries, losses
 from tests.fairseq_plugin.helpers.series import CHANNELS, LABELS, LIMIT
-from tests.fairseq_plugin.helpers.tasks import set_up
 
 STEPS = 20  # that decision models have embeddings for
 LOGGED = "--cpu --log-format json".split()
 FRESH = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler".split()
 
 
-def _of_series(root: Path, data: Path) -> dict[str, list[str]]:
+def of_series(root: Path, data: Path) -> dict[str, list[str]]:
     series.write_waves(data)
     short = "--max-length 31 --pooling mean --flash-chunk-size 8".split()
     return {
         "series": ["train", *series.training_command(data, root / "series", "flowformer_time_series")],
         "longer series": ["train", *series.training_command(data, root / "longer series", "flash_time_series", *short)],
-        "series, validated": ["validate", str(data), *series.TASK, "--valid-subset", "test", "--batch-size", "8"]
-        + ["--path", str(root / "series" / "checkpoint_last.pt"), "--required-batch-size-multiple", "1"],
+        "series, validated": ["validate", str(data), "--task", "time_series_classification", "--valid-subset", "test"]
+        + ["--criterion", "sentence_prediction", "--batch-size", "8", "--required-batch-size-multiple", "1"]
+        + ["--path", str(root / "series" / "checkpoint_last.pt")],
     }
 
 
-def _of_episodes(root: Path, data: Path) -> dict[str, list[str]]:
+def of_episodes(root: Path, data: Path) -> dict[str, list[str]]:
     episodes.write_episodes(data)
 
-    def train(name: str, arch: str, *arguments: str) -> list[str]:
-        words = episodes.training_command(data, root / name, arch, *arguments)
-        if arch in ("bc_decision", "awac_decision"):  # which have no attention
-            at = words.index("--decoder-attention-heads")
-            words = [*words[:at], *words[at + 2 :]]
-        return ["train", *words]
+    def train(name: str, arch: str, words: str = "") -> list[str]:
+        return ["train", *episodes.training_command(data, root / name, arch, *words.split())]
 
-    short = ("--max-epoch", "1", "--context", "full", "--batch-size", "64")
-    awac = ("--criterion", "awac", "--max-epoch", "3")
     return {
         "acts": train("acts", "flowformer_decision"),
-        "acts on episodes": train("acts on episodes", "linear_decision", *short),
-        "acts in a window": train("acts in a window", "cosformer_decision", "--max-epoch", "1"),
-        "clones": train("clones", "bc_decision", "--max-epoch", "3"),
-        "weighs": train("weighs", "awac_decision", *awac),
-        "weighs, begun": train("weighs, resumed", "awac_decision", *awac, "--max-epoch", "1"),
-        "weighs, resumed": train("weighs, resumed", "awac_decision", *awac),
+        "acts on episodes": train(
+            "acts on episodes", "linear_decision", "--max-epoch 1 --context full --batch-size 64"
+        ),
+        "acts in a window": train("acts in a window", "cosformer_decision", "--max-epoch 1"),
+        "clones": train("clones", "bc_decision", "--max-epoch 3"),
+        "weighs": train("weighs", "awac_decision", "--criterion awac --max-epoch 3"),
+        "weighs, begun": train("weighs, resumed", "awac_decision", "--criterion awac --max-epoch 1"),
+        "weighs, resumed": train("weighs, resumed", "awac_decision", "--criterion awac --max-epoch 3"),
     }
 
 
-def _of_pixels(root: Path, data: Path) -> dict[str, list[str]]:
+def of_pixels(root: Path, data: Path) -> dict[str, list[str]]:
     pixels.write_pixels(data)
     task = ["--task", "pixel_modeling", "--tokens-per-sample", str(pixels.SHAPE.length)]
     train = [str(data), *task, "--arch", "flowformer_lm", *SMALL, "--save-dir", str(root / "pixels")]
@@ -82,7 +77,7 @@ def _of_pixels(root: Path, data: Path) -> dict[str, list[str]]:
     }
 
 
-def _of_spans(root: Path, data: Path) -> dict[str, list[str]]:
+def of_spans(root: Path, data: Path) -> dict[str, list[str]]:
     """A masked model with learned positions is pretrained for two updates and fine-tuned."""
     spans.write_names(data)
     text = root / "text"
@@ -108,15 +103,15 @@ def _of_spans(root: Path, data: Path) -> dict[str, list[str]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     """The output of every command; together they take the seconds."""
     root, commands = tmp_path_factory.mktemp("runs"), {}
-    for make in (_of_series, _of_episodes, _of_pixels, _of_spans):
-        commands |= make(root, root / f"data{make.__name__}")
+    for make in (of_series, of_episodes, of_pixels, of_spans):
+        commands |= make(root, root / f"data_{make.__name__}")
     always = ["--user-dir", USER_DIR, *LOGGED]
     return run_named(
         root, {name: (f"fairseq_cli.{words[0]}", [*words[1:], *always], "") for name, words in commands.items()}
     )
 
 
-def _last(runs: NamedRuns, name: str) -> dict[str, torch.Tensor]:
+def last(runs: NamedRuns, name: str) -> dict[str, torch.Tensor]:
     return torch.load(runs.folder / name / "checkpoint_last.pt")["model"]
 
 
@@ -149,7 +144,7 @@ def test_awac_goes_on_as_if_never_stopped(runs: NamedRuns) -> None:
     """Critics, slow copies, random actions and Adam's state come back: the same losses, the same weights."""
     begun, resumed, whole = (losses(runs.outputs[x]) for x in ("weighs, begun", "weighs, resumed", "weighs"))
     assert begun + resumed == whole
-    one, other = _last(runs, "weighs"), _last(runs, "weighs, resumed")
+    one, other = last(runs, "weighs"), last(runs, "weighs, resumed")
     assert all(torch.equal(one[name], other[name]) for name in one) and int(one["updates"]) > 0
 
 
@@ -160,7 +155,9 @@ def test_pixels(runs: NamedRuns) -> None:
     checkpoint, count = str(runs.folder / "pixels" / "checkpoint_last.pt"), pixels.COUNTS["test"]
     (model,), _, _ = load_model_ensemble_and_task([checkpoint], {"data": str(runs.folder / "data_of_pixels")})
     target = torch.from_numpy(pixels.toy_images("test", count).reshape(count, -1).astype(np.int64)) + 4
-    expected = pixels.logits_bits(model, torch.cat([torch.full((count, 1), 2), target[:, :-1]], dim=1), target)
+    with torch.no_grad():
+        scores = model.eval()(torch.cat([torch.full((count, 1), 2), target[:, :-1]], dim=1))[0].double()
+    expected = -scores.log_softmax(-1).gather(-1, target[..., None]).mean().item() / np.log(2)
     for name in ("pixels, evaluated", "pixels, evaluated as text"):
         found = re.search(r"Evaluated 420 tokens[^$]*Loss \(base 2\): ([\d.]+)", runs.outputs[name])
         assert float(found[1]) == pytest.approx(expected, abs=1e-4)
@@ -188,7 +185,7 @@ def test_spans(runs: NamedRuns) -> None:
     assert state["extra_state"]["best"] == found[-1]["valid_best_f1"] == best
     (again,) = entries(runs.outputs["spans, validated"], "valid")  # with batches of another size
     assert again["valid_f1"] == best
-    pretrained, still = _last(runs, "masked"), _last(runs, "still")
+    pretrained, still = last(runs, "masked"), last(runs, "still")
     new = {name for name in still if name not in pretrained}
     assert new and all(name.startswith(f"classification_heads.{HEAD}.") for name in new)
     assert all(torch.equal(still[name], tensor) for name, tensor in pretrained.items())
@@ -216,17 +213,16 @@ def test_what_cannot_be_predicted_is_refused(runs: NamedRuns) -> None:
     hub = TimeSeriesClassifier.from_pretrained(str(runs.folder / "series"), "checkpoint_last.pt")
     good, large = np.full((5, CHANNELS), 50.0), [np.full((5, CHANNELS), 1e6)]
     for bad, said in (
-        (np.full((5, CHANNELS), np.nan), r"series 1 is nan at \(0, 0\)"),
-        (np.full((5, CHANNELS), 1e39), r"series 1.* is 1e\+39 .*float32"),
-        (np.full((5, CHANNELS), 1e38), "scores are not finite"),
-        (np.zeros((5, CHANNELS + 1)), rf"series 1 has shape \(5, 4\); allowed: .*{CHANNELS}"),
-        (np.zeros((0, CHANNELS)), "series 1 has shape"),
-        (np.full((LIMIT + 1, CHANNELS), 50.0), f"series 1 has {LIMIT + 1} steps; allowed: at most {LIMIT}"),
+        ([good, np.full((5, CHANNELS), np.nan)], r"series 1 is nan at \(0, 0\)"),
+        ([good, np.full((5, CHANNELS), 1e39)], r"series 1.* is 1e\+39 .*float32"),
+        ([good, np.full((5, CHANNELS), 1e38)], "scores are not finite"),
+        ([good, np.zeros((5, CHANNELS + 1))], rf"series 1 has shape \(5, 4\); allowed: .*{CHANNELS}"),
+        ([good, np.zeros((0, CHANNELS))], "series 1 has shape"),
+        ([good, np.full((LIMIT + 1, CHANNELS), 50.0)], f"series 1 has {LIMIT + 1} steps; allowed: at most {LIMIT}"),
+        (good, rf"series has shape \(5, {CHANNELS}\); allowed"),
     ):
         with pytest.raises(ValueError, match=said):
-            hub.predict([good, bad])
-    with pytest.raises(ValueError, match=rf"series has shape \(5, {CHANNELS}\); allowed"):
-        hub.predict(good)
+            hub.predict(bad)
     with pytest.raises(ValueError, match="batch_size is 0"):
         hub.predict([good], batch_size=0)
     assert len(hub.predict(large)) == 1
@@ -255,31 +251,21 @@ def test_series_of_other_folders(runs: NamedRuns, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=said):
             hub.task.load_dataset("train")
     capitals = [label.upper() for label in labels]
-    write_series(tmp_path / "capitals", {"train": (given, capitals)})
-    trained = _last(runs, "series")
-    same, other = (_series_model(folder) for folder in (runs.folder / "data_of_series", tmp_path / "capitals"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        same.load_state_dict(trained)
+    write_series(tmp_path / "series", {"train": (given, capitals)})
+    task, args = tasks.typed("series", tmp_path, "--arch", "flowformer_time_series")
     there, here = (re.escape(repr(sorted(set(x)))) for x in (LABELS, capitals))
     with pytest.warns(UserWarning, match=f"labels={there}.*labels={here}"):
-        other.load_state_dict(trained)
-
-
-def _series_model(folder: Path) -> torch.nn.Module:
-    """The model that the training "series" would build for a folder."""
-    task, config = set_up(folder, *series.training_command(folder, folder, "flowformer_time_series")[3:])
-    return task.build_model(config.model)
+        task.build_model(args).load_state_dict(last(runs, "series"))
 
 
 # ---- What they train acts
 
 
-def _load(runs: NamedRuns, run: str):
+def load(runs: NamedRuns, run: str):
     return DecisionTransformer.from_pretrained(str(runs.folder / run), "checkpoint_last.pt")
 
 
-def _act(hub, context: int | str | None) -> np.ndarray:
+def act_in(hub, context: int | str | None) -> np.ndarray:
     """The actions (steps, N, A) of two episodes whose states follow from the actions."""
     rng = np.random.default_rng(0)
     hub.reset([3.0, 12.0], context)
@@ -293,7 +279,7 @@ def _act(hub, context: int | str | None) -> np.ndarray:
 
 def test_a_higher_target_gives_other_actions(runs: NamedRuns) -> None:
     """In the toy's data the sign of an action is that of a high return."""
-    hub, states, actions = _load(runs, "acts"), np.array([[7.0, 7.0, 5.0], [3.0, 3.0, 5.0]]), []
+    hub, states, actions = load(runs, "acts"), np.array([[7.0, 7.0, 5.0], [3.0, 3.0, 5.0]]), []
     for target in (0.0, 10.0):
         hub.reset([target, target])
         actions.append(hub.act(states) * np.array([[1.0], [-1.0]]))
@@ -303,15 +289,15 @@ def test_a_higher_target_gives_other_actions(runs: NamedRuns) -> None:
 def test_the_state_gives_the_actions_of_recomputation(runs: NamedRuns) -> None:
     """Where the context holds the whole episode; by default a window of as many steps as in training is read."""
     for run, context in (("acts on episodes", STEPS), ("acts on episodes", None), ("acts", STEPS)):
-        assert np.allclose(_act(_load(runs, run), context), _act(_load(runs, run), "full"), atol=1e-5)
-    hub = _load(runs, "acts")
-    short, whole = _act(hub, None), _act(hub, STEPS)
-    assert np.array_equal(short, _act(hub, 5))
+        assert np.allclose(act_in(load(runs, run), context), act_in(load(runs, run), "full"), atol=1e-5)
+    hub = load(runs, "acts")
+    short, whole = act_in(hub, None), act_in(hub, STEPS)
+    assert np.array_equal(short, act_in(hub, 5))
     assert np.allclose(short[:5], whole[:5], atol=1e-5) and not np.allclose(short[5:], whole[5:], atol=1e-4)
 
 
 def test_one_episode_is_a_row_of_several(runs: NamedRuns) -> None:
-    hub, states = _load(runs, "acts"), np.array([[7.0, 4.0, 5.0], [3.0, 5.0, 5.0]])
+    hub, states = load(runs, "acts"), np.array([[7.0, 4.0, 5.0], [3.0, 5.0, 5.0]])
     hub.reset([10.0, 2.0], "full")
     several = hub.act(states), hub.act(states + 1.0, [0.5, 1.0])
     hub.reset(10.0, "full")
@@ -332,7 +318,7 @@ def test_policies_of_states_act_whatever_is_asked_for(runs: NamedRuns, run: str,
 
 
 def test_what_cannot_be_acted_is_refused(runs: NamedRuns, tmp_path: Path) -> None:
-    hub, state = _load(runs, "acts"), np.zeros(STATE)
+    hub, state = load(runs, "acts"), np.zeros(STATE)
     with pytest.raises(ValueError, match="before reset"):
         hub.act(state)
     rows = [
@@ -359,7 +345,7 @@ def test_what_cannot_be_acted_is_refused(runs: NamedRuns, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=f"more than {STEPS} steps; allowed: {STEPS}, as --max-episode-length"):
         hub.act(state, 0.0)
     with pytest.raises(ValueError, match=f"'full', {STEPS} steps; allowed for this attention: at most 5, .*--context"):
-        _load(runs, "acts in a window").reset(1.0, "full")
+        load(runs, "acts in a window").reset(1.0, "full")
     narrow = [one._replace(states=one.states[:, :1]) for one in episodes.episodes(2)]
     write_recorded(tmp_path / "other", {"train": narrow}, "toy")
     hub.task.cfg.data = str(tmp_path / "other")

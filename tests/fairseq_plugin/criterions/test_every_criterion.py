@@ -1,7 +1,7 @@
 """Every criterion on worked examples: its formula, its gradients, what it logs, half precision, numbers in padding.
 
-Those that learn from a teacher's attention are in test_attention_transfer.py; ``ctc_distillation`` is in
-../commands/test_audio.py, and every criterion in two processes and with empty batches in ../test_two_processes.py.
+``ctc_distillation`` is in ../commands/test_audio.py; every criterion in two processes, with empty batches, and options
+that are refused are in ../tasks/test_every_task.py.
 """
 
 import copy
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.logging import metrics
+from fairseq.tasks.audio_pretraining import AudioPretrainingConfig, AudioPretrainingTask
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -26,14 +28,20 @@ from fairseq_plugin.criterions.span_extraction import SpanExtractionCriterion
 from fairseq_plugin.criterions.sparse_cross_entropy import SparseCrossEntropyCriterion
 from fairseq_plugin.data.episodes import collate
 from fairseq_plugin.distill.teacher import Teacher
+from fairseq_plugin.modules.converted import converted_attentions
 from tests.compare import assert_all_close, assert_close
-from tests.fairseq_plugin.helpers.episodes import ACTION, STATE, build_decision
+from tests.fairseq_plugin.helpers.episodes import ACTION, STATE
+from tests.fairseq_plugin.helpers.kinds import build, shown
 from tests.fairseq_plugin.helpers.language_models import awake, build_model
 from tests.fairseq_plugin.helpers.text import PAD
-from tests.fairseq_plugin.helpers.transfer import make_pair, make_sample, make_task
+from tests.fairseq_plugin.helpers.transfer import Pair, make_pair, make_sample, make_task, save_teacher
 
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 SCALE, LONGEST, CONTEXT = 10.0, 6, 3
 ENTROPY_WEIGHT, TEMPERATURE, WEIGHT, DISCOUNT, LAMBDA, MAX_WEIGHT = 0.3, 1.5, 0.3, 0.5, 2.0, 1.2
+Sample = dict[str, Any]
+#: (model, sample) -> the sum of the loss in training, the sum that is logged and evaluated, and the sample size.
+Literal = Callable[[nn.Module, Sample], tuple[Tensor, Tensor, float]]
 
 
 class Case(NamedTuple):
@@ -41,9 +49,8 @@ class Case(NamedTuple):
 
     criterion: Any
     model: nn.Module
-    samples: list[dict[str, Any]]
-    #: (model, sample) -> the sum of the loss in training, the sum that is logged and evaluated, and the sample size.
-    literal: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Tensor, int]]
+    samples: list[Sample]
+    literal: Literal
     #: What fairseq itself logs and returns in evaluation, where it has a criterion for that.
     host: Any = None
     #: Whether losses are logged in bits.
@@ -55,7 +62,7 @@ class Case(NamedTuple):
 # ---- Actions
 
 
-def windows(*returns_and_firsts: tuple[list[float], int], seed: int = 0) -> dict[str, Any]:
+def windows(*returns_and_firsts: tuple[list[float], int], seed: int = 0) -> Sample:
     """A batch of windows of an episode, each with its returns and its first step."""
     generator, made = torch.Generator().manual_seed(seed), []
     for returns, first in returns_and_firsts:
@@ -78,7 +85,7 @@ EPISODES = [
 
 
 def _actions() -> Case:
-    def literal(model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    def literal(model: nn.Module, sample: Sample) -> tuple[Tensor, Tensor, int]:
         actions, total, count = model(**sample["net_input"]), 0.0, 0
         for row, mask in enumerate(sample["net_input"]["padding_mask"]):
             for step in (~mask).nonzero()[:, 0]:
@@ -86,7 +93,7 @@ def _actions() -> Case:
                 count += ACTION
         return total, total.detach(), count
 
-    model = build_decision("linear_decision").double()
+    model = shown("linear_decision")
     return Case(ActionMSECriterion(make_task("lm")), model, EPISODES, literal, free=("states", "actions", "returns"))
 
 
@@ -94,10 +101,10 @@ def _critics(context: int | None = CONTEXT) -> Case:
     """The task draws windows of ``CONTEXT`` steps, or whole episodes; the likeliest action stands for a random one."""
     settings = {"cfg": SimpleNamespace(return_scale=SCALE), "description": SimpleNamespace(longest=LONGEST)}
     criterion = AWACCriterion(SimpleNamespace(context=context, **settings), LAMBDA, DISCOUNT, MAX_WEIGHT)
-    model = build_decision("awac_decision", decoder_layers=1, decoder_embed_dim=8).double()
+    model = shown("awac_decision", "--decoder-layers", "1")
     model.sample = lambda states: model.policy(states)
 
-    def literal(model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    def literal(model: nn.Module, sample: Sample) -> tuple[Tensor, Tensor, int]:
         net_input, losses = sample["net_input"], []
         for row, mask in enumerate(net_input["padding_mask"]):
             steps = int((~mask).sum())
@@ -130,10 +137,10 @@ class Answers:
 
     cfg = SimpleNamespace(_name="answers")
 
-    def span_scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def span_scores(self, model: nn.Module, sample: Sample) -> Tensor:
         return model(sample["scores"])
 
-    def answer_spans(self, scores: Tensor, sample: dict[str, Any]) -> tuple[list[str], Tensor]:
+    def answer_spans(self, scores: Tensor, sample: Sample) -> tuple[list[str], Tensor]:
         return sample["texts"], sample["best"]
 
 
@@ -148,7 +155,7 @@ class Scaled(nn.Module):
         return scores.to(self.scale.dtype) * self.scale
 
 
-def questions(numbers: list[int], best: list[float], texts: list[str], tokens: int = 13) -> dict[str, Any]:
+def questions(numbers: list[int], best: list[float], texts: list[str], tokens: int = 13) -> Sample:
     """A batch of windows: no gold span in the first, one in the second, several in others."""
     rows = len(numbers)
     scores = torch.randn(rows, tokens, 2, generator=torch.Generator().manual_seed(tokens), dtype=torch.float64) * 2
@@ -164,7 +171,7 @@ def questions(numbers: list[int], best: list[float], texts: list[str], tokens: i
 
 
 def _spans() -> Case:
-    def literal(model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    def literal(model: nn.Module, sample: Sample) -> tuple[Tensor, Tensor, int]:
         scores, total = model(sample["scores"]), 0.0
         for row in range(len(scores)):
             places = [0, *sample["document"][row].nonzero()[:, 0].tolist()]
@@ -185,7 +192,14 @@ def _spans() -> Case:
 # ---- Cross-entropy with another term
 
 
-def _cross_entropy(model: nn.Module, sample: dict[str, Any]) -> Tensor:
+def make_samples(kind: str, left: int = 0) -> list[Sample]:
+    return [
+        make_sample(kind, batch=2, length=9, left=left, right=4),
+        make_sample(kind, batch=1, length=6, left=left, seed=1),
+    ]
+
+
+def _cross_entropy(model: nn.Module, sample: Sample) -> Tensor:
     logits = model(**sample["net_input"])[0]
     places = sample["target"].ne(PAD).nonzero().tolist()
     return -sum(logits[b, i].log_softmax(0)[sample["target"][b, i]] for b, i in places)
@@ -194,7 +208,7 @@ def _cross_entropy(model: nn.Module, sample: dict[str, Any]) -> Tensor:
 def _entropy(sentence_avg: bool) -> Case:
     """-Σ p log p of p = softmax(γ (r - mean) / std + β), over layers and heads (DAFT, equation 10)."""
 
-    def literal(model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    def literal(model: nn.Module, sample: Sample) -> tuple[Tensor, Tensor, int]:
         total, state = torch.zeros((), dtype=torch.float64), dict(model.named_parameters())
         for name in [name for name in state if name.endswith("inner.r")]:
             r, gamma, beta = (state[name[:-1] + part] for part in ("r", "gamma", "beta"))
@@ -205,10 +219,7 @@ def _entropy(sentence_avg: bool) -> Case:
         loss = _cross_entropy(model, sample)
         return loss + size * ENTROPY_WEIGHT * total, loss.detach(), size
 
-    task, samples = (
-        make_task("lm"),
-        [make_sample("lm", batch=2, length=9, right=4), make_sample("lm", batch=1, length=6)],
-    )
+    task, samples = make_task("lm"), make_samples("lm")
     model = awake(build_model("daft_conv_lm", "--dropout", "0")).double()
     host = CrossEntropyCriterion(task, sentence_avg)
     return Case(SparseCrossEntropyCriterion(task, sentence_avg, ENTROPY_WEIGHT), model, samples, literal, host, True)
@@ -223,7 +234,7 @@ def _distillation(kind: str, folder: Path, sentence_avg: bool = False) -> Case:
     pair = make_pair(folder, kind, STUDENTS[kind], **options)
     teacher = Teacher(pair.path, pair.task, "").model_like(pair.student.double())
 
-    def literal(model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+    def literal(model: nn.Module, sample: Sample) -> tuple[Tensor, Tensor, int]:
         ours, theirs = (one(**sample["net_input"])[0] for one in (model, teacher))
         divergence, places = 0.0, sample["target"].ne(PAD).nonzero().tolist()
         for b, i in places:
@@ -236,8 +247,82 @@ def _distillation(kind: str, folder: Path, sentence_avg: bool = False) -> Case:
     criterion = DistillationCriterion(pair.task, pair.path, TEMPERATURE, WEIGHT, sentence_avg, "pytorch_ddp")
     own = MaskedLmLoss(MaskedLmConfig(), pair.task)
     host = own if kind == "mlm" else CrossEntropyCriterion(pair.task, sentence_avg)
-    samples = [make_sample(kind, batch=2, length=9, right=4), make_sample(kind, batch=1, length=6, seed=1)]
-    return Case(criterion, pair.student, samples, literal, host, True)
+    return Case(criterion, pair.student, make_samples(kind), literal, host, True)
+
+
+# ---- Attention transfer
+
+#: Kind of model, student, its options, and what is compared.
+TRANSFERS = {
+    "language model": ("lm", "hedgehog_lm", {}, "outputs"),
+    "stack of several": ("lm", "hybrid_lm", {"lineartime_layers": "hedgehog,softmax,t2r"}, "weights"),
+    "masked model": ("mlm", "hedgehog_mlm", {}, "weights"),
+    "encoder-decoder": ("translation", "hedgehog", {"lineartime_cross_attention": "t2r"}, "outputs"),
+}
+
+
+def features(inner: nn.Module, x: Tensor, side: str, head: int) -> Tensor:
+    """Of queries or keys (T, d) of a head."""
+    if inner.name == "t2r":
+        scale = 1 / math.sqrt(x.shape[1]) if side == "query" else 1.0
+        return torch.relu(x * scale @ inner.map_weight[head].T + inner.map_bias[head])
+    mapped = x @ getattr(inner, f"{side}_weight")[head].T + getattr(inner, f"{side}_bias")[head]
+    return torch.cat([mapped.softmax(-1), (-mapped).softmax(-1)], -1)
+
+
+def imitated(student: nn.Module, teacher: nn.Module, x: Tensor, source: Tensor, real: Any, causal: bool, loss: str):
+    """The sum over the real queries of one attention; x (T, B, C), source (S, B, C), real = masks of both."""
+    total, inner = torch.zeros((), dtype=torch.float64), student.inner
+    for b in range(x.shape[1]):
+        seen = real[0][b, :, None] & real[1][b]
+        seen = seen.tril() if causal else seen
+        projected = student.q_proj(x[:, b]), student.k_proj(source[:, b]), student.v_proj(source[:, b])
+        projected = [*projected, teacher.q_proj(x[:, b])]
+        for head in range(student.num_heads):
+            q, k, v, asked = (one.unflatten(-1, (student.num_heads, -1))[:, head] for one in projected)
+            softmax = (asked @ k.T / math.sqrt(q.shape[-1])).masked_fill(~seen, -1e9).softmax(-1)
+            weights = features(inner, q, "query", head) @ features(inner, k, "key", head).T * seen
+            summed = weights.sum(-1, keepdim=True)
+            weights = weights / (summed.clamp(min=1e-2) if inner.name == "t2r" else summed + 1e-6)
+            if loss == "outputs":
+                difference = ((weights - softmax) @ v)[real[0][b]]
+                total = total + 1000 * difference.square().sum() / (student.num_heads * v.shape[-1])
+            else:
+                p, q = softmax[seen], weights[seen].clamp(min=1e-6)
+                total = total + (p * (p / q).log()).sum() / student.num_heads
+    return total, int(real[0].sum())
+
+
+def _transfer(folder: Path, kind: str, arch: str, options: dict[str, str], loss: str) -> Case:
+    """The mean over attentions and real queries, of the inputs that the teacher's own layers give."""
+    pair = make_pair(folder, kind, arch, **options)
+    pair.student.double()
+    torch.manual_seed(6)
+    for parameter in pair.student.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.5)
+    teacher, inputs = Teacher(pair.path, pair.task, "").model_like(pair.student), {}
+    for name, module in teacher.named_modules():
+        if name.endswith("_attn"):
+            module.register_forward_pre_hook(
+                lambda _, args, given, name=name: inputs.update({name: (given["query"], given["key"])}),
+                with_kwargs=True,
+            )
+
+    def literal(model: nn.Module, sample: Sample) -> tuple[Tensor, Tensor, float]:
+        with torch.no_grad():
+            teacher(**sample["net_input"])
+        own = sample["net_input"].get("prev_output_tokens", sample["net_input"]["src_tokens"]).ne(PAD)
+        long, found = sample["net_input"]["src_tokens"].ne(PAD), []
+        for name, attention in converted_attentions(model).items():
+            real = (long, long) if name.startswith("encoder") else (own, long if "encoder_attn" in name else own)
+            causal = name.startswith("decoder") and "encoder_attn" not in name
+            found.append(imitated(attention, teacher.get_submodule(name), *inputs[name], real, causal, loss))
+        total, queries = (sum(x) / len(found) for x in zip(*found))
+        return total, total.detach(), queries
+
+    samples = make_samples(kind, left=0 if kind == "translation" or "hybrid" in arch else 2)
+    return Case(pair.transfer(loss), pair.student, samples, literal)
 
 
 BUILD: dict[str, Callable[[Path], Case]] = {
@@ -249,6 +334,7 @@ BUILD: dict[str, Callable[[Path], Case]] = {
     "sparse_cross_entropy --sentence-avg": lambda _: _entropy(True),
     **{f"distillation of {kind}": lambda folder, kind=kind: _distillation(kind, folder) for kind in STUDENTS},
     "distillation --sentence-avg": lambda folder: _distillation("lm", folder, True),
+    **{f"transfer of a {name}": lambda folder, case=case: _transfer(folder, *case) for name, case in TRANSFERS.items()},
 }
 
 
@@ -281,6 +367,8 @@ def test_loss_gradients_and_size_are_those_of_the_formula(case: Case) -> None:
         parts, _, _ = case.criterion(case.model, sample, reduce=False)
         assert parts.numel() > 1
         assert_close("sum of parts", parts.sum().detach(), loss.detach())
+        if of_layers := [x for name, x in log.items() if name.endswith("_sum") and "teacher" not in name]:
+            assert_close("sum of groups of layers", sum(of_layers) / parts.numel(), loss.detach())
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -307,6 +395,9 @@ def test_what_is_printed_is_a_mean_over_all_batches(case: Case, training: bool) 
     mean = float(sums[0] / sums[2 if name == "nll_loss" else 1]) / (math.log(2) if case.bits else 1.0)
     assert values[name] == pytest.approx(mean, abs=2e-3)
     assert not any(name.startswith("_") for name in values)
+    for group in (name.removesuffix("_sum") for name in logs[0] if name.endswith("_sum") and "teacher" not in name):
+        total, count = (sum(float(log[f"{group}_{part}"]) for log in logs) for part in ("sum", "queries"))
+        assert values[group] == pytest.approx(total / count, rel=1e-3)
 
 
 def test_half_precision(case: Case) -> None:
@@ -379,70 +470,173 @@ def test_several_workers_validate_spans_on_gpus_alone(gpus: bool, monkeypatch: p
         criterion.logging_outputs_can_be_summed()
 
 
-def test_awac_prefers_the_action_that_paid_off() -> None:
-    """One step, two actions in one state, of which one has a reward: the policy goes to it, a clone to their mean."""
-    torch.manual_seed(1)
-    model = build_decision("awac_decision", decoder_layers=1, decoder_embed_dim=16).train()
-    optimizer = torch.optim.Adam([x for x in model.parameters() if x.requires_grad], lr=0.01)
-    good = torch.arange(32) % 2 == 0
-    actions = torch.where(good, 0.8, -0.8)[:, None, None].expand(32, 1, ACTION)
-    returns = torch.where(good, 3.0, 0.0)[:, None, None] / SCALE
-    batch = {"returns": returns, "states": torch.zeros(32, 1, STATE), "actions": actions}
-    batch |= {"timesteps": torch.zeros(32, 1, dtype=torch.long), "padding_mask": torch.zeros(32, 1, dtype=torch.bool)}
-    settings = {"cfg": SimpleNamespace(return_scale=SCALE), "description": SimpleNamespace(longest=LONGEST)}
-    criterion = AWACCriterion(SimpleNamespace(context=None, **settings), 0.5, 0.5, 100.0)
-    for update in range(150):
-        model.set_num_updates(update)
-        loss, size, _ = criterion(model, {"net_input": batch, "target": actions, "nsentences": 32, "ntokens": 96})
-        optimizer.zero_grad()
-        (loss / size).backward()
-        optimizer.step()
-    assert model(**batch).min() > 0.5
+# ---- What is special to attention transfer
+
+
+@pytest.fixture(scope="module")
+def hedgehog(tmp_path_factory) -> Pair:
+    """A language model whose feature maps alone learn; what changes it takes a copy of the student."""
+    return make_pair(tmp_path_factory.mktemp("hedgehog"), "lm", "hedgehog_lm")
+
+
+def test_queries_of_targets_alone_count(tmp_path: Path) -> None:
+    """With ``--cross-self-attention``, where self-attention reads the source in front of the target."""
+    pair = make_pair(tmp_path, "translation", "hedgehog", ("--cross-self-attention", "--no-cross-attention"))
+    criterion, sample, sums = pair.transfer(), make_sample("translation"), []
+    for word in (5, 6):
+        sample["net_input"]["prev_output_tokens"][:, -1] = word
+        logged = criterion(pair.student, sample)[2]
+        sums.append(float(logged["decoder_0_sum"]))
+        assert logged["decoder_0_queries"] == sample["net_input"]["prev_output_tokens"].numel()
+    assert sums[0] != sums[1]
+
+
+def test_the_target_stays_the_teachers_and_all_else_as_it_was(tmp_path: Path) -> None:
+    """Where projections learn as well, they are the student's alone; an update changes nothing that was not chosen."""
+    pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32, lineartime_trained_parameters="attention")
+    criterion, sample = pair.transfer(), make_sample("lm")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        student = copy.deepcopy(pair.student)
+        with torch.no_grad():
+            getattr(student.decoder.layers[1].self_attn, name).weight.mul_(1.5)
+        _, _, logged = criterion(student, sample)
+        assert logged["decoder_1_sum"] / logged["decoder_1_queries"] > 1.0
+        assert logged["decoder_0_sum"] < 1e-3
+    criterion = pair.transfer(window_dropout=1.0)
+    before = {name: x.clone() for name, x in pair.student.state_dict().items()}
+    learned = {name for name, x in pair.student.named_parameters() if x.requires_grad}
+    projections = [f"{x}_proj.{y}" for x in "qkv" for y in ("weight", "bias")]
+    assert learned >= {f"decoder.layers.{i}.self_attn.{part}" for i in range(3) for part in projections}
+    optimizer = torch.optim.Adam([x for x in pair.student.parameters() if x.requires_grad], 2e-2)
+    total, size, _ = criterion(pair.student, sample)
+    (total / size).backward()
+    optimizer.step()
+    changed = {name for name, x in pair.student.state_dict().items() if not torch.equal(before[name], x)}
+    assert changed and changed <= learned
+    own = criterion.teacher.read().decoder.layers[0].self_attn.q_proj.weight
+    assert torch.equal(own, before["decoder.layers.0.self_attn.q_proj.weight"])
+
+
+def test_reading_the_teacher_draws_nothing_and_takes_no_memory(hedgehog: Pair) -> None:
+    """What is random in a training does not depend on when the teacher is read; it shares what does not learn."""
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    criterion = hedgehog.transfer().train()
+    assert torch.equal(torch.rand(3), expected)
+    criterion(hedgehog.student, make_sample("lm"))
+    ours, theirs = (x.decoder.layers[0].fc1.weight for x in (hedgehog.student, criterion.teacher.read()))
+    assert ours.data_ptr() == theirs.data_ptr()
+
+
+def test_the_linear_part_may_be_alone(tmp_path: Path) -> None:
+    """With a window of everything the whole has nothing to learn, its linear part has; evaluation is of the whole."""
+    pair = make_pair(tmp_path, "lm", "lolcats_lm", lolcats_window=32)
+    sample, criterion = make_sample("lm"), pair.transfer(window_dropout=1.0)
+    total, size, _ = criterion(pair.student, sample)
+    total.backward()
+    inner = pair.student.decoder.layers[0].self_attn.inner
+    assert total / size > 1.0 and inner.key_weight.grad.abs().sum() > 0 and inner.window_gate.grad.abs().sum() == 0
+    drawn, half = set(), pair.transfer(window_dropout=0.5)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        drawn.add(bool(half(pair.student, sample)[0] / size > 1.0))
+    assert drawn == {False, True}
+    pair.student.eval()
+    for loss in ("outputs", "weights"):
+        assert pair.transfer(loss, window_dropout=1.0)(pair.student, make_sample("lm", right=3))[0] / size < 1e-5
+
+
+def test_each_document_of_a_row_is_by_itself(tmp_path: Path) -> None:
+    """Of a teacher that separates them: the loss of a row is the sum over its documents, each alone."""
+    path, task = tmp_path / "teacher.pt", make_task("lm")
+    save_teacher(path, "lm", "--arch", "softmax_lm", "--lineartime-reset-at-eos")
+    overrides = {"model": {"_name": "linear_lm", "lineartime_trained_parameters": "attention"}}
+    (student,), *_ = load_model_ensemble_and_task([str(path)], overrides, task)
+    pair = Pair("lm", task, str(path), student.train())
+    eos, criterion = task.dictionary.eos(), pair.transfer()
+    documents = [[eos, 7, 8, 9], [eos, 10, 11, 12, 13, 14]]
+    together, *alone = (
+        criterion(pair.student, {**make_sample("lm"), "net_input": {"src_tokens": torch.tensor([row])}})[0].detach()
+        for row in (sum(documents, []), *documents)
+    )
+    assert_close("loss", together, sum(alone))
 
 
 # ---- What is refused
 
-_DISTILLED = (TEMPERATURE, WEIGHT, False, "pytorch_ddp")
+
+def test_models_and_tasks_of_other_criteria_are_refused() -> None:
+    with pytest.raises(ValueError, match="model is a .* without DAFT-conv.*allowed"):
+        SparseCrossEntropyCriterion(make_task("lm"), False, 1.0)(build("daft_full_lm"), make_sample("lm"))
+    task = AudioPretrainingTask(AudioPretrainingConfig())
+    with pytest.raises(ValueError, match="--criterion is distillation; allowed for models of audio: attention_tran"):
+        DistillationCriterion(task, "x.pt", 1.5, 0.3, False, "")
 
 
-def _awac(*options: float, context: int | None = CONTEXT) -> AWACCriterion:
-    return AWACCriterion(SimpleNamespace(context=context), *options)
+def _changed(pair: Pair, _: Path) -> Pair:
+    with torch.no_grad():
+        pair.student.decoder.layers[1].fc2.bias[3] += 1
+    return pair
 
 
-REFUSED = {
-    "--awac-lambda is 0.0": lambda: _awac(0.0, 0.5, 1.0),
-    "--awac-max-weight is inf": lambda: _awac(1.0, 0.5, math.inf),
-    "--awac-discount is 1.5": lambda: _awac(1.0, 1.5, 1.0),
-    "--context is 1": lambda: _awac(1.0, 0.5, 1.0, context=1),
-    "--task is masked_lm; allowed with --criterion span_extraction": lambda: SpanExtractionCriterion(
-        SimpleNamespace(cfg=SimpleNamespace(_name="masked_lm"))
-    ),
+def _taught(write: Callable[[Path], Any]) -> Callable[[Pair, Path], Pair]:
+    """The pair with another teacher."""
+
+    def make(pair: Pair, folder: Path) -> Pair:
+        write(folder / "other.pt")
+        return pair._replace(path=str(folder / "other.pt"))
+
+    return make
+
+
+OF_TASK, OTHER = "allowed with --task .*: 'transformer_lm'", "is not the model that the student begins with: .*"
+#: What the error says of pairs that do not fit, how they are made of ``hedgehog`` and a folder, and further options.
+PAIRS: dict[str, tuple[Callable[[Pair, Path], Pair], dict[str, Any]]] = {
+    "cannot be read": (_taught(lambda path: path.write_text("hello")), {}),
+    f"holds 'roberta'; {OF_TASK}": (_taught(lambda path: save_teacher(path, "mlm")), {}),
+    "a dictionary of 54 symbols, and the data has 64": (_taught(lambda path: save_teacher(path, "lm", words=50)), {}),
     **{
-        f"--entropy-weight is {weight}": lambda weight=weight: SparseCrossEntropyCriterion(
-            make_task("lm"), False, weight
-        )
-        for weight in (-1.0, math.nan, math.inf)
+        OTHER + said: (_taught(lambda path, words=words: save_teacher(path, "lm", *words.split())), {})
+        for words, said in {
+            "--decoder-layers 4": "in one of the two alone .decoder.layers.3",
+            "--decoder-ffn-embed-dim 24": "of other shapes .decoder.layers.0.fc1",
+            "--decoder-attention-heads 4": "decoder.layers.0.self_attn.num_heads is 4, and 2 in the student",
+            "--activation-fn gelu": "decoder.layers.0.activation_fn is gelu, and relu in the student",
+        }.items()
     },
-    "model is a .* without DAFT-conv": lambda: SparseCrossEntropyCriterion(make_task("lm"), False, 1.0)(
-        build_model("daft_full_lm"), make_sample("lm")
+    "1 parameters are of other values .decoder.layers.1.fc2.bias": (_changed, {}),
+    "3 attentions are no softmax attention there .decoder.layers.0.self_attn": (
+        lambda pair, _: pair._replace(path=str(Path(pair.path).with_name("start.pt"))),
+        {},
     ),
-    "--teacher is not given": lambda: DistillationCriterion(make_task("lm"), None, *_DISTILLED),
-    "--teacher is 'gone.pt', which is no file": lambda: DistillationCriterion(
-        make_task("lm"), "gone.pt", *_DISTILLED
-    ).train(),
-    "--distillation-temperature is 0.0": lambda: DistillationCriterion(make_task("lm"), "x", 0.0, 0.5, False, ""),
-    "--distillation-weight is 1.1": lambda: DistillationCriterion(make_task("lm"), "x", 1.0, 1.1, False, ""),
-    "--ddp-backend is fully_sharded": lambda: DistillationCriterion(
-        make_task("lm"), "x", 1.0, 0.5, False, "fully_sharded"
+    "--lineartime-trained-parameters is all; allowed with --criterion attention_transfer": (
+        lambda pair, _: pair._replace(student=pair.student.requires_grad_(True)),
+        {},
+    ),
+    "--transfer-loss is weights and decoder.layers.0.self_attn is flow attention": (
+        lambda _, folder: make_pair(folder, "lm", "flowformer_lm", lineartime_trained_parameters="attention"),
+        {"loss": "weights"},
+    ),
+    "--transfer-window-dropout is 0.5; allowed .*without lolcats attention: 0": (
+        lambda pair, _: pair,
+        {"window_dropout": 0.5},
+    ),
+    "--lineartime-reset-at-eos is given; allowed with --teacher .*: as the teacher has it": (
+        lambda _, folder: make_pair(folder, "lm", "hedgehog_lm", lineartime_reset_at_eos=True),
+        {},
     ),
 }
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_is_refused(said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
-        REFUSED[said]()
-    assert "allowed" in str(caught.value)
+@pytest.mark.parametrize("said", PAIRS)
+def test_pairs_that_do_not_fit(said: str, hedgehog: Pair, tmp_path: Path) -> None:
+    """No file is left; fairseq's trainer writes crash.pt for faults in the middle of a training, and this is none."""
+    make, options = PAIRS[said]
+    pair = make(hedgehog._replace(student=copy.deepcopy(hedgehog.student)), tmp_path)
+    with pytest.raises(ValueError, match=said):
+        pair.trainer(pair.transfer(**options), tmp_path / "checkpoints").train_step([make_sample("lm")])
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_adaptive_softmax_is_refused_before_anything_is_written(tmp_path: Path) -> None:
