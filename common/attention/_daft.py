@@ -9,6 +9,7 @@ from ..ops.shared.attention_matrix import read_attention_matrix
 from ..ops.shared.checks import check_padding_mask
 from ..ops.shared.padding import zero_padding
 from ..ops.shared.reference_tools import by_head, cleared, side_by_side
+from ..ops.shared.state import State
 from ._base import OpAttention, drop_sources
 
 
@@ -59,6 +60,11 @@ class DaftAttention(OpAttention):
         if not arguments.get("return_state"):
             return zero_padding(split_heads(out, v.shape[1]), query_padding_mask)
         return split_heads(out[0], v.shape[1]), out[1]
+
+    def apply_step(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> tuple[Tensor, State]:
+        """``extend`` by one token of a known kind; see ``OpAttention``."""
+        out, state = super().apply_step(*map(merge_heads, (q, k, v)), state)
+        return split_heads(out, v.shape[1]), state
 
     def apply_merged(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
         """Apply ``op`` to q, k and v (B, n, H c)."""

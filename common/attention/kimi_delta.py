@@ -13,8 +13,9 @@ from ..ops.kimi_delta import kimi_delta_attention
 from ..ops.kimi_delta.reference import kimi_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
 from ..ops.shared.padding import zero_padded_tokens
-from ..ops.shared.precision import autocast_off, compute_dtype
+from ..ops.shared.precision import autocast_off, compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head
+from ..ops.shared.state import State
 from ._options import About, AttentionOptions, causal_chunk_size, choice, count, default_of
 from ._output_gate import OutputGateAttention, output_gate, output_norm
 from ._registry import register_attention
@@ -94,6 +95,10 @@ class KimiDeltaAttention(OutputGateAttention):
         gates = self._gates(q, k, v, x, arguments["key_padding_mask"])
         return type(self).op(q, k, v, **{**self._arguments, **gates, **arguments})
 
+    def operate_step(self, q: Tensor, k: Tensor, v: Tensor, state: State, *, x: Tensor) -> tuple[Tensor, State]:
+        """Apply ``op.step`` with beta and the decay of one token."""
+        return type(self).op.step(q, k, v, state, **self._gates_of(x, q.shape[3]), **self._arguments)
+
     def linear_op(self, *tensors: Tensor, **arguments: Any) -> Tensor:
         """Apply ``op`` to values after their activation."""
         return super().linear_op(*tensors, **arguments, v_activation="none")
@@ -104,15 +109,17 @@ class KimiDeltaAttention(OutputGateAttention):
         check_padding_mask("key_padding_mask", key_padding_mask, k)
         check_tokens(x, q, self.beta_proj.in_features)
         # In float32 or float64 even under autocast: errors of a decay accumulate over many tokens.
-        dtype = compute_dtype(q)
-        x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # padding must not reach the gradients
-        beta, down, up = (
-            weights_of(proj)[0].to(dtype) for proj in (self.beta_proj, self.decay_down_proj, self.decay_up_proj)
-        )
+        x = zero_padded_tokens(x.to(compute_dtype(q)), key_padding_mask)  # padding must not reach the gradients
         with autocast_off(q):
-            step = F.linear(F.linear(x, down), up, self.dt_bias.to(dtype)).unflatten(2, (q.shape[1], q.shape[3]))
-            log_decay = self.A_log.to(dtype).exp()[:, None] * F.logsigmoid(-step)  # -softplus(step)
-            beta = torch.sigmoid(F.linear(x, beta))
+            return self._gates_of(x, q.shape[3])
+
+    def _gates_of(self, x: Tensor, channels: int) -> dict[str, Tensor]:
+        """``_gates`` of x (B, n, D), 0 at padding, in the dtype of the gates, for keys of so many ``channels``."""
+        projs = self.beta_proj, self.decay_down_proj, self.decay_up_proj
+        beta, down, up = (in_dtype(weights_of(proj)[0], x.dtype) for proj in projs)
+        step = F.linear(F.linear(x, down), up, in_dtype(self.dt_bias, x.dtype)).unflatten(2, (-1, channels))
+        log_decay = in_dtype(self.A_log, x.dtype).exp()[:, None] * F.logsigmoid(-step)  # -softplus(step)
+        beta = torch.sigmoid(F.linear(x, beta))
         return {"beta": beta.transpose(1, 2), "log_decay": log_decay.transpose(1, 2)}
 
     def operate_literally(self, q: Tensor, k: Tensor, v: Tensor, *, x: Tensor, **arguments: Any) -> Tensor:

@@ -82,12 +82,14 @@ class RetentionAttention(OutputGateAttention):
             state, segment_ids = arguments.get("initial_state"), arguments.get("segment_ids")
             before = state_entry(state, "count", 1, q) if state else None
             positions = document_positions(k, key_padding_mask, before, segment_ids, state)
-            rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
-            if q.shape[2] == 1:  # one call for both
-                q, k = rotate_by(torch.stack((q, k)), *rotation).unbind()
-            else:
-                q, k = rotate_by(q, *rotation), rotate_by(k, *rotation)
+            q, k = _rotated(q, k, positions)
         return super().operate(q, k, v, key_padding_mask=key_padding_mask, **arguments)
+
+    def operate_step(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> tuple[Tensor, State]:
+        """Apply ``op.step`` to the rotated query and key of one token."""
+        if self.options.rotary:
+            q, k = _rotated(q, k, state["count"][:, None, None])
+        return super().operate_step(q, k, v, state)
 
     def operate_literally(
         self, q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None, **arguments: Any
@@ -96,3 +98,10 @@ class RetentionAttention(OutputGateAttention):
         if self.options.rotary:
             q, k = rotated(q, key_padding_mask), rotated(k, key_padding_mask)
         return super().operate_literally(q, k, v, key_padding_mask=key_padding_mask, **arguments)
+
+
+def _rotated(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    rotation = cos_and_sin(positions, q.shape[-1], q.dtype)
+    if q.shape[2] == 1:  # one call for both
+        return rotate_by(torch.stack((q, k)), *rotation).unbind()
+    return rotate_by(q, *rotation), rotate_by(k, *rotation)

@@ -118,7 +118,8 @@ class InnerMultiheadAttention(MultiheadAttention):
 
     def extra_inputs(self, tokens: Tensor) -> dict[str, Tensor]:
         """Inputs that the inner attention needs in addition to q, k and v, computed from tokens (T, B, C)."""
-        return self.inner.inputs(x=tokens.transpose(0, 1))
+        inner = self.inner
+        return inner.inputs(x=tokens.transpose(0, 1)) if inner.needs else {}
 
     def forward(
         self,
@@ -157,10 +158,11 @@ class InnerMultiheadAttention(MultiheadAttention):
         state = None if incremental_state is None else self._get_input_buffer(incremental_state) or None
         if state is not None and tokens is not query:  # fairseq's layer prepends the source at every step
             tokens = query
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -len(query) :]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[:, -query.shape[0] :]
         q, k, v = project_heads(self, tokens, tokens)
         extra_inputs = self.extra_inputs(tokens)
-        extra_inputs |= {} if self.segment_ids is None else {"segment_ids": self.segment_ids}
+        if self.segment_ids is not None:
+            extra_inputs["segment_ids"] = self.segment_ids
         if self.training or self.dropout_module.apply_during_inference:
             extra_inputs["dropout_p"] = self.dropout_module.p
         if incremental_state is None:
@@ -175,7 +177,9 @@ class InnerMultiheadAttention(MultiheadAttention):
         else:
             out, state = self.inner.extend(q, k, v, key_padding_mask, state, **extra_inputs)
             self._set_input_buffer(incremental_state, state)
-        out = join_heads(out)[-len(query) :]
+        out = join_heads(out)
+        if tokens is not query:
+            out = out[-query.shape[0] :]
         if self.gate_proj is not None:
             out = F.silu(self.gate_proj(query)) * out
         return self.out_proj(out), None
@@ -183,17 +187,17 @@ class InnerMultiheadAttention(MultiheadAttention):
 
 def project_heads(attention: MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor | None, ...]:
     """q (B, H, T, d) from query (T, B, C), k and v (B, H, S, d) from key (S, B, C), for fairseq's or our attention."""
-    heads = attention.num_heads
-    pairs = ((attention.q_proj, query), (attention.k_proj, key), (attention.v_proj, key))
-    return tuple(split_heads(project(x), heads) for project, x in pairs)
+    projected = attention.q_proj(query), attention.k_proj(key), attention.v_proj(key)
+    return tuple([split_heads(x, attention.num_heads) for x in projected])
 
 
 def split_heads(x: Tensor | None, num_heads: int) -> Tensor | None:
     """x (T, B, C) -> (B, H, T, C / H) with H = ``num_heads``; None -> None."""
     if x is None:
         return None
-    if len(x) == 1:  # a view alone: in decoding, calls take most of the time
-        return x.view(x.shape[1], num_heads, 1, x.shape[2] // num_heads)
+    tokens, batch, channels = x.shape
+    if tokens == 1:  # a view alone: in decoding, calls take most of the time
+        return x.view(batch, num_heads, 1, channels // num_heads)
     return x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
 
 

@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
+from ..shared.cpu.dispatch import step_of
 from ..shared.held_tokens import held_length
 from ..shared.packed import takes_segments
-from ..shared.precision import autocast_off
+from ..shared.precision import autocast_off, in_dtype
 from ..shared.state import State, check_continuation, state_of_sums
 from . import conv_decoding
 from .conv_causal import attend_causal
@@ -74,6 +76,17 @@ def daft_conv(
             out, state = extend(keys, values, filters, key_padding_mask, state, local_only)
         out = gate_heads(q, out, v.dtype, key_padding_mask)
     return (out, state) if return_state else out
+
+
+@step_of(daft_conv)
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, *, r: Tensor, local_only: bool, **_: Any
+) -> tuple[Tensor, State]:
+    """``daft_conv`` of one token after ``state``; see ``step_of``."""
+    filters = in_dtype(r, v.dtype)
+    held_length(state, "k", filters.shape[1])  # ValueError if it lost tokens of the window, as its count shows
+    out, state = conv_decoding.step(*split_heads(k, v, None), filters, None, state, local_only)
+    return gate_heads(q, out, v.dtype, None), state
 
 
 def daft_conv_in_torchscript(

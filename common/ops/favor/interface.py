@@ -4,13 +4,23 @@ Choromanski, Likhosherstov, Dohan, Song, Gane, Sarlos, Hawkins, Davis, Mohiuddin
 *Rethinking Attention with Performers*, ICLR 2021, section 2.3 (positive features) and 2.4 (orthogonal directions).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value, shape_of
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_sums, full_sums, read_source, state_shapes, sums_of_source
+from ..shared.cpu.dispatch import step_of
+from ..shared.feature_sums import (
+    causal_sums,
+    full_sums,
+    read_source,
+    state_shapes,
+    step_by_kernels,
+    sums_of_source,
+)
 from ..shared.forgetting import check_log_decay, decay_of_real_tokens
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
@@ -83,6 +93,20 @@ def favor_attention(
     return (out, {"log_max": log_max[:, :, -1], **sums}) if return_state else out
 
 
+@step_of(favor_attention)
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, *, directions: Tensor, log_decay: Tensor | None = None, **_: Any
+) -> tuple[Tensor, State]:
+    """``favor_attention`` of one token after ``state``; see ``step_of``."""
+    by_feature = log_decay is not None and log_decay.dim() == 4
+    scaled, projected = _projected(torch.cat([q, k], dim=2), directions, None)
+    queries, keys = projected.split(1, dim=2)
+    keys, log_max, decay = _causal_keys(_minus_norm(keys, scaled[:, :, 1:]), None, state, log_decay)
+    queries = _relative_features(queries + log_max if by_feature else queries, None)
+    out, weights, sum_kv, sum_k = step_by_kernels(queries, keys, v, decay, state["sum_kv"], state["sum_k"])
+    return _divided(out, weights), {"log_max": log_max[:, :, -1], "sum_k": sum_k, "sum_kv": sum_kv}
+
+
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:
     """State of a source: ``log_scale``, ``sum_k`` (B, H, r), ``sum_kv`` (B, H, r, e), float32; O(m r e).
 
@@ -135,10 +159,15 @@ def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) ->
 def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
     """log(√r phi(k)): (B, H, m, d) -> (B, H, m, r); padding has the value for no key."""
     scaled, projected = _projected(k, directions, padding_mask)
-    exponents = projected - scaled.square().sum(-1, keepdim=True) / 2
+    exponents = _minus_norm(projected, scaled)
     if padding_mask is None:
         return exponents
     return exponents.masked_fill(padding_mask[:, None, :, None], _NONE)
+
+
+def _minus_norm(projected: Tensor, scaled: Tensor) -> Tensor:
+    """w·x' - |x'|²/2."""
+    return projected - scaled.square().sum(-1, keepdim=True) / 2
 
 
 def _causal_keys(

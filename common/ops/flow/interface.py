@@ -124,7 +124,7 @@ def flow_attention(
 @step_of(flow_attention)
 def _step(q: Tensor, k: Tensor, v: Tensor, state: State, options: FlowOptions) -> tuple[Tensor, State]:
     """``flow_attention`` of one token after ``state``; see ``step_of``."""
-    return causal_cpu.step(CausalInputs(q, k, v, None, options, 1, state))
+    return causal_cpu.step(q, k, v, options, state)
 
 
 def _full(

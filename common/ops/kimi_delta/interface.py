@@ -3,6 +3,8 @@
 Kimi Team, *Kimi Linear: An Expressive, Efficient Attention Architecture*, arXiv 2510.26692, 2025.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from ..gated_delta.causal import CHUNK_SIZE, delta_rule
@@ -16,6 +18,7 @@ from ..shared.checks import (
     check_query_key_value,
     shape_of,
 )
+from ..shared.cpu.dispatch import step_of
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -83,3 +86,23 @@ def kimi_delta_attention(
             out, memory = delta_rule(q, k, v, beta, log_decay, chunk_size, memory, out_dtype)
     out = in_dtype(out, out_dtype)
     return (out, {"memory": memory}) if return_state else out
+
+
+@step_of(kimi_delta_attention)
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State,
+    *,
+    beta: Tensor,
+    log_decay: Tensor,
+    qk_activation: str,
+    qk_norm: str,
+    v_activation: str,
+    **_: Any,
+) -> tuple[Tensor, State]:
+    """``kimi_delta_attention`` of one token after ``state``; see ``step_of``."""
+    tokens = directed(q, k, v, qk_activation, qk_norm, v_activation)
+    out, memory = delta_step(*tokens, beta, log_decay, state["memory"])
+    return out, {"memory": memory}

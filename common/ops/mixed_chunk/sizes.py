@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 def block_length(chunk_size: int) -> int:
     """R, the number of slots of a block."""
-    return max(size for size in range(1, min(chunk_size, _LARGEST_BLOCK) + 1) if chunk_size % size == 0)
+    return next(size for size in range(min(chunk_size, _LARGEST_BLOCK), 0, -1) if chunk_size % size == 0)
 
 
 def counts_of(count: Tensor, keeps_largest: bool) -> list[int] | None:

@@ -4,12 +4,15 @@ Sun, Dong, Huang, Ma, Xia, Xue, Wang, Wei, *Retentive Network: A Successor to Tr
 2023, section 2.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..shared.checks import check_choice, check_masks, check_positive_int, check_query_key_value
 from ..shared.chunks import CHUNK_SIZE
-from ..shared.feature_sums import causal_sums, state_shapes
+from ..shared.cpu.dispatch import step_of
+from ..shared.feature_sums import causal_sums, state_shapes, step_by_kernels
 from ..shared.packed import takes_segments
 from ..shared.padding import real_positions, zero_padding
 from ..shared.precision import autocast_off, compute_dtype
@@ -72,12 +75,30 @@ def retention_attention(
         out, weights, sums = causal_sums(queries, keys, values, chunk_size, before, log_decay, v.dtype)
         counts = _counts(q, key_padding_mask, None if state is None else state["count"])  # (B, n)
         if score_norm:
-            # 1 + γ + ... with ``count`` terms is (γ^count - 1) / (γ - 1); no token counts as one
-            terms = counts if key_padding_mask is None else counts.clamp(min=1)
-            decay_sum = torch.expm1(log_of_each * terms[:, None]) / lost  # (B, H, n)
-            out = out / torch.maximum(weights.abs(), decay_sum.sqrt().to(dtype).unsqueeze(-1))
+            terms = counts if key_padding_mask is None else counts.clamp(min=1)  # no token counts as one
+            out = out / _normaliser(weights, log_of_each, lost, terms)
     out = out.to(v.dtype)
     return (out, {**sums, "count": counts[:, -1]}) if return_state else out
+
+
+@step_of(retention_attention)
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, state: State, *, decays: str, score_norm: bool, **_: Any
+) -> tuple[Tensor, State]:
+    """``retention_attention`` of one token after ``state``; see ``step_of``."""
+    lost, count = _lost(q, decays), state["count"] + 1
+    log_of_each = torch.log1p(lost)
+    tokens = q * q.shape[3] ** -0.5, k, v, log_of_each.to(q.dtype)[None]
+    out, weights, sum_kv, sum_k = step_by_kernels(*tokens, state["sum_kv"], state["sum_k"])
+    if score_norm:
+        out = out / _normaliser(weights, log_of_each, lost, count[:, None])
+    return out, {"sum_k": sum_k, "sum_kv": sum_kv, "count": count}
+
+
+def _normaliser(weights: Tensor, log_of_each: Tensor, lost: Tensor, terms: Tensor) -> Tensor:
+    """max(|weights|, √s) of each token, (B, H, n, 1); s = 1 + γ + ... of ``terms`` (B, n), (γ^terms - 1) / (γ - 1)."""
+    decay_sum = torch.expm1(log_of_each * terms[:, None]) / lost  # (B, H, n)
+    return torch.maximum(weights.abs(), decay_sum.sqrt().to(weights.dtype).unsqueeze(-1))
 
 
 def _lost(q: Tensor, decays: str) -> Tensor:

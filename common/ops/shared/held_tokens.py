@@ -26,8 +26,9 @@ def held_length(state: State | None, name: str, most: int) -> int:
     if not isinstance(entry, Tensor) or entry.dim() < 3 or entry.shape[2] > most:
         return most if state is not None or begins_largest() else 0
     length, count = entry.shape[2], state.get("count")
-    may_look = isinstance(count, Tensor) and count.device.type == "cpu" and runs_eagerly(count)
-    if length < most and may_look and count.numel() and int(count.max()) > length:
+    if length == most or not isinstance(count, Tensor) or count.device.type != "cpu" or not runs_eagerly(count):
+        return length
+    if count.numel() and int(count.max()) > length:
         raise ValueError(
             f"initial_state[{name!r}] holds {length} of {int(count.max())} tokens; allowed: all of them, or the last "
             f"{most}"

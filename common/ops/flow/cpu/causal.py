@@ -12,6 +12,7 @@ from ...shared.cpu.tensors import contiguous_channels, empty_like, rows
 from ...shared.precision import autocast_off
 from ...shared.state import State
 from ..causal import STATE_SUMS, CausalInputs, attention_in_chunks, state_shapes
+from ..options import FlowOptions
 from . import KEPT
 from .arguments import SCHEMA, addresses, constants_of, kernel_options, options_of, real_tokens
 
@@ -42,11 +43,10 @@ def causal_attention(inputs: CausalInputs) -> tuple[Tensor, State]:
     return out, {"count": count, **dict(zip(STATE_SUMS, sums))}
 
 
-def step(inputs: CausalInputs) -> tuple[Tensor, State]:
+def step(q: Tensor, k: Tensor, v: Tensor, options: FlowOptions, state: State) -> tuple[Tensor, State]:
     """``causal_attention`` of one token for which ``applies`` was asked before, without gradients."""
-    q, k, v, _, options, _, state = inputs
     count = state["count"]
-    tensors, constants = (q, k, v, None, count, *map(state.__getitem__, STATE_SUMS)), constants_of(options)
+    tensors, constants = (q, k, v, None, count, *[state[name] for name in STATE_SUMS]), constants_of(options)
     outputs = _allocate(*tensors, *constants)
     _forward(tensors, constants, outputs)
     return outputs[0], {"count": count + 1, **dict(zip(STATE_SUMS, outputs[1:]))}

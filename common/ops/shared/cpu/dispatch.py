@@ -146,5 +146,5 @@ def kind_of(inputs: dict[str, Any], state: dict[str, Any]) -> list | None:
     for x in (*inputs.values(), *state.values()):
         if type(x) is not Tensor or not x.is_cpu or x.is_neg() or torch._C._functorch.is_legacy_batchedtensor(x):
             return None
-        kind.append((x.dtype, x.shape))
+        kind += x.dtype, x.shape
     return kind

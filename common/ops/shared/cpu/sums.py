@@ -81,9 +81,10 @@ def _forward(inputs: tuple, constants: tuple, outputs: tuple) -> None:
 
     call = _Call(inputs, constants, *outputs[:2])
     _, n, f, e = call.sizes
-    kernel, work = (kernels.forward, kernels.forward_work(f, e))
     if n == 1 and inputs[4] is not None:
         kernel, work = kernels.step, 2 * f
+    else:
+        kernel, work = kernels.forward, kernels.forward_work(f, e)
     after = rows(outputs[2]), vectors(outputs[3])
     threads.run(kernel, call.heads, 2 * call.entries, work, outputs[0], *call.arguments, after)
 

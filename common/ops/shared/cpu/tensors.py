@@ -20,7 +20,8 @@ def rows(x: Tensor | None) -> Address:
     """x (B, H, n, c), whose channels must be contiguous; ``ABSENT`` for None and for a tensor without numbers."""
     if x is None or x.dim() != 4:
         return ABSENT
-    return x.data_ptr(), *x.stride()[:3]
+    b, h, n, _ = x.stride()
+    return x.data_ptr(), b, h, n
 
 
 def vectors(x: Tensor | None) -> Address:
@@ -37,10 +38,10 @@ def numbers(x: Tensor) -> Address:
 
 def contiguous_channels(x: Tensor | None) -> Tensor | None:
     """x, copied if the numbers of its last dimension do not follow each other."""
-    return x if x is None or x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
+    return x if x is None or x.is_contiguous() or x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
 def empty_like(x: Tensor) -> Tensor:
     """A tensor without values with the shape of x, its channels contiguous and its other dimensions in its order."""
     result = torch.empty_like(x)
-    return result if result.dim() == 0 or result.stride(-1) == 1 else x.new_empty(x.shape)
+    return result if result.is_contiguous() or result.stride(-1) == 1 else x.new_empty(x.shape)

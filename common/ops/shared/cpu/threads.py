@@ -30,7 +30,7 @@ def run(kernel: Callable, heads: int, operations: int, work_size: int, like: tor
         kernel(0, heads, *arguments, 0)
         return
     size = -(-work_size // 16) * 16  # each part begins at a cache line
-    work = torch.empty(parts, size, dtype=like.dtype, device="cpu")  # whatever the default device is
+    work = like.new_empty(parts, size)
     if parts == 1:
         kernel(0, heads, *arguments, work.data_ptr())
     elif uses_openmp():
