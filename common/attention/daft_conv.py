@@ -73,7 +73,7 @@ class DaftConvAttention(DaftAttention):
     ``daft_conv``.
 
     With a ``gumbel_temperature`` (0.5 in the paper) each head selects one neighbour (Eq. 11): in training the filter is
-    multiplied by a Gumbel-softmax sample of itself; in evaluation only its largest entry is used, by indexing.
+    multiplied by a Gumbel-softmax sample of itself; in evaluation only its largest entry is used.
 
     Raises:
         ValueError: a count below 1, an even window that is not causal, a temperature that is not above 0, or a
@@ -154,11 +154,11 @@ class DaftConvAttention(DaftAttention):
         return {"r": filters_reference(self.r, self.gamma, self.beta, *options)}
 
     def apply_merged(self, q: Tensor | None, k: Tensor, v: Tensor, **arguments: Any) -> Any:
-        """Apply ``daft_conv``, or ``daft_select`` to a whole sequence if each head has selected a neighbour."""
-        if self.gumbel_temperature is None or self.training or "return_state" in arguments:
+        """Apply ``daft_conv``, or ``daft_select`` if not causal and each head has selected a neighbour."""
+        if self.gumbel_temperature is None or self.training or self.causal:
             return super().apply_merged(q, k, v, **arguments)
         window = self.window_shape if len(self.window_shape) > 1 else self.window_shape[0]
-        return daft_select(q, k, v, *self._selected(), window=window, causal=self.causal, **arguments)
+        return daft_select(q, k, v, *self._selected(), window=window, **arguments)
 
     def _in_torchscript(self, q: Tensor | None, k: Tensor, v: Tensor, spatial_shape: tuple[int, int] | None) -> Tensor:
         if spatial_shape is None:

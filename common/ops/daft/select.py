@@ -1,4 +1,4 @@
-"""DAFT-conv whose filters have one entry each: the neighbour that a head selected is indexed, without a convolution.
+"""DAFT-conv whose filters have one entry each: the neighbour that a head selected is indexed.
 
 *A Dot Product Attention Free Transformer*, equation 11 at inference.
 """
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..shared.packed import takes_segments
 from ..shared.padding import put_back
 from ..shared.precision import autocast_off
+from .conv_causal import attend_causal
 from .heads import align_heads, check_windowed, gate_heads, split_heads
 from .weighted_means import WeightedMean, empty_log_weight, exponentials, mean_of_sums, merge, sums_before
 
@@ -35,7 +35,8 @@ def daft_select(
     B batch, T tokens, d channels, h heads: q (or None), v (B, T, d), k (B, T, h) -> (B, T, d), ``key_padding_mask`` and
     ``spatial_shape`` as in ``daft_conv``; index int64 (h,) into the flattened ``window``, which is a number of tokens
     or, for images, a pair (height, width), odd unless causal; bias (h,). A neighbour that is outside of the input or
-    padding adds nothing. Cost: O(T d), causal O(T d log window), time, and O(T d) memory; no convolution.
+    padding adds nothing. Cost: O(T d) time and memory without a convolution; causal, that of ``daft_conv``, which is
+    faster there.
 
     ``segment_ids`` (B, n), integers that never decrease: the documents of a row; see ``shared/documents.py``.
 
@@ -47,16 +48,15 @@ def daft_select(
     keys, values = split_heads(k, v, key_padding_mask)  # (B, h, T), (B, h, T, c)
     with autocast_off(v):
         bias = bias.to(values.dtype)
-        if spatial_shape is not None:  # tokens of an image keep their positions, even if others are padding
+        if causal:
+            filters = bias.new_zeros(len(index), sizes[1]).scatter(1, index[:, None], bias[:, None])
+            out = attend_causal(keys, values, filters, key_padding_mask, False)
+        elif spatial_shape is not None:  # tokens of an image keep their positions, even if others are padding
             height, width = spatial_shape
             out = _raster(keys, values, index, bias, sizes, height, width, key_padding_mask)
         else:
             keys, values, padding, order = align_heads(keys, values, key_padding_mask)
-            if causal:
-                out = _causal(keys, values, index, bias, sizes[1], padding)
-            else:
-                out = _raster(keys, values, index, bias, sizes, 1, v.shape[1], padding)
-            out = put_back(out, order)
+            out = put_back(_raster(keys, values, index, bias, sizes, 1, v.shape[1], padding), order)
         return gate_heads(q, out, v.dtype, key_padding_mask)
 
 
@@ -137,43 +137,9 @@ def _raster(
     return _add_neighbour(k, v, bias, neighbour, exists, padding_mask, others, scale)
 
 
-def _causal(k: Tensor, v: Tensor, index: Tensor, bias: Tensor, window: int, padding_mask: Tensor | None) -> Tensor:
-    """The outputs of a causal sequence, real tokens first, in the shape of v (B, h, T, c).
-
-    In float64, because the scale is the largest key, which may come later.
-    """
-    back = window - 1 - index  # (h,)
-    neighbour = torch.arange(v.shape[2], device=v.device) - back[:, None]  # (h, T)
-    exists = neighbour >= 0
-    neighbour = neighbour.clamp(min=0)
-    terms, scale = exponentials(k.double(), v.double(), padding_mask)  # (B, h, T, c + 1)
-    before = _at(_sums_before(terms), neighbour).masked_fill(~exists[..., None], 0.0)
-    others = before + _sums_of_last(terms, back, window)
-    return _add_neighbour(k, v, bias, neighbour, exists, padding_mask, others, scale).to(v.dtype)
-
-
 def _sums_before(x: Tensor) -> Tensor:
     """The sum over the tokens before each token of x (B, h, T, c)."""
     return sums_before(x.transpose(2, 3), 1).transpose(2, 3)
-
-
-def _sums_of_last(x: Tensor, counts: Tensor, limit: int) -> Tensor:
-    """The sum of each head's last ``counts`` (h,) < ``limit`` tokens up to each of x (B, h, T, c); O(T c log limit).
-
-    Sums of 1, 2, 4, ... tokens are formed step by step, and for every bit of a count the sum of that size is added.
-    """
-    counts = counts[:, None, None]  # (h, 1, 1)
-    doubled, sums, step = x, torch.zeros_like(x), 1
-    while step < limit:
-        sums = torch.where((counts & step) > 0, doubled + _shifted(sums, step), sums)
-        doubled = doubled + _shifted(doubled, step)
-        step *= 2
-    return sums
-
-
-def _shifted(x: Tensor, steps: int) -> Tensor:
-    """x (B, h, T, c) ``steps`` tokens later, with zeros before."""
-    return F.pad(x, [0, 0, steps, 0])[:, :, : x.shape[2]]
 
 
 def _at(x: Tensor, place: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ Legend, for every file of this folder:
     chunk.
 """
 
-from .directions import LENGTHS, draw_directions
-from .interface import attend_source, favor_attention, source_state
+from .interface import LENGTHS, attend_source, draw_directions, favor_attention, source_state
 
 __all__ = ["LENGTHS", "attend_source", "draw_directions", "favor_attention", "source_state"]

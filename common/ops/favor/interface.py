@@ -7,7 +7,7 @@ Choromanski, Likhosherstov, Dohan, Song, Gane, Sarlos, Hawkins, Davis, Mohiuddin
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..shared.checks import check_masks, check_positive_int, check_query_key_value, shape_of
@@ -27,6 +27,8 @@ from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.state import State, check_continuation, state_of_source, state_of_sums
 
+#: Length of a direction: that of a Gaussian vector, for an unbiased kernel, or √d, the paper's regularised variant.
+LENGTHS = ("gaussian", "sqrt_d")
 #: The largest exponent if there is no key: below that of any key, and well inside the range of float32.
 _NONE = -1e30
 
@@ -105,6 +107,24 @@ def _step(
     queries = _relative_features(queries + log_max if by_feature else queries, None)
     out, weights, sum_kv, sum_k = step_by_kernels(queries, keys, v, decay, state["sum_kv"], state["sum_k"])
     return _divided(out, weights), {"log_max": log_max[:, :, -1], "sum_k": sum_k, "sum_kv": sum_kv}
+
+
+def draw_directions(count: int, channels: int, lengths: str, generator: Generator | None = None) -> Tensor:
+    """Random directions (r, d), each distributed as a Gaussian vector, in orthogonal blocks of at most d rows; O(r d²).
+
+    They are drawn from torch's generator or from ``generator``.
+    """
+    device = None if generator is None else generator.device  # not torch's default device, which may differ
+    blocks = []
+    for begin in range(0, count, channels):
+        gaussian = torch.randn(channels, channels, generator=generator, device=device)
+        rotation, triangle = torch.linalg.qr(gaussian)
+        # These signs make all rotations equally likely.
+        blocks.append((rotation * triangle.diagonal().sign()).T[: count - begin])
+    if lengths == "sqrt_d":
+        return torch.cat(blocks) * channels**0.5
+    gaussian = torch.randn(count, channels, generator=generator, device=device)
+    return torch.cat(blocks) * gaussian.norm(dim=1, keepdim=True)
 
 
 def source_state(k: Tensor, v: Tensor, key_padding_mask: Tensor | None, directions: Tensor) -> State:

@@ -1,21 +1,31 @@
 """Flow-Attention of all sinks with all sources in plain PyTorch, with a hand-written backward pass.
 
 Saved for the backward pass are the inputs and the output, which exist anyway, and vectors of one number per token;
-features are recomputed.
+features are recomputed. ``README.md`` derives the backward pass.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..shared.autograd import graph_gradients
+from ..shared.feature_maps import feature_map_gradient, real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.tracing import runs_eagerly
-from .full import flow_attention_in_graph, full_context, full_flow, sink_weights
-from .full_backward import full_backward
-from .options import FlowOptions
+from .full import (
+    FullFlow,
+    dot,
+    flow_attention_in_graph,
+    full_context,
+    full_flow,
+    sink_weights,
+    token_count,
+    weighted_sum,
+)
+from .options import FlowForm, FlowOptions
 
 # Up to this many channels, sums over channels are faster where the tokens, not the channels, are adjacent in memory.
 _FEW_CHANNELS = 16
@@ -59,7 +69,7 @@ class _Full(torch.autograd.Function):
                 return (*grads, None, None, None)
             grads = [torch.empty_like(x) for x in (q, k, v)]
             dense = [_dense(x, compute_dtype(q)) for x in (grad_out, out, q, k, v)]
-            full_backward(*dense, key_mask, query_mask, ctx.options, saved, tuple(grads))
+            _backward(*dense, key_mask, query_mask, ctx.options, saved, tuple(grads))
         return (*grads, None, None, None)
 
 
@@ -75,3 +85,83 @@ def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.shape[-1] > _FEW_CHANNELS:
         return x.to(dtype).contiguous()
     return x.to(dtype).transpose(-2, -1).contiguous().transpose(-2, -1)
+
+
+def _backward(
+    grad_out: Tensor,
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    options: FlowOptions,
+    saved: Sequence[Tensor],
+    grads: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write the gradients of q (B, H, n, d), k (B, H, m, d) and v (B, H, m, e) into ``grads``.
+
+    ``out`` (B, H, n, e) is the output and ``grad_out`` its gradient; ``saved`` are the fields of ``FullFlow`` after
+    the features, and the context (B, H, d, e). O(n d e) time.
+    """
+    form = options.form
+    q = real_features(q, options.phi, query_padding_mask)
+    k = real_features(k, options.phi, key_padding_mask)
+    v = zero_padding(v, key_padding_mask)
+    flow, context = FullFlow(q, k, *saved[:-1]), saved[-1]
+
+    # Equation 8, then through its weights to the conserved flows, starting with the gradient of log(allocation / I).
+    scaled = grad_out * sink_weights(flow)
+    grad_log_scale = (grad_out * out).sum(-1)  # (B, H, n)
+    grad_conserved_incoming = _logit_gradient(grad_log_scale, flow.allocation, options.allocation)
+    if form.rescale:
+        counts = token_count(q, query_padding_mask), token_count(k, key_padding_mask)
+        grad_conserved_incoming = grad_conserved_incoming * (counts[0] / counts[1])
+    grad_context = q.transpose(-2, -1) @ scaled  # (B, H, d, e)
+    grad_values = k @ grad_context  # (B, H, m, e), of v times its competition
+    grad_log_competition = (grad_values * v).sum(-1) * flow.competition  # (B, H, m)
+    torch.mul(grad_values, flow.competition.unsqueeze(-1), out=grads[2])
+    grad_conserved_outgoing = _logit_gradient(grad_log_competition, flow.competition, options.competition)
+    grad_conserved_outgoing = grad_conserved_outgoing.masked_fill(
+        flow.conserved_outgoing > options.clamp, 0.0
+    )  # no flow is negative
+
+    # Equations 7 and 5, then 4.
+    grad_sum_k_over_outgoing = _sum_gradient(q, grad_conserved_incoming, form)  # (B, H, d)
+    grad_sum_q_over_incoming = _sum_gradient(k, grad_conserved_outgoing, form)
+    per_incoming, per_outgoing = 1.0 / flow.incoming, 1.0 / flow.outgoing
+    grad_incoming = -(grad_log_scale + dot(q, grad_sum_q_over_incoming) * per_incoming) * per_incoming
+    grad_outgoing = -dot(k, grad_sum_k_over_outgoing) * per_outgoing.square()
+    grad_sum_k, grad_sum_q = _sum_gradient(q, grad_incoming, form), _sum_gradient(k, grad_outgoing, form)
+
+    grad_q = scaled @ context.transpose(-2, -1)
+    weights = grad_conserved_incoming, grad_incoming, per_incoming, torch.ones_like(per_incoming)
+    _add_products(grad_q, weights, (flow.sum_k_over_outgoing, flow.sum_k, grad_sum_q_over_incoming, grad_sum_q))
+    feature_map_gradient(grad_q, q, options.phi, out=grads[0])
+    grad_k = (v * flow.competition.unsqueeze(-1)) @ grad_context.transpose(-2, -1)
+    weights = grad_conserved_outgoing, grad_outgoing, per_outgoing, torch.ones_like(per_outgoing)
+    _add_products(grad_k, weights, (flow.sum_q_over_incoming, flow.sum_q, grad_sum_k_over_outgoing, grad_sum_k))
+    feature_map_gradient(grad_k, k, options.phi, out=grads[1])
+
+
+def _logit_gradient(log_gradient: Tensor, weights: Tensor, kind: str) -> Tensor:
+    """The gradient of a conserved flow from that of the logarithm of its weights, all (B, H, tokens)."""
+    if kind == "none":
+        return torch.zeros_like(log_gradient)
+    if kind == "sigmoid":
+        return log_gradient * (1.0 - weights)
+    over = 1 if kind == "softmax_heads" else -1
+    shares = weights / weights.sum(over, keepdim=True)  # the softmax may have been multiplied by a count
+    return log_gradient - shares * log_gradient.sum(over, keepdim=True)
+
+
+def _sum_gradient(receivers: Tensor, gradient: Tensor, form: FlowForm) -> Tensor:
+    """The gradient of the givers' sum (B, H, d) from that of the flow (B, H, r) into receivers (B, H, r, d)."""
+    return weighted_sum(receivers, gradient) + form.eps * gradient.sum(-1, keepdim=True)
+
+
+def _add_products(x: Tensor, weights: Sequence[Tensor], vectors: Sequence[Tensor]) -> None:
+    """Add Σ weight·vector to x (B, H, n, d) in place, for weights (B, H, n) and vectors (B, H, d)."""
+    columns, rows = torch.stack(weights, dim=-2).transpose(-2, -1), torch.stack(vectors, dim=-2)
+    # (B, H, n, 4) @ (B, H, 4, d); a view, not flatten, which may copy
+    x.view(-1, *x.shape[2:]).baddbmm_(columns.flatten(0, 1), rows.flatten(0, 1))

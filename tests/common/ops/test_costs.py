@@ -78,7 +78,6 @@ LARGEST = {
     "DAFT-full: no T x T x d": (of_daft(daft_full, torch.zeros(512, 512)), 512, 512 * 512 * 1.01),
     "causal DAFT-full": (of_daft(daft_full, torch.zeros(512, 512), causal=True), 512, 512 * 512 * 1.01),
     "DAFT-select": (of_daft(daft_select, INDEX, torch.zeros(4), window=257), 2000, 40 * 2257),
-    "causal DAFT-select": (of_daft(daft_select, INDEX, torch.zeros(4), window=257, causal=True), 2000, 40 * 2257),
 }
 
 
