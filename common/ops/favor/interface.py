@@ -101,9 +101,8 @@ def _step(
 ) -> tuple[Tensor, State]:
     """``favor_attention`` of one token after ``state``; see ``step_of``."""
     by_feature = log_decay is not None and log_decay.dim() == 4
-    scaled, projected = _projected(torch.cat([q, k], dim=2), directions, None)
-    queries, keys = projected.split(1, dim=2)
-    keys, log_max, decay = _causal_keys(_minus_norm(keys, scaled[:, :, 1:]), None, state, log_decay)
+    queries = _projected(q, directions, None)[1]
+    keys, log_max, decay = _causal_keys(_exponents(k, directions, None), None, state, log_decay)
     queries = _relative_features(queries + log_max if by_feature else queries, None)
     out, weights, sum_kv, sum_k = step_by_kernels(queries, keys, v, decay, state["sum_kv"], state["sum_k"])
     return _divided(out, weights), {"log_max": log_max[:, :, -1], "sum_k": sum_k, "sum_kv": sum_kv}
@@ -179,15 +178,10 @@ def _key_features(k: Tensor, directions: Tensor, padding_mask: Tensor | None) ->
 def _exponents(k: Tensor, directions: Tensor, padding_mask: Tensor | None) -> Tensor:
     """log(√r phi(k)): (B, H, m, d) -> (B, H, m, r); padding has the value for no key."""
     scaled, projected = _projected(k, directions, padding_mask)
-    exponents = _minus_norm(projected, scaled)
+    exponents = projected - scaled.square().sum(-1, keepdim=True) / 2
     if padding_mask is None:
         return exponents
     return exponents.masked_fill(padding_mask[:, None, :, None], _NONE)
-
-
-def _minus_norm(projected: Tensor, scaled: Tensor) -> Tensor:
-    """w·x' - |x'|²/2."""
-    return projected - scaled.square().sum(-1, keepdim=True) / 2
 
 
 def _causal_keys(
