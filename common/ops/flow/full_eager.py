@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..shared.autograd import graph_gradients
-from ..shared.feature_maps import feature_map_gradient, real_features
+from ..shared.feature_maps import real_features
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype
 from ..shared.tracing import runs_eagerly
@@ -137,11 +137,27 @@ def _backward(
     grad_q = scaled @ context.transpose(-2, -1)
     weights = grad_conserved_incoming, grad_incoming, per_incoming, torch.ones_like(per_incoming)
     _add_products(grad_q, weights, (flow.sum_k_over_outgoing, flow.sum_k, grad_sum_q_over_incoming, grad_sum_q))
-    feature_map_gradient(grad_q, q, options.phi, out=grads[0])
+    _map_gradient(grad_q, q, options.phi, out=grads[0])
     grad_k = (v * flow.competition.unsqueeze(-1)) @ grad_context.transpose(-2, -1)
     weights = grad_conserved_outgoing, grad_outgoing, per_outgoing, torch.ones_like(per_outgoing)
     _add_products(grad_k, weights, (flow.sum_q_over_incoming, flow.sum_q, grad_sum_k_over_outgoing, grad_sum_k))
-    feature_map_gradient(grad_k, k, options.phi, out=grads[1])
+    _map_gradient(grad_k, k, options.phi, out=grads[1])
+
+
+def _map_gradient(grad: Tensor, features: Tensor, phi: str, out: Tensor) -> None:
+    """Write the gradient of x into ``out``, from that of ``features`` = phi(x); 0 at padding, where these are 0.
+
+    All have the same shape; O(size of x). ``grad`` may exceed float16's range at padding, so that nothing is rounded
+    to ``out``'s dtype before the product with the slope: on a GPU, sigmoid_backward rounds its inputs.
+    """
+    if phi == "sigmoid" and out.dtype == grad.dtype:
+        torch.ops.aten.sigmoid_backward.grad_input(grad, features, grad_input=out)
+    elif phi == "sigmoid":
+        out.copy_(torch.ops.aten.sigmoid_backward(grad, features))
+    elif phi == "elu+1":
+        torch.mul(grad, features.clamp(max=1.0), out=out)
+    else:
+        torch.mul(grad, features > 1e-6, out=out)
 
 
 def _logit_gradient(log_gradient: Tensor, weights: Tensor, kind: str) -> Tensor:
