@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -124,10 +125,9 @@ def test_the_next_tokens_are_as_for_a_module_that_remembers_nothing(name, change
 def test_gradients_tangents_maps_and_counts_are_as_without_a_known_kind(name):
     module, fresh = build(name), build(name)
     state, inputs = state_of(module), token(module, 9)
-    one = {key: x[:1] for key, x in state.items()}  # not mapped: all rows read it
     given = list(inputs.values())
 
-    def out(module: InnerAttention, *tensors: Tensor, state: Tensors = state) -> Tensor:
+    def out(module: InnerAttention, *tensors: Tensor) -> Tensor:
         return module.extend(**dict(zip(inputs, tensors)), state=state)[0]
 
     def gradient(module: InnerAttention) -> Tensor:
@@ -140,8 +140,9 @@ def test_gradients_tangents_maps_and_counts_are_as_without_a_known_kind(name):
             duals = [forward_ad.make_dual(x, torch.ones_like(x)) for x in given]
             return forward_ad.unpack_dual(out(module, *duals)).tangent
 
-    def each_row(module: InnerAttention) -> Tensor:
-        return torch.func.vmap(lambda *x: out(module, *(y[None] for y in x), state=one))(*given)
+    def mapped(module: InnerAttention) -> Tensor:
+        # Inside, tensors have the shapes of the known kind. The state is not mapped.
+        return torch.func.vmap(partial(out, module))(*(torch.stack([x, -x]) for x in given))
 
     def flops(module: InnerAttention) -> Tensor:
         with FlopCounterMode(display=False) as counter:
@@ -154,7 +155,7 @@ def test_gradients_tangents_maps_and_counts_are_as_without_a_known_kind(name):
 
     with torch.no_grad():
         assert outcome(fake, module) == outcome(fake, fresh)  # an error where a count is compared with a length
-        for run in (gradient, tangent, each_row, flops):
+        for run in (gradient, tangent, mapped, flops):
             assert_close(run.__name__, run(module).double(), run(fresh).double(), 1e-5)
 
 
