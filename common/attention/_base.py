@@ -376,10 +376,11 @@ class OpAttention(InnerAttention):
         """
         if not self.causal:
             raise ValueError("causal is False; allowed for extend: an attention built with causal=True")
-        asks = self._kind_of and padding_mask is segment_ids is None and dropout_p == 0.0 and type(state) is dict
-        given = {"q": q, "k": k, "v": v, **inputs}
-        if asks and self._known and self._kind_of(given, state) == self._known:
-            return self.apply_step(q, k, v, state, **inputs)
+        kind = None
+        if self._kind_of and padding_mask is segment_ids is None and dropout_p == 0.0 and type(state) is dict:
+            kind = self._kind_of({"q": q, "k": k, "v": v, **inputs}, state)
+            if kind is not None and kind == self._known:
+                return self.apply_step(q, k, v, state, **inputs)
         tensors = self.operands(q, k, drop_sources(v, dropout_p))
         if padding_mask is not None:  # checked here, since op has other names for it
             check_heads("v", v)
@@ -387,10 +388,9 @@ class OpAttention(InnerAttention):
         masks = {"key_padding_mask": padding_mask, "query_padding_mask": padding_mask}
         arguments = {**self._needed(inputs), **self.packing(segment_ids)}
         result = self.apply_op(*tensors, **masks, **arguments, initial_state=state, return_state=True)
-        # The next token after a state that grows is of another kind.
-        if asks and v.shape[2] == 1 and all(x.shape == state[name].shape for name, x in result[1].items()):
-            kind, numbers = self._kind_of(given, state), (*given.values(), *state.values(), *self.parameters())
-            self._known = kind if kind and type(self).op.applies(*numbers) else self._known
+        if kind and v.shape[2] == 1 and all(x.shape == state[name].shape for name, x in result[1].items()):  # not grown
+            numbers = (q, k, v, *inputs.values(), *state.values(), *self.parameters())
+            self._known = kind if type(self).op.applies(*numbers) else None
         return result
 
     def apply_step(self, q: Tensor, k: Tensor, v: Tensor, state: State, **inputs: Tensor) -> tuple[Tensor, State]:
