@@ -1,6 +1,7 @@
 """The path of the checkout, and Python programs in separate processes."""
 
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -95,13 +96,27 @@ def run_in_turn(*commands: Command, cwd: str = "") -> list[str]:
     return Forked(*commands, cwd=cwd).outputs()
 
 
+def run_of_recipe(command: Sequence[object], log: Path, threads: int = 1) -> float:
+    """Take the place of ``recipes.runs.run``: Python's ``-m MODULE ...`` in a fork; ``test_runs.py`` runs real ones."""
+    flag, module, *arguments = map(str, command)
+    assert flag == "-m"
+    forked = Forked(Command(module, arguments))
+    with open(log, "a", encoding="utf-8") as file:
+        file.writelines(forked.printed())
+    if forked.wait():
+        raise RuntimeError(f"{log} ends with: {log.read_text(encoding='utf-8').strip().splitlines()[-1]}")
+    return 1.0
+
+
 @cache
-def fork_server() -> multiprocessing.context.ForkServerContext:
+def fork_server() -> multiprocessing.context.BaseContext:
     """Starts processes as forks of one that has already imported what most of them need, which takes seconds.
 
     A test process has only one such process, and whoever starts it decides what it imports. Packages that are not
-    installed are left out.
+    installed are left out. A process that is such a fork is forked itself.
     """
+    if multiprocessing.parent_process() is not None:
+        return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -123,6 +138,8 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
         sys.argv, sys.stdin = command, open(0, closefd=False)
         logging.root.handlers.clear()  # importing fairseq creates them; its commands create their own if there are none
         script = os.path.isfile(command[0])
+        if command[0].startswith("recipes."):
+            importlib.import_module("recipes.runs").run = run_of_recipe
         sys.path.insert(0, str(Path(command[0]).parent) if script else cwd)
         try:
             if script:
@@ -133,6 +150,7 @@ def _run(commands: list[list[str]], cwd: str, environment: dict[str, str], folde
             end_readers()
         sys.stdout.flush()
         sys.stderr.flush()
+    os._exit(0)  # a fork of a thread of a pool cannot end that pool, and the interpreter tries
 
 
 def _let_user_dir_find_the_plugin(folder: Path) -> None:

@@ -1,25 +1,12 @@
 """Lets commands of recipes start without importing torch and fairseq again."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 import tests.config_store  # noqa: F401  configurations are made in half of the time
 from recipes import runs
-from tests.processes import Command, Forked
-
-
-def _run(command: Sequence[object], log: Path, threads: int = 1) -> float:
-    """Replaces ``runs.run``: Python's ``-m MODULE ...`` in a fork of one process; ``test_runs.py`` runs real ones."""
-    flag, module, *arguments = map(str, command)
-    assert flag == "-m"
-    forked = Forked(Command(module, arguments))
-    with open(log, "a", encoding="utf-8") as file:
-        file.writelines(forked.printed())
-    if forked.wait():
-        raise RuntimeError(f"{log} ends with: {log.read_text(encoding='utf-8').strip().splitlines()[-1]}")
-    return 1.0
+from tests.processes import run_of_recipe
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,5 +25,5 @@ def imported_already() -> Iterator[None]:
     Applies until the end of the test file. ``test_runs.py`` runs real processes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "run", _run)
+        patch.setattr(runs, "run", run_of_recipe)
         yield

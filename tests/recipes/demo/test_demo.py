@@ -13,7 +13,7 @@ from recipes.demo import __main__ as demo
 from recipes.demo import images, text, train_digits
 
 
-def test_the_quick_demo_shows_every_model_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_the_quick_demo_shows_every_model_and_goes_on_where_it_was(imported_already, tmp_path, monkeypatch, capsys):
     """Two of its language models; each is trained for seconds."""
     monkeypatch.setattr(
         text, "ARCHITECTURES", {name: text.ARCHITECTURES[name] for name in ("flowformer_lm", "softmax_lm")}
