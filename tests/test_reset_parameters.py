@@ -18,7 +18,7 @@ from fairseq_plugin.modules.cross_attention import CrossDesign, InnerCrossAttent
 from fairseq_plugin.modules.multihead_attention import InnerMultiheadAttention, LayerDesign
 from fairseq_plugin.modules.positions import SinusoidalPositions
 from tests.compare import assert_drawn_alike, on_cpu
-from tests.timm_plugin.helpers.models import CASES
+from tests.timm_plugin.helpers import CASES
 
 _MODES = {False: "bidirectional", True: "causal"}
 _VIT = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3, "class_token": False, "global_pool": "avg"}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import timm_plugin
-from tests.timm_plugin.helpers.models import images, randomise
+from tests.timm_plugin.helpers import images, randomise
 from timm_plugin.models.hierarchical_baselines import TABLE_5
 
 FOLDER = Path(__file__).parent / "timm"

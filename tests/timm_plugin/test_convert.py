@@ -14,7 +14,7 @@ import timm
 import torch
 
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.models import (
+from tests.timm_plugin.helpers import (
     STOCK,
     Hostile,
     assert_same,

@@ -12,7 +12,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.models import PATCHES_ONLY, VIT, Hostile, images, one_line, randomise, warnings_of
+from tests.timm_plugin.helpers import PATCHES_ONLY, VIT, Hostile, images, one_line, randomise, warnings_of
 from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
 from timm_plugin.layers.attention import SelfAttention
 

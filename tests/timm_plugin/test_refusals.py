@@ -9,7 +9,7 @@ import torch
 from timm.layers import Attention
 from torch import nn
 
-from tests.timm_plugin.helpers.models import CASES, SMALL, VIT, build, images, one_line, vit
+from tests.timm_plugin.helpers import CASES, SMALL, VIT, build, images, one_line, vit
 from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
 from timm_plugin.models.flowformer import Flowformer
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from tests.compare import assert_close, weights
-from tests.timm_plugin.helpers.models import PATCHES_ONLY, SMALL, VIT, build, images, randomise, vit, warnings_of
+from tests.timm_plugin.helpers import PATCHES_ONLY, SMALL, VIT, build, images, randomise, vit, warnings_of
 from timm_plugin import attention_layer, create_model, replace_attention
 from timm_plugin.layers.attention import SelfAttention
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tests.compare import assert_close, gradients
 from tests.golden.make_timm import registered
-from tests.timm_plugin.helpers.models import CASES, HIERARCHICAL, UNITS, build, images, randomise
+from tests.timm_plugin.helpers import CASES, HIERARCHICAL, UNITS, build, images, randomise
 from timm_plugin import tell_grid
 from timm_plugin.layers.attention import SelfAttention
 

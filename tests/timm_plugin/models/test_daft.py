@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import orthogonal
 from common.ops.daft.conv_reference import daft_conv_reference
 from common.ops.daft.full_reference import daft_full_reference
 from tests.compare import assert_close, gradients, weights
-from tests.timm_plugin.helpers.models import PATCHES_ONLY, build, draw_filters, images, randomise, vit
+from tests.timm_plugin.helpers import PATCHES_ONLY, build, draw_filters, images, randomise, vit
 from timm_plugin import attention_layer, replace_attention, tell_grid
 
 C, H = 12, 4

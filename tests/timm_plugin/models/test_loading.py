@@ -23,7 +23,7 @@ from torch import nn
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from recipes.images import loaders, validate, write_digits
 from tests.compare import assert_close, weights
-from tests.timm_plugin.helpers.models import (
+from tests.timm_plugin.helpers import (
     CASES,
     PATCHES_ONLY,
     SMALL,

@@ -8,7 +8,7 @@ from torch import nn
 import timm_plugin
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from tests.compare import assert_close, gradients
-from tests.timm_plugin.helpers.models import build, images
+from tests.timm_plugin.helpers import build, images
 from timm_plugin import attention_layer
 from timm_plugin.layers.attention import SelfAttention
 from timm_plugin.models.hierarchical_baselines import TABLE_5

@@ -22,7 +22,7 @@ import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import position_entropy
 from tests.compare import assert_close
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.models import build, draw_filters, images
+from tests.timm_plugin.helpers import build, draw_filters, images
 
 #: Arguments that adapt a model of vision transformers' shape to 32 x 32 images of ten classes.
 DAFT = dict(img_size=32, patch_size=8, depth=2, num_classes=10, pretrained_cfg_overlay=dict(input_size=(3, 32, 32)))

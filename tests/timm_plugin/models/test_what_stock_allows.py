@@ -27,7 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tests.compare import assert_close, gradients
 from tests.processes import CHECKOUT
-from tests.timm_plugin.helpers.models import SMALL, VIT, build, images, vit
+from tests.timm_plugin.helpers import SMALL, VIT, build, images, vit
 from tests.torch_versions import needs_newer_than_2_6
 from timm_plugin import create_model, replace_attention
 

@@ -11,7 +11,7 @@ from timm.models import load_checkpoint
 
 from common.checkpoints import read_checkpoint
 from tests.compare import assert_close
-from tests.timm_plugin.helpers.models import VIT, assert_same, vit
+from tests.timm_plugin.helpers import VIT, assert_same, vit
 from timm_plugin import create_model, replace_attention
 from timm_plugin.transfer import AttentionTransferTask
 from timm_plugin.transfer.__main__ import main

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tests.common.parallel.processes import in_processes
 from tests.compare import assert_all_close, assert_close
-from tests.timm_plugin.helpers.models import PATCHES_ONLY, VIT, one_line, vit
+from tests.timm_plugin.helpers import PATCHES_ONLY, VIT, one_line, vit
 from timm_plugin import attention_layer, create_model, replace_attention
 from timm_plugin.transfer import LOSSES, AttentionImitation, AttentionTransferTask
 

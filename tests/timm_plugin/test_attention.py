@@ -1,4 +1,4 @@
-"""Our layers in place of timm's Attention: arguments, masks, norms, dropout, hooks, attributes and copies."""
+"""Our layers in place of timm's Attention: masks, norms, dropout, hooks, attributes, copies, and numbers of tokens."""
 
 import copy
 import inspect
@@ -15,23 +15,27 @@ from timm.utils import AttentionExtract
 from torch import nn
 
 from common.attention import ATTENTIONS, record_attention
-from common.ops import flow_attention
 from tests.compare import assert_close
-from tests.timm_plugin.helpers.models import PATCHES_ONLY, SMALL, VIT, build, images, vit
-from timm_plugin import attention_layer, create_model, replace_attention
+from tests.timm_plugin.helpers import PATCHES_ONLY, SMALL, VIT, build, images, one_line, randomise, vit
+from timm_plugin import attention_layer, create_model, replace_attention, tell_grid
 from timm_plugin.layers.attention import usable_mechanisms
 from timm_plugin.models._registry import register_attention_layers
 
 B, C, H = 2, 24, 3
 N, GRID = 9, (3, 3)
-#: Every mechanism for images, for tokens on GRID.
-LAYERS = {
-    name: attention_layer(name, grid_size=GRID, max_tokens=N if "max_tokens" in ATTENTIONS[name].needs else None)
-    for name in usable_mechanisms()
-}
+MECHANISMS = usable_mechanisms()
+#: Mechanisms that must know the rows and columns of the tokens.
+ON_GRID = ("daft_conv", "soft")
+#: Mechanisms that hold something for each position; of these, those that follow ``set_input_size``.
+WITH_POSITIONS = tuple(name for name in MECHANISMS if "max_tokens" in ATTENTIONS[name].needs)
+FOLLOWING = ("daft_full", "cosformer")
 #: Those that read any number of tokens, on no grid.
-FREE = [name for name in LAYERS if "max_tokens" not in ATTENTIONS[name].needs and name not in ("daft_conv", "soft")]
-every_layer = pytest.mark.parametrize("name", LAYERS)
+FREE = [name for name in MECHANISMS if name not in (*ON_GRID, *WITH_POSITIONS)]
+#: Layers for tokens on GRID.
+LAYERS = {
+    name: attention_layer(name, grid_size=GRID, max_tokens=N if name in WITH_POSITIONS else None) for name in MECHANISMS
+}
+every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
 
 
 @pytest.fixture
@@ -39,33 +43,23 @@ def tokens():
     return torch.randn(B, N, C, generator=torch.Generator().manual_seed(0))
 
 
-@every_layer
-def test_timms_vision_transformers_know_it(name, monkeypatch):
-    """By name; one that must know the number of tokens says who finds it, and a name of others is left alone."""
+@every_mechanism
+def test_timms_vision_transformers_know_it(name):
+    """One that must know the number of tokens says who finds it."""
     layer = attention_layer(name)
     assert ATTN_LAYERS[name] is layer and layer.mechanism == name
     arguments = set(inspect.signature(_create_attn).parameters) - {"attn_layer", "depth", "kwargs"}
     assert arguments | set(inspect.signature(Attention).parameters) <= set(inspect.signature(layer).parameters)
-    if "max_tokens" in ATTENTIONS[name].needs:
+    if name in WITH_POSITIONS:
         with pytest.raises(ValueError, match=f"(?s)attn_layer is '{name}'.*allowed: timm_plugin.create_model"):
             timm.create_model(VIT, attn_layer=name, **SMALL)
-    monkeypatch.setitem(ATTN_LAYERS, name, Attention)
-    with pytest.warns(UserWarning, match=f"attn_layer '{name}' .*timm.layers.attention.Attention"):
-        register_attention_layers()
-    assert ATTN_LAYERS[name] is Attention
-    monkeypatch.undo()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        register_attention_layers()
-    assert ATTN_LAYERS[name] is layer
 
 
-@pytest.mark.parametrize("options", [{}, dict(form="paper", phi="relu")])
-def test_flow_is_the_op_between_the_projections(tokens, options):
-    layer = attention_layer("flow", **options)(C, H, qkv_bias=True)
-    q, k, v = (part.reshape(B, N, H, C // H).transpose(1, 2) for part in layer.qkv(tokens).chunk(3, dim=-1))
-    expected = layer.proj(flow_attention(q, k, v, **options).transpose(1, 2).flatten(2))
-    assert_close("output", layer(tokens), expected)
+def test_a_name_of_others_is_left_alone(monkeypatch):
+    monkeypatch.setitem(ATTN_LAYERS, "flow", Attention)
+    with pytest.warns(UserWarning, match="attn_layer 'flow' .*timm.layers.attention.Attention"):
+        register_attention_layers()
+    assert ATTN_LAYERS["flow"] is Attention
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,7 @@ def test_softmax_is_timms_attention(tokens, norms):
     args = dict(qkv_bias=True, norm_layer=LayerNorm, **norms)
     stock, layer = Attention(C, H, **args), LAYERS["softmax"](C, H, **args)
     for parameter in stock.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+        nn.init.normal_(parameter, std=0.3)
     layer.load_state_dict(stock.state_dict(), strict=True)
     assert_close("output", layer(tokens), stock(tokens))
 
@@ -93,8 +87,7 @@ def test_softmax_is_timms_attention(tokens, norms):
 def test_masks_of_padding_are_honoured_and_others_refused(tokens, name):
     """Padding changes nothing, and real tokens have the output that they have without it."""
     layer = LAYERS[name](C, H).eval()
-    valid = torch.ones(B, N + 3, dtype=torch.bool)
-    valid[:, N:] = False
+    valid = torch.arange(N + 3).expand(B, -1) < N
     padded = torch.cat([tokens, 100.0 * torch.ones(B, 3, C)], 1)
     symmetric = create_attention_mask(valid)
     for mask in (symmetric, symmetric == 0, create_attention_mask(valid, symmetric=False, q_len=1)):
@@ -113,21 +106,16 @@ def test_masks_of_padding_are_honoured_and_others_refused(tokens, name):
 
 def test_a_compiled_naflexvit_with_images_of_several_sizes():
     """Uses its dictionary of patches, where the second image has fewer."""
-    model = timm.create_model("naflexvit_base_patch16_gap", attn_layer="flow", embed_dim=48, num_heads=4, depth=2)
+    model = timm.create_model("naflexvit_base_patch16_gap", attn_layer="flow", embed_dim=48, num_heads=4, depth=1)
     model.use_key_only_attn_mask = True
     model.eval()
-    patches = torch.randn(2, 12, 768)
-    grid = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij"), -1).flatten(0, 1)
-    valid = torch.ones(2, 12, dtype=torch.bool)
-    valid[1, 8:] = False
+    patches, grid = torch.randn(2, 12, 768), torch.cartesian_prod(torch.arange(3), torch.arange(4))
+    valid = torch.arange(12) < torch.tensor([[12], [8]])
     coordinates = grid.expand(2, 12, 2).masked_fill(~valid[..., None], 0)
     torch._dynamo.reset()
     run = torch.compile(model, backend="eager")
     batch = run(dict(patches=patches, patch_coord=coordinates, patch_valid=valid))
-    assert sum(getattr(module, "mechanism", "") == "flow" for module in model.modules()) == 2
-    alone = model(
-        dict(patches=patches[1:, :8], patch_coord=grid[None, :8], patch_valid=torch.ones(1, 8, dtype=torch.bool))
-    )
+    alone = model(dict(patches=patches[1:, :8], patch_coord=grid[None, :8], patch_valid=valid[1:, :8]))
     assert_close("the smaller image", batch[1:], alone, 1e-4)
 
 
@@ -141,7 +129,7 @@ class Float32Norm(LayerNorm):
         return super().forward(x.float()).float()
 
 
-@every_layer
+@every_mechanism
 def test_dropout_norms_and_copies(tokens, name):
     """Dropout in training alone; norms under autocast; copies and pickles, whose class has no name; half precision."""
     layer = LAYERS[name](C, H, attn_drop=0.5).eval()
@@ -153,7 +141,7 @@ def test_dropout_norms_and_copies(tokens, name):
     norms = dict(qk_norm=queries == keys == C, scale_norm=True, norm_layer=Float32Norm)
     layer = LAYERS[name](C, H, **norms).eval()
     for parameter in layer.attention.parameters():
-        torch.nn.init.normal_(parameter)
+        nn.init.normal_(parameter)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(tokens)
         assert {x.dtype for x in layer.query_key_value(tokens) if x is not None} == {torch.bfloat16}
@@ -184,30 +172,29 @@ def test_copies_of_a_model_know_the_options_of_its_class(layer):
 def test_a_pickle_of_version_0_2(name):
     """The pickle stores the grid in place of the class's, and does not say whether there are positions."""
     model = replace_attention(vit(**({} if name == "daft_full" else PATCHES_ONLY)), name).eval()
-    layer = model.blocks[0].attn
+    expected, layer = model(images(model)), model.blocks[0].attn
     make, arguments, state = layer.__reduce__()
     old = make(*arguments[:3], layer.grid_size)
-    old.__setstate__(copy.deepcopy({key: x for key, x in state.items() if key != "has_positions"}))
-    other = pickle.loads(pickle.dumps(model))
-    other.blocks[0].attn = old
-    assert_close("logits", other(images(model)), model(images(model)))
+    old.__setstate__({key: x for key, x in state.items() if key != "has_positions"})
+    model.blocks[0].attn = old
+    assert_close("logits", model(images(model)), expected)
 
 
 def test_daft_conv_on_a_grid_that_is_no_square():
     """2 x 8 tokens could also form a square: the grid gives their layout."""
     tokens = torch.randn(B, 16, C)
-    square = attention_layer("daft_conv", window=3, grid_size=(4, 4))(C, H)
-    torch.nn.init.normal_(square.attention.gamma)
-    wide, unknown = attention_layer("daft_conv", window=3, grid_size=(2, 8)), attention_layer("daft_conv", window=3)
-    wide, unknown = wide(C, H), unknown(C, H)
+    square, wide, unknown = (
+        attention_layer("daft_conv", window=3, grid_size=grid)(C, H) for grid in ((4, 4), (2, 8), None)
+    )
+    nn.init.normal_(square.attention.gamma)
     for layer in (wide, unknown):
         layer.load_state_dict(square.state_dict())
-    assert_close("as a map", wide(tokens), square(tokens.view(B, 2, 8, C)).flatten(1, 2))
+    as_map = square(tokens.view(B, 2, 8, C))
+    assert_close("as a map", wide(tokens), as_map.flatten(1, 2))
     assert (wide(tokens) - square(tokens)).abs().max() > 1e-3
-    assert torch.equal(unknown(tokens.view(B, 2, 8, C)), square(tokens.view(B, 2, 8, C)))
+    assert torch.equal(unknown(tokens.view(B, 2, 8, C)), as_map)
     for layer, message in ((wide, "9 tokens; allowed .*grid of 2 x 8"), (unknown, "9 tokens on an unknown grid")):
-        with pytest.raises(ValueError, match=message):
-            layer(torch.randn(B, 9, C))
+        one_line(message, lambda layer=layer: layer(torch.randn(B, 9, C)))
 
 
 # ---- for programs that read timm's Attention or hook its parts
@@ -264,9 +251,7 @@ def test_attention_maps():
     with pytest.warns(UserWarning, match="fused_attn stays True: attention 'flow'"):
         model.blocks[0].attn.fused_attn = False
     model = vit().eval()
-    with pytest.raises(ValueError, match="VisionTransformer without attention .*'softmax' in its place.*maps=True"):
-        with record_attention(model, maps=True):
-            pass
+    one_line("without attention .*'softmax' in its place", lambda: record_attention(model, maps=True).__enter__())
     stock, weights = model.blocks[0].attn, []
     stock.fused_attn = False
     stock.attn_drop.register_forward_hook(lambda module, args, out: weights.append(out))
@@ -278,18 +263,144 @@ def test_attention_maps():
     model = build("hier")
     with record_attention(model) as records, torch.no_grad():
         model(images(model))
-    names = ["stages.0.blocks.0", "stages.1.blocks.0", "stages.2.blocks.0", "stages.2.blocks.1", "stages.3.blocks.0"]
-    assert [record.name for record in records] == [f"{name}.attn.attention" for name in names]
+    paths = [f"stages.{i}.blocks.{j}.attn.attention" for i, j in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0))]
+    assert [record.name for record in records] == paths
     for record, side in zip(records, (16, 8, 4, 4, 2)):
         assert record.competition.shape == record.allocation.shape == (2, 4, side * side)
         # The released competition is a softmax over the sources times their number.
         assert_close("competition", record.competition.mean(-1), torch.ones(2, 4))
 
 
-def test_create_model_finds_what_a_layer_needs():
+# ---- images of other sizes than a stock vision transformer was built for: right, or refused
+
+SIZE = dict(img_size=64, depth=1)  # 4 x 4 patches, and a class token
+
+
+def arguments_for(name: str, **arguments) -> dict:
+    """Arguments of a stock model whose tokens fit the mechanism."""
+    return {**SIZE, **(PATCHES_ONLY if name in ON_GRID else {}), **arguments}
+
+
+def random_vit(name: str, **arguments) -> nn.Module:
+    """A stock model with the mechanism, and random weights."""
+    return randomise(replace_attention(vit(**arguments_for(name, **arguments)), name))
+
+
+def assert_a_model_of(size: tuple[int, int], name: str, resized: nn.Module, model: nn.Module | None = None) -> None:
+    """Check that ``model``, by default ``resized``, computes what one built for ``size`` does with those weights."""
+    built = random_vit(name, img_size=size)
+    built.load_state_dict(resized.state_dict())
+    assert_close("logits", (model or resized)(images(built)), built(images(built)))
+
+
+@pytest.mark.parametrize("size", [(96, 64), (32, 128)])
+@every_mechanism
+def test_set_input_size(name, size):
+    """(32, 128) has as many tokens as before, at other positions. Copies and pickles follow as well."""
+    model = random_vit(name)
+    if name in FREE:
+        model.set_input_size(size)
+        tell_grid(model)  # no grid to set
+        assert_a_model_of(size, name, model)
+        return
+    before = images(model)
+    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(copy.deepcopy(model))), model):
+        assert_close("logits of a copy", each(before), model(before))
+        each.set_input_size(size)
+        grid = rf"{size[0] // 16} x {size[1] // 16}"
+        one_line(rf"{grid} since set_input_size.*tell_grid", lambda each=each: each(images(each)))
+        if name in FOLLOWING or name in ON_GRID:
+            tell_grid(each)
+            with pytest.raises((ValueError, AssertionError)):
+                each(before)
+            assert_a_model_of(size, name, each)
+            continue
+        state = copy.deepcopy(each.state_dict())
+        one_line(rf"{grid}; allowed for attention '{name}'.*4 x 4", lambda each=each: tell_grid(each))
+        assert all(torch.equal(tensor, state[key]) for key, tensor in each.state_dict().items())
+        each.set_input_size((64, 64))
+        assert torch.isfinite(each(before)).all()
+
+
+@every_mechanism
+def test_images_of_several_sizes(name):
+    stock = vit(**arguments_for(name, dynamic_img_size=True))
+    if name in FREE:
+        model = randomise(replace_attention(stock, name))
+        for size in ((96, 64), (32, 128)):
+            other = copy.deepcopy(model)
+            other.set_input_size(size)  # timm's permanent resampling of positions and that for each image agree
+            assert_a_model_of(size, name, other, model)
+        return
+    one_line(f"'{name}'.*dynamic_img_size=False", lambda: replace_attention(stock, name))
+    if name in WITH_POSITIONS:
+        args = dict(SMALL, **SIZE, dynamic_img_size=True, attn_layer=attention_layer(name, max_tokens=17))
+        one_line(f"'{name}'.*dynamic_img_size=False", lambda: create_model(VIT, **args))
+        plain = timm.create_model(VIT, **args).eval()
+        assert plain(images(plain)).shape == (2, 3)
+        one_line("max_tokens=17, with dynamic_img_size=False", lambda: plain(images(plain, size=(96, 64))))
+
+
+@every_mechanism
+def test_patches_that_are_dropped_at_random(name):
+    """In training alone, for mechanisms to which tokens are a set."""
+    model, whole = random_vit(name, patch_drop_rate=0.5), random_vit(name)
+    whole.load_state_dict(model.state_dict())
+    x = images(model)
+    assert_close("in evaluation", model(x), whole(x))
+    model.train()
+    if not ATTENTIONS[name].permutation_equivariant:
+        for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            one_line(f"patch_drop_rate is 0.5; .*'{name}'", lambda each=each: each(x))
+        model.patch_drop.prob = 0.0
+    assert torch.isfinite(model(x)).all()
+
+
+@pytest.mark.parametrize("name", WITH_POSITIONS)
+def test_another_number_of_tokens_than_a_layer_was_built_for(name):
+    layer = attention_layer(name, max_tokens=17, grid_size=(1, 17))(32, 2).eval()
+    assert layer(torch.randn(2, 17, 32)).shape == (2, 17, 32)
+    mask = torch.arange(17).expand(2, 1, 1, 17) < 9
+    for shape, given, said in (
+        ((16, 32), None, "x has 16 tokens; allowed .*max_tokens=17"),
+        ((18, 32), None, "x has 18 tokens; allowed .*max_tokens=17"),
+        ((17, 1, 32), None, "17 x 1 tokens; allowed .*1 x 17"),
+        ((17, 32), mask, "attn_mask is given; allowed .*None"),
+    ):
+        one_line(said, lambda shape=shape, given=given: layer(torch.randn(2, *shape), attn_mask=given))
+    model = timm.create_model(VIT, attn_layer=attention_layer(name, max_tokens=17), **dict(SMALL, **SIZE)).eval()
+    model.set_input_size((32, 32))
+    one_line(r"max_tokens is 17, and 2 x 2 .* 5; allowed: .*tell_grid before", lambda: tell_grid(model))
+
+
+@pytest.mark.parametrize("name", ["daft_full", "linformer", "soft"])
+def test_a_number_or_a_grid_that_is_not_the_models(name):
+    own, arguments = (16 if name in ON_GRID else 17), arguments_for(name)
+    for size, allowed in (
+        (dict(max_tokens=99), rf"max_tokens is 99; allowed: {own}\b"),
+        (dict(grid_size=(2, 8)), r"grid_size is \(2, 8\); allowed: \(4, 4\)"),
+    ):
+        one_line(allowed, lambda size=size: replace_attention(vit(**arguments), name, **size))
+        for layer in (attention_layer(name, **{"max_tokens": own, **size}), attention_layer(name, **size)):
+            one_line(allowed, lambda layer=layer: create_model(VIT, attn_layer=layer, **{**SMALL, **arguments}))
+    model = replace_attention(vit(**arguments), name, max_tokens=own, grid_size=[4, 4])
+    assert model(images(model)).shape == (2, 3)
+
+
+def test_what_a_layer_needs_is_found_or_asked_for():
     model = create_model(VIT, attn_layer="cosformer,daft_full,softmax", **dict(SMALL, depth=3))
     assert [block.attn.max_tokens for block in model.blocks[:2]] == [5, 5]
     wide = dict(SMALL, **PATCHES_ONLY, img_size=(32, 64))
     for further in ({}, dict(features_only=True, out_indices=1)):
         model = create_model(VIT, attn_layer=attention_layer("daft_conv", window=3), **wide, **further)
         assert {x.grid_size for x in model.modules() if hasattr(x, "mechanism")} == {(2, 4)}
+    layers = nn.Sequential(Attention(16, num_heads=2))
+    one_line("allowed .*, or max_tokens$", lambda: replace_attention(layers, "cosformer"))
+    assert replace_attention(layers, "cosformer", max_tokens=5)(torch.ones(1, 5, 16)).shape == (1, 5, 16)
+    for name in ON_GRID:
+        for other in ({}, dict(PATCHES_ONLY, dynamic_img_size=True), dict(PATCHES_ONLY, reg_tokens=4)):
+            for call in (
+                lambda name=name, other=other: create_model(VIT, attn_layer=name, **SMALL, **other),
+                lambda name=name, other=other: replace_attention(vit(**other), name),
+            ):
+                one_line("tokens are not those of one grid", call)
