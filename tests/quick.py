@@ -19,7 +19,7 @@ SELECTIONS = {
         # A stored checkpoint of each family, then short trainings: gradients, an optimizer, a decreasing loss.
         "tests/fairseq_plugin/models/test_golden.py": r"test_a_golden_file_keeps_its_logits",
         "tests/fairseq_plugin/models/test_contract.py": r"test_it_learns_.*\[(combiner|daft_conv|flash|flowformer)_",
-        "tests/timm_plugin/models/test_golden.py": r"test_loads_and_gives_the_logits",
+        "tests/timm_plugin/models/test_loading.py": r"test_a_stored_checkpoint_gives_its_logits",
         "tests/timm_plugin/models/test_conformance.py": r"test_backward_reaches_every_parameter",
         "tests/timm_plugin/models/test_training.py": r"test_digits_with_amp",
     },
@@ -29,7 +29,7 @@ SELECTIONS = {
         "tests/common/contract/test_growth.py": "",
         "tests/fairseq_plugin/models/test_golden.py": r"test_a_golden_file_keeps_its_logits",
         "tests/fairseq_plugin/models/test_contract.py": r"test_it_learns_.*\[flowformer_",
-        "tests/timm_plugin/models/test_golden.py": r"test_loads_and_gives_the_logits",
+        "tests/timm_plugin/models/test_loading.py": r"test_a_stored_checkpoint_gives_its_logits",
         "tests/timm_plugin/models/test_training.py": r"test_digits_with_amp",
     },
 }

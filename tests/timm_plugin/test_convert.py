@@ -4,16 +4,12 @@ What it computes is tested with all other ways in ``models/test_loading.py``.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
-from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers import (
     STOCK,
     Hostile,
@@ -37,33 +33,21 @@ def stock_file(tmp_path) -> Path:
     return tmp_path / "stock.pth"
 
 
-def test_the_command(stock_file, tmp_path):
-    command = [sys.executable, "-m", "timm_plugin.convert", "daft_conv_s_h16", stock_file, tmp_path / "start"]
-    command += ["--model-kwargs", *SMALL, "num_classes=5"]
-    done = subprocess.run(list(map(str, command)), cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[-1] == f"{tmp_path / 'start'}: daft_conv_s_h16"
-    assert any("left out: cls_token, pos_embed, head.weight, head.bias; " in line for line in lines)
-    model = timm.create_model(f"local-dir:{tmp_path / 'start'}", pretrained=True)
-    assert (model.num_classes, model.embed_dim, len(model.blocks)) == (5, 48, 2)
-    assert torch.equal(model.blocks[1].mlp.fc1.weight, stock_state()["blocks.1.mlp.fc1.weight"])
-    assert model(images(model)).shape == (2, 5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "stock.pth"]
-
-
 @pytest.mark.parametrize("target", ["start.safetensors", "start.pth", "new/start.pth", "start", "new/start"])
-def test_targets(target, stock_file, tmp_path):
-    main(["daft_full_s", str(stock_file), str(tmp_path / target), "--model-kwargs", *SMALL, "bias_dim=8"])
-    small = dict(STOCK, bias_dim=8)
+def test_targets(target, stock_file, tmp_path, capsys):
+    """The last line says what was written; a folder knows its arguments, and what it left out was said."""
+    main(["daft_conv_s", str(stock_file), str(tmp_path / target), "--model-kwargs", *SMALL, "num_heads=48"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path / target}: daft_conv_s"
     if Path(target).suffix:
-        model = timm.create_model("daft_full_s", checkpoint_path=str(tmp_path / target), **small)
+        small = dict(STOCK, num_heads=48)
+        model = timm.create_model("daft_conv_s", checkpoint_path=str(tmp_path / target), **small)
     else:
         model = timm.create_model(f"local-dir:{tmp_path / target}", pretrained=True)
-        assert json.loads((tmp_path / target / "config.json").read_text())["architecture"] == "daft_full_s"
     stock = stock_state()
-    for name in ("pos_embed", "cls_token", "head.weight", "blocks.1.attn.qkv.weight"):
+    for name in ("patch_embed.proj.weight", "head.weight", "blocks.1.mlp.fc1.weight"):
         assert torch.equal(model.state_dict()[name], stock[name])
+    assert model(images(model)).shape == (2, 1000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({target.split("/")[0], "stock.pth"})
 
 
 def test_ours_at_another_size_keeps_classes_and_channels_and_shares_no_memory(tmp_path):
@@ -132,14 +116,3 @@ def test_what_does_not_fit(arguments, said, stock_file, tmp_path, monkeypatch):
     content = stock_file.read_bytes()
     (tmp_path / "half.pth").write_bytes(content[: len(content) // 2])
     fails(arguments, tmp_path, said)
-
-
-@pytest.mark.parametrize("target", ["start.safetensors", "start.pth", "start"])
-def test_a_write_that_fails_leaves_no_target(target, stock_file, tmp_path, monkeypatch):
-    def full(_, path, **__):
-        Path(path).write_bytes(b"some")
-        raise OSError("no space left on device")
-
-    for name in ("save_file", "save_for_hf", "tensor_files.save"):
-        monkeypatch.setattr(f"timm_plugin.convert.{name}", full)
-    fails(["daft_full_s", stock_file, tmp_path / target, "--model-kwargs", *SMALL], tmp_path, "no space left")

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ import torch
 import yaml
 
 from tests.processes import CHECKOUT
-from tests.readmes import blocks, readmes
 from timm_plugin.__main__ import USAGE, main
 
 SCRIPT = """
@@ -23,7 +23,6 @@ import json, multiprocessing, os, sys
 import sibling
 
 def work(number):
-    import timm_plugin
     return sys.path
 
 if __name__ == "__main__":
@@ -39,7 +38,7 @@ if __name__ == "__main__":
 
 
 def test_script_runs_as_python_would_run_it(tmp_path):
-    """In a checkout that is not installed, with workers that are new interpreters."""
+    """In a checkout that is not installed; workers, which are new interpreters, find it as well."""
     for package in ("common", "timm_plugin"):
         shutil.copytree(CHECKOUT / package, tmp_path / "checkout" / package, ignore=shutil.ignore_patterns("*.md"))
     folder = tmp_path / "scripts"
@@ -69,28 +68,19 @@ def test_script_runs_as_python_would_run_it(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        ([], 2, USAGE),
-        (["--help"], 0, USAGE),
-        (["-h"], 0, USAGE),
-        (["nowhere/validate.py", "--model", "x"], 2, "timm_plugin: no such file: 'nowhere/validate.py'"),
-        (["."], 2, "timm_plugin: no such file: '.'"),
-    ],
-)
-def test_usage_and_no_such_script(arguments, status, said, capsys):
-    with pytest.raises(SystemExit) as exited:
-        main(arguments)
-    assert exited.value.code == status
-    captured = capsys.readouterr()
-    assert said in (captured.err if status else captured.out)
+def test_usage_and_no_such_script(capsys):
+    missing = "timm_plugin: no such file: 'nowhere/validate.py'"
+    for arguments, status, said in (([], 2, USAGE), (["-h"], 0, USAGE), (["nowhere/validate.py", "--x"], 2, missing)):
+        with pytest.raises(SystemExit) as exited:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert exited.value.code == status and said in (captured.err if status else captured.out)
 
 
 #: Like timm's scripts: their own parser, with abbreviations and a YAML file of defaults, then one model.
 CREATES = """
 import argparse, pathlib, sys
-import yaml
+import torch, timm, yaml
 from timm.models import create_model
 from timm.utils import ParseKwargs
 
@@ -105,7 +95,6 @@ if config.config:
     with open(config.config) as file:
         parser.set_defaults(**yaml.safe_load(file))
 args = parser.parse_args(arguments)
-pathlib.Path(sys.argv[0] + ".began").touch()
 model = create_model(args.model, False, num_classes=3, global_pool=args.gp, **args.model_kwargs)
 layers = [type(module).__name__ for module in model.modules()]
 pathlib.Path(sys.argv[0] + ".layers").write_text(" ".join(layers))
@@ -113,30 +102,33 @@ pathlib.Path(sys.argv[0] + ".layers").write_text(" ".join(layers))
 
 
 @pytest.fixture
-def creating(tmp_path, monkeypatch):
-    """A script that creates a model; the launcher's changes are undone."""
+def launch(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Runs a script of the given code; a text of several lines among its arguments becomes a file of settings.
+
+    There is no CUDA, and the launcher's changes are undone. Returns the file to which the script writes.
+    """
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(timm, "create_model", timm.create_model)
-    monkeypatch.setattr(timm.models, "create_model", timm.models.create_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for module in (timm, timm.models):
+        monkeypatch.setattr(module, "create_model", module.create_model)
     for task in [value for value in vars(timm.task).values() if isinstance(value, type)]:
         if "prepare_distributed" in vars(task):
             monkeypatch.setattr(task, "prepare_distributed", task.prepare_distributed)
-    script = tmp_path / "creating.py"
-    script.write_text(CREATES)
-    return script
+
+    def run(code: str, *arguments: str, name: str = "validate.py") -> Path:
+        (tmp_path / name).write_text(code)
+        (tmp_path / "settings.yaml").write_text("\n".join(x for x in arguments if "\n" in x))
+        main([str(tmp_path / name), *(str(tmp_path / "settings.yaml") if "\n" in x else x for x in arguments)])
+        return tmp_path / f"{name}.layers"
+
+    return run
 
 
-def _config(script: Path, text: str) -> str:
-    path = script.with_suffix(".yaml")
-    path.write_text(text)
-    return str(path)
-
-
-def _refusal(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
+def refusal(run: Callable[[], object], capsys: pytest.CaptureFixture) -> str:
     """The one-line error that ends a refused script, without the plugin's name."""
     with pytest.raises(SystemExit) as exited:
-        main(arguments)
+        run()
     assert exited.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("timm_plugin: ")
@@ -147,8 +139,6 @@ IGNORES = "vit_pwee_patch16_reg1_gap_256"
 SMALL = ["depth=1", "embed_dim=32", "num_heads=2", "img_size=32"]
 VIT = ["-m", "vit_tiny_patch16_224", "--model-kwargs"]
 HIER = ["-m", "flowformer_hier_test"]
-
-
 #: Arguments of the script, what follows its model, and the one line.
 REFUSED = [
     (["--model", IGNORES, "--model-kw", "attn_layer=flow", "depth=1"], "", f"attn_layer is 'flow', and {IGNORES}"),
@@ -165,84 +155,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "after", "said"), REFUSED)
-def test_a_mistake_of_the_user_is_one_line(creating, arguments, after, said, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    arguments = [_config(creating, x) if "\n" in x else x for x in arguments]
-    creating.write_text(f"{CREATES}import torch, timm\n{after}\n")
-    line = _refusal([str(creating), *arguments], capsys)
+def test_a_mistake_of_the_user_is_one_line(launch, arguments, after, said, capsys):
+    line = refusal(lambda: launch(f"{CREATES}{after}\n", *arguments), capsys)
     assert re.search(said, line), line
-    assert Path(f"{creating}.layers").exists() == bool(after)
-
-
-#: A script that declares its device as timm's do, and writes a file when it begins.
-COMPUTES = """
-import argparse, pathlib, sys
-parser = argparse.ArgumentParser()
-parser.add_argument("-c", "--config")
-parser.add_argument('--device', default='cuda', type=str)
-if sys.argv[0].endswith("train.py"):
-    parser.add_argument("--device-modules", nargs="+")
-parser.add_argument("--data-dir")
-pathlib.Path(sys.argv[0] + ".began").write_text(str(parser.parse_args().device))
-"""
-
-
-@pytest.fixture
-def computing(creating, monkeypatch):
-    """Runs ``COMPUTES`` with the given words, where there is no CUDA; returns the device that it would compute with."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    def run(words: str, name: str = "validate.py") -> str:
-        script = creating.parent / name
-        script.write_text(COMPUTES)
-        main([str(script), *words.split()])
-        return Path(f"{script}.began").read_text()
-
-    return run
-
-
-@pytest.mark.parametrize("words", ["", "--data-dir x", "--device cuda", "--device=cuda:1", "--dev cuda"])
-def test_a_missing_gpu_is_one_line_before_the_script_begins(computing, words, tmp_path, capsys, monkeypatch):
-    with pytest.raises(SystemExit) as exited:
-        computing(words)
-    assert exited.value.code == 2 and not list(tmp_path.glob("*.began"))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "CUDA" in line and "--device cpu" in line
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert computing(words).startswith("cuda")
-
-
-@pytest.mark.parametrize(
-    ("words", "device"),
-    [
-        ("--device cpu", "cpu"),
-        ("--device=cpu", "cpu"),
-        ("--dev cpu", "cpu"),
-        ("-c settings.yaml --device mps", "mps"),
-        ("-c settings.yaml", "cuda"),  # the file may name another
-        ("--help", None),
-    ],
-)
-def test_another_device_a_file_of_settings_and_help_are_left_to_the_script(computing, words, device, capsys):
-    if device is not None:
-        assert computing(words) == device
-        return
-    with pytest.raises(SystemExit) as exited:
-        computing(words)
-    assert exited.value.code == 0 and "--device" in capsys.readouterr().out
-
-
-def test_device_modules_are_no_device(computing):
-    with pytest.raises(SystemExit):
-        computing("--device-modules cpu", "train.py")
-    assert computing("--device-modules timm_plugin --device cpu", "train.py") == "cpu"
-
-
-def test_errors_of_a_script_stay_what_they_are(creating):
-    for error in (ValueError, RuntimeError, AssertionError):
-        creating.write_text(f"raise {error.__name__}('of the script')\n")
-        with pytest.raises(error):
-            main([str(creating)])
 
 
 @pytest.mark.parametrize(
@@ -257,42 +172,71 @@ def test_errors_of_a_script_stay_what_they_are(creating):
         # Without a grid, it would refuse images.
         (["--gp", "avg", *VIT, "attn_layer=daft_conv", "class_token=False", *SMALL], "DaftConvSelfAttention"),
         (HIER, "FlowSelfAttention"),
-        (["-m", "test_vit"], "Attention"),
         (["-m", "nf_regnet_b0", "--model-kwargs", "attn_layer=eca"], "EcaModule"),  # timm's name in such networks
     ],
 )
-def test_a_model_that_can_be_made_is_made(creating, arguments, kind):
-    if "img_size=32" in arguments:
-        creating.write_text(f"{CREATES}import torch\nmodel(torch.randn(2, 3, 32, 32))\n")
-    main([str(creating), *arguments])
-    assert kind in Path(f"{creating}.layers").read_text().split()
+def test_a_model_that_can_be_made_is_made(launch, arguments, kind):
+    forward = "model(torch.randn(2, 3, 32, 32))\n" if "img_size=32" in arguments else ""
+    assert kind in launch(CREATES + forward, *arguments).read_text().split()
 
 
 @pytest.mark.parametrize(
-    "arguments, error",
+    "code, arguments, error",
     [
-        (["-c", "model: [\n"], yaml.YAMLError),
-        (["-c", "missing.yaml"], FileNotFoundError),
-        (["-c", "model_kwargs: [attn_layer]\n"], TypeError),
-        (["-m", "no_such_model", "--model-kwargs", "attn_layer=flow"], RuntimeError),
-        ([*VIT, "attn_layer=flow", "depht=1"], TypeError),
-        ([*VIT, "attn_layer=flow", "attn_dorp=1"], TypeError),
+        *((f"raise {error.__name__}('of the script')", [], error) for error in (ValueError, RuntimeError)),
+        (CREATES, ["-c", "model: [\n"], yaml.YAMLError),
+        (CREATES, ["-c", "missing.yaml"], FileNotFoundError),
+        (CREATES, ["-c", "model_kwargs: [attn_layer]\n"], TypeError),
+        (CREATES, ["-m", "no_such_model", "--model-kwargs", "attn_layer=flow"], RuntimeError),
+        (CREATES, [*VIT, "attn_layer=flow", "attn_dorp=1"], TypeError),
     ],
 )
-def test_what_a_script_or_timm_refuses_is_left_to_them(creating, arguments, error):
-    """Nothing is read or refused before the script runs, and its errors are passed on unchanged."""
-    arguments = [_config(creating, x) if "\n" in x else x for x in arguments]
-    with pytest.raises(error) as raised:
-        main([str(creating), *arguments])
-    assert not isinstance(raised.value, ValueError)
+def test_what_a_script_or_timm_refuses_is_left_to_them(launch, code, arguments, error):
+    with pytest.raises(error):
+        launch(code, *arguments)
 
 
-#: timm's scripts that use a GPU by default.
-SCRIPTS = re.compile(r"\b(train|validate|inference|benchmark|bulk_runner)\.py\b.* --")
+# ---- a missing GPU
+
+#: A script that declares its device as timm's do, and writes it into a file.
+COMPUTES = """
+import argparse, pathlib, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", "--config")
+parser.add_argument('--device', default='cuda', type=str)
+if sys.argv[0].endswith("train.py"):
+    parser.add_argument("--device-modules", nargs="+")
+parser.add_argument("--data-dir")
+pathlib.Path(sys.argv[0] + ".layers").write_text(str(parser.parse_args().device))
+"""
 
 
-@pytest.mark.parametrize("path", readmes(), ids=lambda path: path.relative_to(CHECKOUT).as_posix())
-def test_readmes_say_what_timms_scripts_need_without_a_gpu(path):
-    for block in blocks(path):
-        if block.language == "shell" and SCRIPTS.search(block.code):
-            assert "--device cpu" in block.code or "needs a GPU" in block.code, block.place
+@pytest.mark.parametrize(
+    "words", ["", "--data-dir x", "--device cuda", "--device=cuda:1", "--dev cuda", "--device-modules cpu"]
+)
+def test_a_missing_gpu_is_one_line_before_the_script_begins(launch, words, tmp_path, capsys, monkeypatch):
+    name = "train.py" if "modules" in words else "validate.py"
+    line = refusal(lambda: launch(COMPUTES, *words.split(), name=name), capsys)
+    assert "CUDA" in line and "--device cpu" in line and not list(tmp_path.glob("*.layers"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert launch(COMPUTES, *words.split(), name=name).read_text().startswith("cuda")
+
+
+@pytest.mark.parametrize(
+    ("words", "device"),
+    [
+        ("--device cpu", "cpu"),
+        ("--device=cpu", "cpu"),
+        ("--dev cpu", "cpu"),
+        ("-c settings.yaml --device mps", "mps"),
+        ("-c settings.yaml", "cuda"),  # the file may name another
+    ],
+)
+def test_another_device_and_a_file_of_settings_are_left_to_the_script(launch, words, device):
+    assert launch(COMPUTES, *words.split()).read_text() == device
+
+
+def test_help_is_left_to_the_script(launch, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        launch(COMPUTES, "--help")
+    assert "--device" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention
+from timm.models import create_feature_extractor
 from torch import nn
 
 from tests.timm_plugin.helpers import CASES, SMALL, VIT, build, images, one_line, vit
@@ -244,6 +245,11 @@ def test_positions_without_a_number_of_tokens(attn_layer):
 Flow = attention_layer("flow")
 
 
+def traced() -> nn.Module:
+    model = vit().eval()
+    return torch.jit.trace(model, (images(model),))
+
+
 @pytest.mark.parametrize(
     ("said", "call"),
     [
@@ -254,6 +260,11 @@ Flow = attention_layer("flow")
             "qk_norm.*'reformer'.*False",
             lambda: attention_layer("reformer")(24, 3, qk_norm=True, norm_layer=nn.LayerNorm),
         ),
+        (
+            "9 tokens; allowed .*grid of 2 x 8",
+            lambda: attention_layer("soft", grid_size=(2, 8))(24, 3)(torch.ones(1, 9, 24)),
+        ),
+        ("9 tokens on an unknown grid", lambda: attention_layer("daft_conv")(24, 3)(torch.ones(1, 9, 24))),
         ("number of tokens.*allowed", lambda: attention_layer("daft_full")(24, 3)),
         ("Flowformer has no argument 'depht'; .*nearest: 'depths'", lambda: Flowformer(depht=3)),
         ("model is 3", lambda: tell_grid(3)),
@@ -263,6 +274,11 @@ Flow = attention_layer("flow")
         ("no module is one", lambda: replace_attention(nn.Linear(2, 2), "flow")),
         ("Sequential that does not know its", lambda: store_attention(nn.Sequential(vit()))),
         ("without attention of", lambda: store_attention(vit())),
+        ("model is a TopLevelTracedModule, .*allowed", lambda: replace_attention(traced(), "flow")),
+        (
+            "a graph that torch.fx .*allowed",
+            lambda: replace_attention(create_feature_extractor(vit(), ["norm"]), "flow"),
+        ),
     ],
 )
 def test_a_call(said, call):

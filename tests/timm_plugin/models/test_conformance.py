@@ -65,10 +65,9 @@ def test_default_cfg_is_true(name):
 
     features = model.forward_features(x)
     before_logits = model.forward_head(features, pre_logits=True)
-    if cfg["pool_size"] is not None:
+    if cfg["pool_size"]:
         assert features.shape == (1, model.num_features, *cfg["pool_size"])
-    else:
-        assert features.shape[-1] == model.num_features
+    assert features.shape[1 if cfg["pool_size"] else -1] == model.num_features
     assert before_logits.shape == (1, model.head_hidden_size)
     assert model(x).shape == (1, model.num_classes) == (1, cfg["num_classes"])
     model.reset_classifier(0)
@@ -154,22 +153,23 @@ def test_prune_intermediate_layers(case):
 # ---- programs
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in UNITS])
+@pytest.mark.parametrize("case", ["deit_distilled", "daft_gumbel", "daft_conv_vit"])
 def test_torchscript(case):
-    """With timm's ``scriptable=True``, as its scripts' ``--torchscript``."""
+    """With timm's ``scriptable=True``, as its scripts' ``--torchscript``. A table of operations has other kinds."""
     model = build(case, scriptable=True)
-    if case in ("hier_soft", "hier_cosformer"):
+    assert_close("scripted", torch.jit.script(model)(images(model)), model(images(model)))
+
+
+def test_torchscript_of_stages():
+    """It accepts and refuses sizes as the model, and attention that it cannot run is named."""
+    fixed, dynamic = build("hier", scriptable=True), build("hier", dynamic_img_size=True, scriptable=True)
+    x = images(fixed, size=(36, 100))
+    with pytest.raises(torch.jit.Error, match="x has image size 36 x 100"):
+        torch.jit.script(fixed)(x)
+    assert_close("another size", torch.jit.script(dynamic)(x), dynamic(x))
+    for case in ("hier_soft", "hier_cosformer"):
         with pytest.raises(ValueError, match="allowed for torch.jit.script: .*flow, daft_full and daft_conv"):
-            torch.jit.script(model)
-        return
-    scripted = torch.jit.script(model)
-    assert_close("scripted", scripted(images(model)), model(images(model)))
-    if case == "hier":
-        x = images(model, size=(36, 100))
-        with pytest.raises(torch.jit.Error, match="x has image size 36 x 100"):
-            scripted(x)
-        dynamic = build(case, dynamic_img_size=True, scriptable=True)
-        assert_close("another size", torch.jit.script(dynamic)(x), dynamic(x))
+            torch.jit.script(build(case, scriptable=True))
 
 
 @every_case

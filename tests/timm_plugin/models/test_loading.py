@@ -3,26 +3,27 @@
 A warning lists what is left out or new, and another one says that weights belong to other options.
 """
 
-import copy
 import json
-import pickle
 import warnings
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
-from timm.models import clean_state_dict, load_checkpoint, resume_checkpoint, save_for_hf
+from timm.models import load_checkpoint, model_entrypoint, resume_checkpoint, save_for_hf
 from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import nn
 
+from common.modules.stored_options import is_extra_state
 from recipes.bench.peers.released_image_model import released_forward, released_shapes
 from recipes.images import loaders, validate, write_digits
 from tests.compare import assert_close, weights
+from tests.golden import make_timm as golden
 from tests.timm_plugin.helpers import (
     CASES,
     PATCHES_ONLY,
@@ -33,6 +34,7 @@ from tests.timm_plugin.helpers import (
     build,
     draw_filters,
     images,
+    one_line,
     randomise,
     stock_state,
     vit,
@@ -41,7 +43,6 @@ from tests.timm_plugin.helpers import (
 from timm_plugin import create_model, replace_attention
 from timm_plugin.convert import convert, save
 from timm_plugin.convert import main as convert_main
-from timm_plugin.models.flowformer import Flowformer
 
 #: Our model -> arguments that give it the shape of the small stock models.
 MODELS = {
@@ -77,6 +78,11 @@ def create(name: str, state: dict, folder: Path, way: str = "pretrained", **kwar
         overlay = dict(file=str(path), num_classes=1000 if way == "pretrained" else -1)
         model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **small)
     return model, own
+
+
+def adapted_stem(stem: torch.Tensor, channels: int) -> torch.Tensor:
+    """Patches for 1 or 4 channels as timm makes them of those for 3."""
+    return stem.sum(1, keepdim=True) if channels == 1 else torch.cat([stem, stem[:, :1]], 1) * (3 / 4)
 
 
 # ---- stock vision transformers as a start
@@ -120,21 +126,14 @@ def test_every_tensor(name, way, stock_name, tmp_path, caplog):
 def test_loading_is_strict_where_adaptation_is_not_asked_for(name, tmp_path):
     small = dict(STOCK, **MODELS[name])
     model, path = timm.create_model(name, **small), str(tmp_path / "stock.pth")
-    ways = (
-        lambda: model.load_state_dict(torch.load(path), strict=True),
-        lambda: load_checkpoint(model, path),
-        lambda: timm.create_model(name, checkpoint_path=path, **small),
-    )
     for stock in (stock_state(num_classes=10), *([] if name in FLOW else [stock_state()])):
         torch.save(stock, path)
-        for way in ways:
+        for way in (
+            lambda: model.load_state_dict(torch.load(path), strict=True),
+            lambda: timm.create_model(name, checkpoint_path=path, **small),
+        ):
             with pytest.raises(RuntimeError, match=r"(head.weight|attn.attention)(.|\n)*pretrained=True(.|\n)*convert"):
                 way()
-    stock = stock_state()
-    own = {x: y for x, y in stock.items() if model.state_dict().get(x, y[..., :0]).shape == y.shape}
-    result = model.load_state_dict(own, strict=False)
-    assert set(result.missing_keys) == set(weights(model.state_dict())) - set(own)
-    assert set(result.unexpected_keys) == set(own) - set(model.state_dict())
 
 
 @pytest.mark.parametrize("channels", [1, 4])
@@ -144,11 +143,7 @@ def test_other_channels_classes_size_and_patch(name, channels, tmp_path, caplog)
     changed = dict(in_chans=channels, num_classes=5, img_size=(64, 96), patch_size=8)
     model, own = create(name, stock, tmp_path, "pretrained-path", **changed)
     started = model.state_dict()
-    patches = resample_patch_embed(stock["patch_embed.proj.weight"], [8, 8])
-    if channels == 1:
-        patches = patches.sum(1, keepdim=True)
-    else:
-        patches = torch.cat([patches, patches[:, :1]], 1) * (3 / 4)
+    patches = adapted_stem(resample_patch_embed(stock["patch_embed.proj.weight"], [8, 8]), channels)
     assert_close("stem", started["patch_embed.proj.weight"], patches)
     assert_close("body", started["blocks.1.mlp.fc1.weight"], stock["blocks.1.mlp.fc1.weight"])
     assert torch.equal(started["head.weight"], own["head.weight"])
@@ -172,7 +167,6 @@ POOLED = dict(global_pool="avg")
         ("daft_conv_s", POOLED, {}, "norm", "fc_norm"),
         ("daft_conv_s", {}, dict(fc_norm=True), "fc_norm", "norm"),
         ("flowformer_deit_s", POOLED, POOLED, "fc_norm", "fc_norm"),
-        ("daft_full_s", {}, PATCHES_ONLY, "fc_norm", "norm"),
         ("daft_full_s", dict(no_embed_class=True), PATCHES_ONLY, "fc_norm", "norm"),
     ],
 )
@@ -208,45 +202,15 @@ def test_models_have_the_size_of_the_stock_model_that_starts_them(name, stock_na
         assert model.blocks[0].attn.num_heads == stock.blocks[0].attn.num_heads
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (dict(embed_dim=36), r"norm1.weight|pos_embed|cls_token"),
-        (dict(depth=3), r"12 not of this model \(blocks.2.norm1.weight"),
-        (dict(depth=1), r"missing \(blocks.1.norm1.weight"),
-        (dict(init_values=0.1), r"4 not of this model \(blocks.0.ls1.gamma"),
-    ],
-)
-@pytest.mark.parametrize("name", THREE)
-def test_a_stock_model_of_another_shape_is_refused(name, other, message, tmp_path):
-    with pytest.raises(ValueError, match=f"(?s){message}.*Nothing was loaded"):
-        create(name, stock_state(**other), tmp_path)
-
-
 def test_softmax_in_a_distilled_model_computes_what_the_stock_one_computes():
     small = dict(STOCK, num_heads=3)
     stock = randomise(timm.create_model("deit_small_distilled_patch16_224", **small))
     arguments = dict(small, pretrained=True, pretrained_cfg_overlay=dict(state_dict=stock.state_dict()))
     model = timm.create_model("flowformer_deit_s_distilled", attn_layer="softmax", **arguments).eval()
-    x = images(model)
-    assert_close("logits", model(x), stock(x))
+    assert_close("logits", model(images(model)), stock(images(model)))
     other = timm.create_model("flowformer_deit_s_distilled", num_classes=7, **arguments)
     assert other.head.weight.shape == other.head_dist.weight.shape == (7, 48)
     assert torch.equal(other.dist_token, stock.dist_token)
-
-
-def test_ours_is_not_taken_for_stock(tmp_path):
-    source = timm.create_model("daft_conv_s", **STOCK, **MODELS["daft_conv_s"])
-    draw_filters(source)
-    for size in (64, 96):
-        model, _ = create("daft_conv_s", source.state_dict(), tmp_path, img_size=size)
-        assert_same(model.state_dict(), source.state_dict())
-    with pytest.raises(ValueError, match="does not fit DaftFullVisionTransformer"):
-        create("daft_full_s", source.state_dict(), tmp_path)
-    (tmp_path / "vit.npz").touch()
-    for name in ("daft_conv_test", "flash_vit_s"):
-        with pytest.raises(ValueError, match="vit.npz' is of JAX; allowed for"):
-            timm.create_model(name, checkpoint_path=str(tmp_path / "vit.npz"))
 
 
 # ---- the weights that Flowformer's authors released
@@ -265,41 +229,37 @@ def released():
 
 
 @pytest.fixture
-def released_file(released, tmp_path) -> str:
+def released_file(released, tmp_path) -> Path:
     torch.save({"model": released, "epoch": 299}, tmp_path / "released.pth")
-    return str(tmp_path / "released.pth")
+    return tmp_path / "released.pth"
 
 
-def start_released(path: str, classes: int, **kwargs: Any) -> nn.Module:
-    overlay = dict(file=path, num_classes=classes)
+def start_released(path: Path, classes: int, **kwargs: Any) -> nn.Module:
+    overlay = dict(file=str(path), num_classes=classes)
     arguments = {**RELEASED, "num_classes": 7, **kwargs}
     return timm.create_model("flowformer_hier_s_12h", True, pretrained_cfg_overlay=overlay, **arguments).eval()
 
 
 def test_released_outputs(released, released_file, caplog):
+    """Not with another form of the attention, and not where adaptation is not asked for."""
     model = start_released(released_file, 7)
     x = images(model)
     assert_close("logits", model(x), released_forward(x, released, DEPTHS), 1e-5)
     assert warnings_of(caplog) == []  # no tensor is left out or new
-    converted = convert("flowformer_hier_s_12h", Path(released_file), RELEASED).eval()
+    converted = convert("flowformer_hier_s_12h", released_file, RELEASED).eval()
     assert torch.equal(converted(x), model(x))  # the classifier is the file's
     other = start_released(released_file, 7, form="paper")(x)
     assert (other - model(x)).norm() > 1e-2 * other.norm()  # the comparison can distinguish the forms
-    x = x.double()
-    expected = released_forward(x, {name: tensor.double() for name, tensor in released.items()}, DEPTHS)
-    assert_close("logits in float64", model.double()(x), expected)
+    with pytest.raises(RuntimeError, match=r"pos_embed(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
+        model.load_state_dict(released)
 
 
-def test_released_state_dict_fits_the_full_model_and_is_not_adapted_unasked(released, released_file):
+def test_released_state_dict_fits_the_full_model():
     shapes = released_shapes(classes=1000, side=224, embed_dims=(96, 192, 384, 768), depths=(3, 3, 10, 3))
     overlay = dict(state_dict={name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is copied to the meta device
         timm.create_model("flowformer_hier_s_12h", True, pretrained_cfg_overlay=overlay, device="meta")
-    with pytest.raises(RuntimeError, match=r"pos_embed(.|\n)*pretrained=True(.|\n)*timm_plugin.convert"):
-        Flowformer(**RELEASED, num_classes=7, num_heads=12).load_state_dict(released)
-    with pytest.raises(RuntimeError, match="timm_plugin.convert"):
-        timm.create_model("flowformer_hier_s_12h", checkpoint_path=released_file, num_classes=7, **RELEASED)
 
 
 @pytest.mark.parametrize(("channels", "classes"), [(1, 7), (4, -1)])  # -1 is what train.py's --pretrained-path passes
@@ -309,8 +269,7 @@ def test_released_with_other_channels_classes_and_size(classes, channels, releas
     own = timm.create_model("flowformer_hier_s_12h", **{**RELEASED, **changed}).state_dict()
     torch.manual_seed(7)
     state = start_released(released_file, classes, **changed).state_dict()
-    stem = released["patch_embed.0.proj.weight"]
-    stem = stem.sum(1, keepdim=True) if channels == 1 else torch.cat([stem, stem[:, :1]], 1) * (3 / 4)
+    stem = adapted_stem(released["patch_embed.0.proj.weight"], channels)
     assert_close("stem", state["patch_embed.proj.weight"], stem)
     positions = resample_abs_pos_embed(released["pos_embed"], [16, 24], [16, 16], num_prefix_tokens=0)
     assert_close("positions", state["pos_embed.weight"], positions)
@@ -356,9 +315,6 @@ def test_another_patch_and_features():
     assert_close("biases", model.blocks[0].attn.attention.pe0, small.blocks[0].attn.attention.pe0)
 
 
-CLASSES = ("hier", "deit", "daft_full", "daft_conv", "flash")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_of_a_model(case, tmp_path, caplog):
     """For other classes and channels, and whatever another version stored in it."""
@@ -377,7 +333,7 @@ def test_a_folder_of_a_model(case, tmp_path, caplog):
     assert len(said) == ours
     model = timm.create_model(f"local-dir:{path.parent}", pretrained=True, num_classes=3, in_chans=1)
     assert model(x[:, :1]).shape == (2, 3)
-    assert_close("stem", model.patch_embed.proj.weight, source.patch_embed.proj.weight.sum(1, keepdim=True))
+    assert_close("stem", model.patch_embed.proj.weight, adapted_stem(source.patch_embed.proj.weight, 1))
     body = next(name for name in source.state_dict() if "blocks.0" in name and "norm" in name)
     assert torch.equal(model.state_dict()[body], source.state_dict()[body])
     if ours:
@@ -385,25 +341,37 @@ def test_a_folder_of_a_model(case, tmp_path, caplog):
             timm.create_model(f"local-dir:{path.parent}", option_of_tomorrow=4)
 
 
+# ---- what does not fit
+
+CLASSES = ("hier", "deit", "daft_full", "daft_conv", "flash")
+
+
 @pytest.mark.parametrize("case", CLASSES)
 def test_what_does_not_fit_is_refused(case):
-    """A tensor missing, unknown, of another shape or no tensor; then what is loaded without ``strict``, or assigned."""
-    model, state = build(case), randomise(build(case)).state_dict()
+    """A tensor missing, unknown, of another shape or no tensor; then what is loaded without ``strict``, or assigned.
+
+    With other classes timm loads without ``strict``, so another architecture could load nothing without a message.
+    """
+    (name, small), model, state = CASES[case], build(case), randomise(build(case)).state_dict()
     first, last = list(state)[1], list(state)[-1]
-    missing = {name: t for name, t in state.items() if name != last}
+    missing = {key: t for key, t in state.items() if key != last}
     faulty = {
         "missing": missing,
         "not of this model": {**state, "other.weight": state[last]},
         "of other shapes": {**state, last: torch.cat([state[last], state[last]])},
         "a str": {**state, first: "no tensor"},
     }
-    name, small = CASES[case]
     for fault, wrong in faulty.items():
         with pytest.raises((RuntimeError, AttributeError)):
             model.load_state_dict(wrong)
         overlay = dict(state_dict=wrong, num_classes=model.num_classes)
         with pytest.raises(ValueError, match=fault):
             timm.create_model(name, True, pretrained_cfg_overlay=overlay, **small)
+    for stranger in (timm.create_model("resnet18"), *(build(other) for other in CLASSES if other != case)):
+        for classes in (1000, 5):
+            overlay = dict(state_dict=stranger.state_dict())
+            with pytest.raises(ValueError, match="does not fit|positions"):
+                timm.create_model(name, True, num_classes=classes, pretrained_cfg_overlay=overlay, **small)
     own = model.state_dict()[last].clone()
     result = model.load_state_dict({**missing, "other.weight": torch.zeros(1)}, strict=False)
     assert (result.missing_keys, result.unexpected_keys) == ([last], ["other.weight"])
@@ -412,16 +380,16 @@ def test_what_does_not_fit_is_refused(case):
     assert model.patch_embed.proj.weight.dtype == torch.float64
 
 
-@pytest.mark.parametrize("case", CLASSES)
-def test_another_architecture_is_refused_whatever_the_classes(case):
-    """With other classes timm loads without ``strict``, so it could load nothing at all without a message."""
-    name, small = CASES[case]
-    strangers = [timm.create_model("resnet18"), *(build(other) for other in CLASSES if other != case)]
-    for stranger in strangers:
-        for classes in (1000, 5):
-            overlay = dict(state_dict=stranger.state_dict())
-            with pytest.raises(ValueError, match="does not fit|positions"):
-                timm.create_model(name, True, num_classes=classes, pretrained_cfg_overlay=overlay, **small)
+def test_ours_is_not_taken_for_stock(tmp_path):
+    source = timm.create_model("daft_conv_s", **STOCK, **MODELS["daft_conv_s"])
+    draw_filters(source)
+    for size in (64, 96):
+        model, _ = create("daft_conv_s", source.state_dict(), tmp_path, img_size=size)
+        assert_same(model.state_dict(), source.state_dict())
+    (tmp_path / "vit.npz").touch()
+    path = str(tmp_path / "vit.npz")
+    for name in ("daft_conv_test", "flash_vit_s"):
+        one_line("vit.npz' is of JAX; allowed for", lambda name=name: timm.create_model(name, checkpoint_path=path))
 
 
 # ---- the record of options
@@ -433,15 +401,11 @@ def _three(**options: Any) -> nn.Module:
     return timm.create_model(NAME, num_classes=3, **options)
 
 
-def _saved(model: nn.Module, folder: Path) -> str:
+def _saved(model: nn.Module, folder: Path, prefix: str = "") -> str:
     """Save a model as train.py does."""
-    torch.save({"state_dict": model.state_dict(), "epoch": 1, "arch": NAME}, folder / "c.pth.tar")
+    state = {prefix + name: x for name, x in model.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 1, "arch": NAME}, folder / "c.pth.tar")
     return str(folder / "c.pth.tar")
-
-
-def _by_safetensors(model: nn.Module, folder: Path, options: dict) -> None:
-    safetensors.torch.save_file(model.state_dict(), folder / "c.safetensors")
-    _three(checkpoint_path=str(folder / "c.safetensors"), **options)
 
 
 def _by_pretrained(model: nn.Module, folder: Path, options: dict) -> None:
@@ -468,64 +432,41 @@ def _by_moving_average(model: nn.Module, folder: Path, options: dict) -> None:
     _three(**options).load_state_dict(older.module.state_dict())
 
 
-def _from_state(change: Callable[[nn.Module], dict]) -> Callable[[nn.Module, Path, dict], None]:
-    """``load_state_dict`` of the result of ``change`` on a model's state dict."""
-    return lambda model, _, options: _three(**options).load_state_dict(change(model))
-
-
-WAYS: dict[str, Callable[[nn.Module, Path, dict], None]] = {
-    "load_checkpoint": lambda model, folder, options: load_checkpoint(_three(**options), _saved(model, folder)),
+#: The ways of timm; the contract of the mechanisms has those of torch and safetensors.
+WAYS: dict[str, Callable[[nn.Module, Path, dict], Any]] = {
     "resume": lambda model, folder, options: resume_checkpoint(_three(**options), _saved(model, folder), None),
-    "checkpoint_path": lambda model, folder, options: _three(checkpoint_path=_saved(model, folder), **options),
-    "safetensors": _by_safetensors,
+    # Of a model in DistributedDataParallel and torch.compile.
+    "checkpoint_path": lambda model, folder, options: _three(
+        checkpoint_path=_saved(model, folder, "module._orig_mod."), **options
+    ),
     "pretrained": _by_pretrained,
     "local_dir": _by_local_dir,
     "convert": _by_convert,
     "moving_average": _by_moving_average,
-    # As clean_checkpoint.py does, and a model in DistributedDataParallel or torch.compile.
-    "cleaning": _from_state(
-        lambda model: clean_state_dict({f"module._orig_mod.{name}": x for name, x in model.state_dict().items()})
-    ),
-    # As avg_checkpoints.py does: sums in float64, stored in float32.
-    "averaging": _from_state(
-        lambda model: {name: (3 * x.double() / 3).float() for name, x in model.state_dict().items()}
-    ),
-    "deepcopy": _from_state(lambda model: copy.deepcopy(model).state_dict()),
-    "pickle": _from_state(lambda model: pickle.loads(pickle.dumps(model)).state_dict()),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_of_other_options_are_a_warning(way, tmp_path):
+def test_weights_of_other_options_are_a_warning(way, tmp_path, caplog):
     """Equal options are silent."""
     model = _three(form="paper")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         WAYS[way](model, tmp_path, {"form": "paper"})
-    others = {"form": "released", "clamp": 3.0, "num_heads": 8}
-    if way == "local_dir":  # its stored arguments are those of the complete model
-        others = {"form": "released"}
+    # The stored arguments of a folder are those of the complete model.
+    others = {"form": "released"} if way == "local_dir" else {"form": "released", "num_heads": 8}
     for name, value in others.items():
         (tmp_path / name).mkdir()
         with pytest.warns(UserWarning, match=f"{name}="):
             WAYS[way](model, tmp_path / name, {"form": "paper", name: value})
+    said = [line for line in warnings_of(caplog) if "'released'" in line and "'paper'" in line and "form" in line]
+    assert len(said) == (way == "local_dir")
     (tmp_path / "linear").mkdir()
     with pytest.warns(UserWarning, match="attention='flow'.*attention='linear'"):
         WAYS[way](_three(), tmp_path / "linear", {"attn_layer": "linear"})
 
 
-def test_arguments_that_change_what_a_folder_means_are_a_warning(tmp_path, caplog):
-    save_for_hf(build("hier", form="paper"), tmp_path / "model")
-    timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
-    assert warnings_of(caplog) == []
-    timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True, form="released")
-    (line,) = warnings_of(caplog)
-    assert "form" in line and "'released'" in line and "'paper'" in line
-    with pytest.warns(UserWarning, match="kernel='relu2'.*kernel='laplace'"):
-        build("flash", kernel="laplace").load_state_dict(build("flash").state_dict())
-
-
-def test_a_stock_transformer_with_another_attention():
+def test_a_stock_transformer_with_another_attention_and_another_kernel():
     """Stock weights warn once; a stock model refuses ours, as strict loading does."""
     flow, stock = create_model(VIT, attn_layer="flow", **SMALL), vit()
     with pytest.warns(UserWarning, match="do not say.*attention='flow'") as caught:
@@ -535,19 +476,17 @@ def test_a_stock_transformer_with_another_attention():
         vit().load_state_dict(flow.state_dict())
     with pytest.warns(UserWarning, match="attention='flow'.*attention='linear'"):
         replace_attention(stock, "linear").load_state_dict(flow.state_dict())
+    with pytest.warns(UserWarning, match="kernel='relu2'.*kernel='laplace'"):
+        build("flash", kernel="laplace").load_state_dict(build("flash").state_dict())
 
 
-# ---- the trained weights that are part of the package
+# ---- trained weights that are part of the package, and stored checkpoints of every model
 
-DIGITS, TAG = "flowformer_hier_digits", "uci_digits"
-
-
-def _digits(channels: int = 3, side: int = 32) -> torch.Tensor:
-    return torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+DIGITS = "flowformer_hier_digits"
 
 
 def test_packaged_weights_classify_digits_that_they_have_not_seen(tmp_path):
-    assert timm.list_pretrained("flowformer*") == [f"{DIGITS}.{TAG}"]
+    assert timm.list_pretrained("flowformer*") == [f"{DIGITS}.uci_digits"]
     with pytest.raises(RuntimeError, match="No pretrained weights"):
         timm.create_model(f"{DIGITS}.untrained", pretrained=True)
     assert Path(timm.get_pretrained_cfg(DIGITS).file).stat().st_size <= 2_000_000
@@ -560,14 +499,41 @@ def test_packaged_weights_classify_digits_that_they_have_not_seen(tmp_path):
 
 def test_packaged_weights_adapt():
     trained = timm.create_model(DIGITS, pretrained=True).eval()
-    expected = trained.forward_features(_digits())
-    for classes in (3, 0):
-        model = timm.create_model(DIGITS, pretrained=True, num_classes=classes).eval()
-        assert_close("features", model.forward_features(_digits()), expected)
-    grey = timm.create_model(DIGITS, pretrained=True, in_chans=1).eval()
-    assert_close("logits", grey(_digits(1)), trained(_digits(1).expand(-1, 3, -1, -1)), 1e-2)
+    x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    small, grey = x[..., :32, :32], timm.create_model(DIGITS, pretrained=True, in_chans=1).eval()
+    assert_close("grey", grey(small[:, :1]), trained(small[:, :1].expand(-1, 3, -1, -1)), 1e-2)
+    other = timm.create_model(DIGITS, pretrained=True, num_classes=3).eval()
+    features = trained.forward_features(small)
+    assert_close("features", other.forward_features(small), features)
     larger = timm.create_model(DIGITS, pretrained=True, img_size=64).eval()
     trained.set_input_size(64)
-    assert_close("larger", larger(_digits(side=64)), trained(_digits(side=64)))
+    assert_close("larger", larger(x), trained(x))
     with pytest.warns(UserWarning, match="attention='flow'"):
         timm.create_model(DIGITS, pretrained=True, attn_layer="linear")
+
+
+def test_no_registered_model_lacks_a_stored_checkpoint():
+    assert {name for name, _ in golden.GOLDEN.values()} | set(golden.SIZES_OF) == set(golden.registered())
+    files = {path for file in golden.GOLDEN for path in (golden.weights(file), golden.expected(file))}
+    assert set(golden.FOLDER.iterdir()) == files
+    assert max(path.stat().st_size for path in files) <= 60_000
+    for name, file in golden.SIZES_OF.items():
+        classes = {signature(model_entrypoint(x)).return_annotation for x in (name, golden.GOLDEN[file][0])}
+        assert len(classes) == 1, name
+
+
+@pytest.mark.parametrize("file", golden.GOLDEN)
+def test_a_stored_checkpoint_gives_its_logits(file):
+    """And they depend on every stored tensor: one that was left at its first value would be noticed."""
+    name, arguments, x, logits = golden.stored(file)
+    path = str(golden.weights(file))
+    overlay = dict(file=path, num_classes=arguments["num_classes"])
+    for ways in (dict(checkpoint_path=path), dict(pretrained=True, pretrained_cfg_overlay=overlay)):
+        model = timm.create_model(name, **arguments, **ways).eval()
+        assert_close("logits", model(x), logits, 1e-5)
+    assert logits.std(0).min() > 1e-3  # images matter
+    state = load_file(path)
+    for tensor_name, tensor in state.items():
+        if not is_extra_state(tensor_name):  # a record of what the others mean
+            model.load_state_dict({**state, tensor_name: tensor + torch.randn_like(tensor)})
+            assert (model(x) - logits).abs().max() > 1e-4, tensor_name

@@ -1,7 +1,5 @@
 """A short, real training on handwritten digits with timm's own loader, optimizer, scheduler and saver."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,14 +16,15 @@ from timm.utils import CheckpointSaver, ModelEmaV3
 from torch import nn
 from torch.nn import functional as F
 
-import timm_plugin  # noqa: F401  (registers the models)
 from common.attention import position_entropy
+from tests.common.parallel.processes import in_processes
 from tests.compare import assert_close
-from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers import build, draw_filters, images
+from timm_plugin.__main__ import main
 
-#: Arguments that adapt a model of vision transformers' shape to 32 x 32 images of ten classes.
-DAFT = dict(img_size=32, patch_size=8, depth=2, num_classes=10, pretrained_cfg_overlay=dict(input_size=(3, 32, 32)))
+#: A model of vision transformers' shape for 32 x 32 images of ten classes.
+_CONV = dict(img_size=32, patch_size=8, depth=2, num_classes=10, window=3, num_heads=48, entropy_weight=0.001)
+DAFT = dict(_CONV, pretrained_cfg_overlay=dict(input_size=(3, 32, 32)))
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +43,16 @@ def digits(tmp_path_factory):
 def _loader(digits: Path, split: str, model):
     config = resolve_model_data_config(model)
     assert config["input_size"] == (3, 32, 32)
+    names = ("input_size", "mean", "std", "crop_pct", "interpolation")
     return create_loader(
         create_dataset("", root=str(digits), split=split),
-        input_size=config["input_size"],
         batch_size=25,
         is_training=split == "train",
         no_aug=True,
         use_prefetcher=False,
-        mean=config["mean"],
-        std=config["std"],
-        crop_pct=config["crop_pct"],
-        interpolation=config["interpolation"],
         num_workers=0,
         persistent_workers=False,
+        **{name: config[name] for name in names},
     )
 
 
@@ -93,13 +89,12 @@ def _train(model, loader, epochs: int):
 @pytest.mark.parametrize(
     ("name", "arguments", "epochs", "accuracy"),
     [
-        ("flowformer_hier_digits", dict(embed_dims=(24, 48, 96), drop_path_rate=0.05), 5, 70.0),
-        ("daft_full_s", dict(DAFT, embed_dim=48, bias_dim=16), 5, 20.0),
-        ("daft_conv_test", dict(DAFT, window=3, num_heads=48, entropy_weight=0.001), 7, 20.0),
+        ("flowformer_hier_digits", dict(embed_dims=(24, 48, 96), drop_path_rate=0.05), 4, 70.0),
+        ("daft_conv_test", DAFT, 7, 20.0),
     ],
 )
 def test_digits_with_amp_checkpointing_and_layer_decay(digits, name, arguments, epochs, accuracy, tmp_path):
-    """Learned, averaged, saved, and loaded into another model."""
+    """Learned, averaged, saved, and loaded into another model; a second or two each."""
     model = timm.create_model(name, **arguments)
     optimizer, averaged, losses = _train(model, _loader(digits, "train", model), epochs)
     validation = _loader(digits, "validation", model)
@@ -127,12 +122,12 @@ def test_a_distilled_model_trains_by_timms_token_distillation():
     assert model.head.weight.grad.abs().sum() > 0
 
 
-PROCESSES = """
+#: A script that trains as timm's train.py does, in one of two processes.
+PROCESS = """
 import sys, torch, timm
 from torch import nn
 from timm.optim import create_optimizer_v2
-from timm.task import ClassificationTask, TokenDistillationTask
-torch.distributed.init_process_group("gloo")
+from timm.task import ClassificationTask
 rank, device = torch.distributed.get_rank(), torch.device("cpu")
 images, labels, models = torch.load(sys.argv[1], weights_only=True)
 found = []
@@ -147,13 +142,17 @@ for name, arguments, weights in models:
         task(images[rank::2], labels[rank::2])["loss"].backward()
         optimizer.step()
     found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-torch.save(found, sys.argv[2] + str(rank))
-torch.distributed.destroy_process_group()
+torch.save(found, f"{sys.argv[1]}.{rank}")
 """
 
 
+def launch(rank: int, *arguments: str) -> None:
+    """``torchrun -m timm_plugin ARGUMENTS`` in one of its processes."""
+    main(list(arguments))
+
+
 def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
-    """Compares the second update, with the launcher under torchrun; the regulariser of DAFT-conv counts once."""
+    """Compares the second update; the regulariser of DAFT-conv counts once."""
     cases = [("flowformer_hier_test", {"num_classes": 10})]
     cases.append(("daft_conv_test", {"num_classes": 10, "depth": 2, "entropy_weight": 0.5}))
     models = [timm.create_model(name, **arguments) for name, arguments in cases]
@@ -162,12 +161,10 @@ def test_two_processes_have_the_gradients_of_one_with_both_batches(tmp_path):
     images, labels = torch.randn(8, 3, 64, 64, dtype=torch.float64), torch.arange(8)
     stored = [(*case, model.state_dict()) for case, model in zip(cases, models)]
     torch.save((images, labels, stored), tmp_path / "batch.pt")
-    (tmp_path / "script.py").write_text(PROCESSES)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    arguments = [str(tmp_path / name) for name in ("script.py", "batch.pt", "gradients")]
-    subprocess.run([*launcher, "-m", "timm_plugin", *arguments], cwd=CHECKOUT, check=True)
+    (tmp_path / "script.py").write_text(PROCESS)
+    in_processes(2, tmp_path, launch, str(tmp_path / "script.py"), str(tmp_path / "batch.pt"))
 
-    processes = [torch.load(tmp_path / f"gradients{rank}", weights_only=True) for rank in "01"]
+    processes = [torch.load(tmp_path / f"batch.pt.{rank}", weights_only=True) for rank in "01"]
     for i, model in enumerate(models):
         optimizer = create_optimizer_v2(model.double().train(), "sgd", lr=0.1)
         for _ in range(2):

@@ -7,7 +7,6 @@ and size of image are made of a few kinds, since exporting and compiling takes s
 import copy
 import io
 import pickle
-import re
 import warnings
 from collections.abc import Callable
 
@@ -22,11 +21,9 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 from torch.func import functional_call, grad, jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.swa_utils import AveragedModel
 
 from tests.compare import assert_close, gradients
-from tests.processes import CHECKOUT
 from tests.timm_plugin.helpers import SMALL, VIT, build, images, vit
 from tests.torch_versions import needs_newer_than_2_6
 from timm_plugin import create_model, replace_attention
@@ -161,7 +158,7 @@ def _per_sample(model: nn.Module) -> None:
 
 
 def _forward_mode(model: nn.Module) -> None:
-    model, x = model.double(), _images().double()
+    model, x = model.double(), _images(1).double()
     direction = torch.randn_like(x)
     _, derivative = jvp(model, (x,), (direction,))
     step = 1e-6 * direction
@@ -185,6 +182,7 @@ def _without_values(model: nn.Module) -> None:
         assert model(torch.empty(5, 3, 32, 32)).shape[0] == 5
 
 
+#: Operations as the reference names them.
 ROWS: dict[str, Callable[[nn.Module], None]] = {
     "torch.jit.script": lambda model: _same("scripted", torch.jit.script(model), model),
     "torch.jit.trace": _traced,
@@ -227,119 +225,62 @@ def test_what_a_model_allows(row, column):
         assert "\n" not in str(raised.value)
 
 
-def test_the_reference_says_which_operations_work_and_which_have_limits():
-    text = (CHECKOUT / "timm_plugin" / "REFERENCE.md").read_text(encoding="utf-8")
-    section = text.partition("\n## What a model allows\n")[2].partition("\n## ")[0]
-    works, _, limits = re.sub(r"\s+", " ", section).partition(" have limits: ")
-    assert [column for column in COLUMNS if column not in works] == []
-    refused = {row for row, _ in REFUSED}
-    assert {row for row in ROWS if row not in works} == refused
-    assert {row for row in refused if row not in limits} == set()
-
-
-def test_softmax_has_second_derivatives_where_torch_has_them():
-    """Like a stock model, differentiated once through torch's fused kernel."""
-    model = _built(lambda: replace_attention(vit(depth=1), "softmax"))
-    with sdpa_kernel(SDPBackend.MATH):
-        _differentiated_twice(model)
-        _forward_mode(model)
-
-
-@pytest.mark.parametrize("kind", ["script", "trace", "fx", "export"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_attention_is_not_replaced_in_a_program(kind):
-    model = vit(depth=1).eval()
-    for block in model.blocks:
-        block.attn.fused_attn = False  # torch.fx of torch 2.6 cannot trace the call of the fused kernel
-    program = {
-        "script": lambda: torch.jit.script(model),
-        "trace": lambda: torch.jit.trace(model, (_images(),)),
-        "fx": lambda: create_feature_extractor(model, {"norm": "norm"}),
-        "export": lambda: torch.export.export(model, (_images(),)).module(),
-    }[kind]()
-    with pytest.raises(ValueError, match=f"model is a {type(program).__name__}, .*allowed"):
-        replace_attention(program, "flow")
-
-
 # ---- any batch and any size
 
 TWO_STAGES = dict(embed_dims=(16, 24), depths=(1, 1))
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @needs_newer_than_2_6
 @pytest.mark.parametrize(
     ("case", "arguments", "step"),
-    [("hier", dict(TWO_STAGES, dynamic_img_size=True), 8), ("daft_conv", dict(depth=1), 16)],
-)
-def test_export_of_any_size(case, arguments, step):
-    model = build(case, **arguments)
-    height, width = Dim("height", min=2, max=64), Dim("width", min=2, max=64)
-    example = images(model, size=(96, 128))
-    program = torch.export.export(model, (example,), dynamic_shapes=({2: step * height, 3: step * width},))
-    for size in ((96, 128), (64, 96), (48, 160)):
-        x = images(model, size=size)
-        assert_close(f"exported at {size}", program.module()(x), model(x))
-
-
-@pytest.mark.parametrize(
-    ("case", "arguments"),
     [
-        ("hier", TWO_STAGES),
-        pytest.param("daft_full", dict(depth=1), marks=needs_newer_than_2_6),
-        pytest.param("daft_gumbel", dict(depth=1), marks=needs_newer_than_2_6),
+        ("hier", dict(TWO_STAGES, dynamic_img_size=True), 8),
+        ("daft_gumbel", dict(depth=1), 16),
+        # Of one size, also to ONNX, whose converter does not know every padding.
+        ("hier", TWO_STAGES, None),
+        ("daft_gumbel", dict(depth=1), None),
     ],
 )
-def test_export_and_onnx_of_any_batch(case, arguments):
+def test_exported_for_any_batch_and_size(case, arguments, step):
     model = build(case, **arguments)
-    x = images(model)
-    exported = torch.export.export(model, (x,), dynamic_shapes=({0: Dim("batch", min=1, max=64)},))
-    batches = [(batch, model(batch)) for batch in (x, images(model, batch=3))]
-    for batch, expected in batches:
-        assert_close("exported", exported.module()(batch), expected)
-    # Runs afterwards, since torch 2.6 writes the sizes of its example into the program that it converts to ONNX.
-    session = ReferenceEvaluator(torch.onnx.export(exported, dynamo=True, verbose=False).model_proto)
-    for batch, expected in batches:
-        (out,) = session.run(None, {session.input_names[0]: batch.numpy()})
-        assert_close("onnx", torch.from_numpy(out), expected, 1e-4)
+    dynamic, sizes = {0: Dim("batch", min=1, max=64)}, [(64, 64)] * 2
+    if step is not None:
+        dynamic |= {2: step * Dim("height", min=2, max=64), 3: step * Dim("width", min=2, max=64)}
+        sizes = [(96, 128), (64, 96), (48, 160)]
+    pictures = [images(model, batch=2 + i, size=size) for i, size in enumerate(sizes)]
+    exported = torch.export.export(model, (pictures[0],), dynamic_shapes=(dynamic,))
+    for x in pictures:
+        assert_close("exported", exported.module()(x), model(x))
+    if step is None:
+        session = ReferenceEvaluator(torch.onnx.export(exported, dynamo=True, verbose=False).model_proto)
+        for x in pictures:
+            (out,) = session.run(None, {session.input_names[0]: x.numpy()})
+            assert_close("onnx", torch.from_numpy(out), model(x), 1e-4)
 
 
-#: Case -> backend and arguments: one of each kind of block. "aot_eager" traces both passes, which takes seconds; the
-#: contract does so for the attentions of the others. With ``dynamic_img_pad`` an image may have any size; without,
-#: timm's own check of the size is part of the graph.
+#: Case -> arguments: stages on maps and on tokens, units, and samples for images of any size, with ``dynamic_img_pad``;
+#: without, timm's own check of the size is part of the graph. The contract traces backward passes.
 COMPILED = {
-    "hier": ("aot_eager", TWO_STAGES),
-    "hier_soft": ("eager", TWO_STAGES),
-    "flash": ("aot_eager", dict(depth=1)),
-    "daft_full": ("eager", dict(depth=1)),
-    "daft_conv_vit": ("eager", dict(depth=1)),
-    "daft_gumbel": ("eager", dict(depth=1, dynamic_img_pad=True)),
+    "hier": dict(TWO_STAGES, attn_layer="soft,flow"),
+    "flash": dict(depth=1),
+    "daft_gumbel": dict(depth=1, dynamic_img_pad=True),
 }
 
 
-@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_for_any_batch(case):
     """Logits and gradients, in one graph that is compiled once."""
-    backend, arguments = COMPILED[case]
-    model = build(case, **arguments)
-    padded = "dynamic_img_pad" in arguments
-    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
-    parameters = dict(model.named_parameters())
-
-    def compare(x: Tensor) -> None:
-        out, expected = compiled(x), model(x)
+    model, arguments = build(case, **COMPILED[case]), COMPILED[case]
+    sizes = [(101, 75), (83, 118)] if "dynamic_img_pad" in arguments else [(64, 64)] * 2
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+    for batch, size in zip((4, 7), sizes):  # 3 would also be the size of another dimension
+        x = images(model, batch=batch, size=size)
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 7 else "default"):
+            out = compiled(x)
+            found = gradients(out, model.parameters())
+        expected = model(x)
         assert_close("logits", out, expected)
-        wanted = gradients(expected, parameters.values())
-        for name, gradient, other in zip(parameters, gradients(out, parameters.values()), wanted):
-            assert_close(f"gradient of {name}", gradient, other, 5e-5)
-
-    compare(images(model, batch=4, size=(101, 75) if padded else ()))  # 3 would also be the size of another dimension
-    with torch.compiler.set_stance("fail_on_recompile"):
-        compare(images(model, batch=7, size=(83, 118) if padded else ()))
+        for (name, _), *both in zip(model.named_parameters(), found, gradients(expected, model.parameters())):
+            assert_close(f"gradient of {name}", *both, 5e-5)
+    torch._dynamo.reset()
