@@ -13,7 +13,6 @@ from timm.models import load_checkpoint
 from timm.models.naflexvit import create_attention_mask
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from common.checkpoints import read_checkpoint
 from tests.common.parallel.processes import in_processes
@@ -96,36 +95,24 @@ def test_padding_does_not_count_and_two_calls_have_their_mean(loss):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", ["hedgehog", "linear"])
-def test_the_losses_and_their_gradients_are_those_of_the_formulas(teacher, x, kind, loss):
-    """1000 times the mean squared error of the heads' outputs, and the KL divergence of weights, over all layers.
-
-    The student's weights are its reference's output for identity values. Gradients scale with the loss.
-    """
-    x, task = x[:1], AttentionTransferTask(teacher, kind, loss=loss, learn_projections=kind == "linear")
-    value = task(x)["loss"]
-    (3 * value).backward()
-    inputs = []
-    hooks = [block.attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for block in teacher.blocks]
-    with torch.no_grad():
-        teacher.eval()(x)
-    for hook in hooks:
-        hook.remove()
-    expected, ones = 0.0, torch.eye(17).expand(1, 2, 17, 17)
-    for block, student, tokens in zip(teacher.blocks, task.get_eval_model().blocks, inputs):
-        q, k, v = (y.view(1, 17, 2, 12).transpose(1, 2) for y in block.attn.qkv(tokens).detach().chunk(3, -1))
-        weights = torch.softmax(q @ k.transpose(-2, -1) / 12**0.5, -1)
-        own_q, own_k, own_v = (y.view(1, 17, 2, 12).transpose(1, 2) for y in student.attn.qkv(tokens).chunk(3, -1))
-        own = student.attn.attention.reference(own_q, own_k, ones)
-        assert_close("sums of weights", own.sum(-1), torch.ones(1, 2, 17))
-        if loss == "outputs":
-            expected = expected + 1000 * F.mse_loss(own @ own_v, weights @ v) / 3
-        else:
-            divergence = (torch.xlogy(weights, weights) - weights * own.clamp(min=1e-6).log()).sum(-1).mean()
-            expected = expected + divergence / 3
-    torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-5)
-    wanted = torch.autograd.grad(3 * expected, learning(task), allow_unused=True)
-    for parameter, gradient in zip(learning(task), wanted):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3)
+def test_gradients_are_those_of_the_mean_loss_of_the_layers(teacher, x, kind, loss):
+    """And scale with it. fairseq has the formulas, and another test compares both hosts."""
+    task, x = (
+        AttentionTransferTask(teacher.double(), kind, loss=loss, learn_projections=kind == "linear"),
+        x[:1].double(),
+    )
+    result = task(x)
+    assert_close("mean", result["loss"], result["layer_losses"].mean())
+    (3 * result["loss"]).backward()
+    for parameter in learning(task):
+        direction, values = torch.randn_like(parameter), []
+        with torch.no_grad():
+            for step in (1e-6, -2e-6):
+                parameter.add_(direction, alpha=step)
+                values.append(task(x)["loss"])
+            parameter.add_(direction, alpha=1e-6)
+        expected = 3 * (values[0] - values[1]) / 2e-6
+        assert_close("derivative", (parameter.grad * direction).sum(), expected, 1e-4, floor=1e-3)
 
 
 def test_a_layer_learns_from_the_teachers_input_alone(teacher, x):
