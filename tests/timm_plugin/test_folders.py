@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from timm.models import save_for_hf
 from timm.utils import ParseKwargs
 from torch import nn
 
-from tests.processes import CHECKOUT
+from tests.processes import CHECKOUT, Command, run_in_turn
 from tests.timm_plugin.helpers import PATCHES_ONLY, SMALL, VIT, Hostile, images, one_line, randomise, vit, warnings_of
 from tests.trainings import trainings
 from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
@@ -107,9 +105,10 @@ def ways() -> dict[str, Callable[[], nn.Module]]:
 
 #: A script that the launcher runs, as one of timm's.
 LOAD = """
-import sys, torch, timm
+import sys, torch, timm, warnings
 from timm_plugin.layers.attention import SelfAttention
 torch.set_grad_enabled(False)
+warnings.simplefilter("error", UserWarning)
 for folder in sys.argv[1:]:
     x, expected = torch.load(folder + "/images.pt")
     model = timm.create_model("local-dir:" + folder, pretrained=True).eval()
@@ -121,7 +120,7 @@ for folder in sys.argv[1:]:
 
 @torch.no_grad()
 def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
-    """Loaded by another interpreter, through the launcher, without a warning, bit for bit."""
+    """Loaded by another process, through the launcher, without a warning or any other line, bit for bit."""
     folders, expected, made = [], [], ways()
     for number, make in enumerate(made.values()):
         model, folder = randomise(make()), tmp_path / str(number)
@@ -132,11 +131,8 @@ def test_every_way_to_make_a_model_goes_through_a_folder(tmp_path):
         layers = [(path, x) for path, x in model.named_modules() if isinstance(x, SelfAttention)]
         expected.append(f"True {[(path, x.mechanism, str(x.options)) for path, x in layers]!r}")
     (tmp_path / "script.py").write_text(LOAD)
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "timm_plugin", str(tmp_path / "script.py"), *folders]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(made) > len(WAYS) + 5 and dict(zip(made, done.stdout.splitlines())) == dict(zip(made, expected))
-    assert "warn" not in done.stderr.lower() and "something else" not in done.stderr, done.stderr
+    (printed,) = run_in_turn(Command("timm_plugin", [str(tmp_path / "script.py"), *folders]), cwd=str(CHECKOUT))
+    assert len(made) > len(WAYS) + 5 and dict(zip(made, printed.splitlines())) == dict(zip(made, expected))
 
 
 # ---- changes, and what a folder cannot mean

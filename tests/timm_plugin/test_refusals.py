@@ -234,14 +234,6 @@ def test_places_and_patterns_that_do_not_fit_change_nothing(name, options, said)
     assert [type(module) for module in model.modules()] == before
 
 
-@pytest.mark.parametrize("attn_layer", ["daft_full", "cosformer", "linformer", "synthesizer", "sinkhorn"])
-def test_positions_without_a_number_of_tokens(attn_layer):
-    message, any_size = f"dynamic_img_size is True.*'{attn_layer}'", dict(dynamic_img_size=True)
-    one_line(message, lambda: create_model(VIT, attn_layer=attn_layer, **any_size, **SMALL))
-    one_line(message, lambda: replace_attention(vit(**any_size), attn_layer))
-    one_line(message, lambda: timm.create_model("flowformer_hier_test", attn_layer=attn_layer, **any_size))
-
-
 Flow = attention_layer("flow")
 
 
