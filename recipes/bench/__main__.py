@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 from tqdm import tqdm
 
 from ..runs import begin, report
-from . import attentions, gated_attention_unit, images, language_models, operations, translation
+from . import attentions, gated_attention_unit, images, language_models, on_gpu, operations, translation
 from .measure import BACKWARD, TRAINING, Case, Place, measure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,7 +44,7 @@ SUMMARY = (
 
 def cases() -> dict[str, Case]:
     """All cases by name; a registered attention needs no edit."""
-    parts = (operations, language_models, translation, images, gated_attention_unit)
+    parts = (operations, on_gpu, language_models, translation, images, gated_attention_unit)
     return {name: case for part in parts for name, case in part.CASES.items()} | attentions.cases()
 
 
@@ -110,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch (%(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on cpu, bfloat16 on cuda")
+    parser.add_argument("--minutes", type=float, help="begin no further size after these (default: no limit)")
     parser.add_argument(
         "--out", type=Path, help="goes on if it holds a part of this run (default: a new one in work/bench)"
     )
@@ -121,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--device is cuda, but torch finds no such device; allowed here: cpu")
     if options.threads < 1:
         parser.error(f"--threads is {options.threads}; allowed: at least 1")
+    if options.minutes is not None and not options.minutes > 0:
+        parser.error(f"--minutes is {options.minutes}; allowed: more than 0")
     if options.list:
         for name, case in known.items():
             print(f"{name:<24}{case.title} ({case.axis}: {', '.join(f'{size:,}' for size in case.sizes)})")
@@ -141,6 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.device in case.devices and (name, size) not in done
     ]
     for name, size in (bar := tqdm(todo, unit=" sizes", disable=None)):
+        if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
+            print(f"bench: {len(todo) - bar.n} sizes are left after {options.minutes:g} minutes: run this again")
+            break
         bar.set_description(f"{name}, {size:,}")
         torch.manual_seed(0)
         try:

@@ -107,6 +107,14 @@ def deit(side: int, place: Place, **arguments: Any) -> list[Candidate]:
 _AXES = {"axis": "side of the images", "unit": "images", "quick": 64}
 CASES = {
     "hier": Case("Training step of the hierarchical image model, batches of 4", (224,), hierarchical, AUTHORS, **_AXES),
+    "gpu_hier": Case(
+        "Training step of the hierarchical image model on a GPU, batches of 64",
+        (224, 512),
+        partial(hierarchical, batch=64),
+        AUTHORS,
+        **_AXES,
+        devices=("cuda",),
+    ),
     "deit": Case(
         "Training step of DeiT-S, batches of 4 at 224² and of 1 above", (224, 512, 1024), deit, SOFTMAX, **_AXES
     ),

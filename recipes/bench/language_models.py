@@ -205,6 +205,13 @@ CASES = {
     "flash_lm_cuda": Case(
         f"{_TITLE}, width 768", (2048, 8192, 32768, 131072), _flash[768], TRAINED[1], devices=("cuda",)
     ),
+    "gpu_training": Case(
+        "Training step of language models on a GPU, 6 layers of width 512",
+        (512, 2048, 8192),
+        partial(training, ("flowformer_lm", "gated_delta_lm", "flash_lm", STOCK), 512, 6),
+        STOCK,
+        devices=("cuda",),
+    ),
     "forgetting": Case(
         "Training step of language models whose sums forget, width 256",
         (512, 2048, 8192, 16384),

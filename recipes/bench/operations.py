@@ -161,7 +161,7 @@ def local_package(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return LocalAttention(REACH, causal=True, exact_windowsize=True, autopad=True)(q, k, v)
 
 
-def _short_inputs() -> dict[str, Function]:
+def short_inputs() -> dict[str, Function]:
     """Mechanisms with kernels, and gates made of normal numbers, which is timed, too."""
 
     def plain(function: Callable, q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def _short_inputs() -> dict[str, Function]:
     return {**ours, SOFTMAX: softmax(causal=True)}
 
 
-def _gated(tokens: int, batch: int = 1) -> list[tuple[int, ...]]:
+def gated_shapes(tokens: int, batch: int = 1) -> list[tuple[int, ...]]:
     """Shapes of q, k, v, and of the numbers that gates by head and by channel are made of."""
     vectors = (batch, H, tokens, D)
     return [vectors, vectors, vectors, vectors[:3], vectors]
@@ -269,11 +269,11 @@ CASES = {
             "local-attention": Function(local_package, _LOCAL_MAP, "local_attention"),
         },
     ),
-    "short_inputs": _case("Causal attention of short inputs", (64, 128, 256, 512), _gated, _short_inputs()),
+    "short_inputs": _case("Causal attention of short inputs", (64, 128, 256, 512), gated_shapes, short_inputs()),
     "short_inputs_batch": _case(
         f"Causal attention of short inputs, {BATCH} sequences",
         (64, 128, 256, 512),
-        partial(_gated, batch=BATCH),
-        _short_inputs(),
+        partial(gated_shapes, batch=BATCH),
+        short_inputs(),
     ),
 }

@@ -1,6 +1,7 @@
 """Every mechanism gives on a GPU what it gives on the CPU: in each dtype, under autocast, in parts and compiled."""
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -46,6 +47,8 @@ def test_outputs_and_gradients(dtype, case):
     inputs, mask = tensors(module, TOKENS, dtype=dtype), padding("left", 2, TOKENS)
     there, moved = on_gpu(module, inputs)
     doubled, tolerance = cast(inputs, torch.float64), tolerance_of(module, dtype)
+    if dtype == torch.bfloat16 and find_spec("fla"):  # whose kernels get features in bfloat16
+        tolerance *= 2
     out, expected = there(**moved, **both(mask.cuda())), exact(**doubled, **both(mask))
     assert out.is_cuda and out.dtype == dtype
     assert_close("out", out.cpu(), expected, tolerance)

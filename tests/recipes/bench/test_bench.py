@@ -34,7 +34,10 @@ SMALL = {
     "deit": partial(images.deit, 32, depth=2),
 }
 #: The same as another one in size alone, or for GPUs.
-LEFT_OUT = ("flash_lm_512", "flash_lm_cuda", "causal_flow_cuda", "causal_flow_batch", "short_inputs_batch")
+LEFT_OUT = (
+    *("flash_lm_512", "flash_lm_cuda", "causal_flow_cuda", "causal_flow_batch", "short_inputs_batch"),
+    *("gpu_sequences", "gpu_reduce_overhead", "gpu_training", "gpu_hier"),
+)
 CASES = {name: case for name, case in command.cases().items() if name not in LEFT_OUT}
 
 
