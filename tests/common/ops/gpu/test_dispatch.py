@@ -1,11 +1,14 @@
 """When Triton's kernels are used, the environment variable, and what happens if they fail; needs no GPU.
 
-Functions stand in the place of kernels, on a CPU.
+Functions stand in the place of kernels, on a CPU. The tests of the kernels themselves run in Triton's interpreter.
 """
 
 import math
+import os
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from common.ops.shared.gpu import dispatch, first_use
 from tests.common.inputs import qkv
 from tests.compare import assert_close
 from tests.processes import CHECKOUT, run_program
+from tests.torch_versions import NEWER_THAN_2_6
 
 VARIABLE = "LINEARTIME_TRITON"
 
@@ -272,3 +276,18 @@ def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(kern
         attend(*inputs)
         used.append(len(calls) - before)
     assert used[0] == 0 and used[1] > 1 and used[2] == 1
+
+
+# --- the kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error")
+def test_kernels_in_the_interpreter():
+    """In another process: one interprets all kernels or none, as set when it imported Triton, and so would all tests."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__).with_name("kernels"))]
+    # Without the check before a kernel's first use, which would run everything twice and has its own test.
+    env = {**os.environ, "TRITON_INTERPRET": "1", "LINEARTIME_TRITON": "1", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = done.stdout.strip().splitlines()[-1]
+    assert " passed" in summary and ("skipped" not in summary or not NEWER_THAN_2_6), summary

@@ -1,4 +1,4 @@
-"""Tests of Triton's kernels need a GPU or Triton's interpreter; without either, ``../test_interpreted.py`` runs them.
+"""Tests of Triton's kernels need a GPU or Triton's interpreter; without either, ``../test_dispatch.py`` runs them.
 
 Those of fla's kernels need fla-core and a newer torch than 2.6 as well.
 
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from common.ops.flow.gpu import chunks
+from common.ops.flow.gpu import causal, chunks
 from common.ops.mixed_chunk.gpu import sequence
 from common.ops.shared.gpu import dispatch
 from common.ops.shared.gpu.launch import interpreted
@@ -64,7 +64,8 @@ def with_pytorch():
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     if interpreted():
-        monkeypatch.setattr(sequence, "tile_rows", lambda x, channels: 16)
+        for module in (sequence, causal, chunks):
+            monkeypatch.setattr(module, "tile_rows", lambda x, channels: 16)
         monkeypatch.setattr(chunks, "SCAN", 16)
 
 
