@@ -66,8 +66,8 @@ class _Flow:
         self.q, self.k = (real_features(x.to(dtype), self.options.phi, inputs.padding) for x in (inputs.q, inputs.k))
         ones = zero_padding(torch.ones_like(self.gates), inputs.padding)
         self.remembered = decayed_cumsum(ones, self.gates, self._before("remembered"))  # (B, H, n, g)
-        # A real token counts itself, so the count is below 1 only before the first one.
-        self.count = self.remembered.clamp(min=1.0)
+        # A real token counts itself, so only before the first one it is 0. No clamp, which at 1 has no gradient.
+        self.count = replace_zero_by_one(self.remembered)
         self.receivers = (torch.stack([self.q, self.k], dim=3) + self.options.form.eps) / self.count.unsqueeze(3)
         flows, self.sums = self._received(torch.stack([self.k, self.q], dim=3), ("sum_k", "sum_q"))
         self.incoming, self.outgoing = flows.unbind(3)  # I and O (B, H, n, 1)

@@ -1,4 +1,4 @@
-"""Modules of single mechanisms, beyond the contract: random buffers, parts, initial parameters, records."""
+"""Modules of single mechanisms, beyond the contract: random buffers, parts, initial parameters, packed documents."""
 
 import copy
 
@@ -7,9 +7,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from common.attention import build_attention, only_part
+from common.ops import daft_select, gau_attention, linear_attention, row_attention
 from common.ops.bigbird import draw_numbers
-from tests.common.inputs import qkv
+from tests.common.inputs import BIASES, bias_like, qkv
 from tests.compare import assert_all_close, assert_close, gradients, weights
+from tests.torch_versions import needs_newer_than_2_6
+
+causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 FLOAT = {"d": 4, "dtype": torch.float32}
 
@@ -107,7 +111,7 @@ def test_each_bigbird_has_random_chunks_of_its_own_and_keeps_them():
 # --- parts and parameters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@causality
 @pytest.mark.parametrize("part", ["window", "linear"])
 @pytest.mark.parametrize("feature_map", ["softmax", "relu"])
 def test_a_part_of_lolcats_alone_is_the_literal_one(part, feature_map, causal):
@@ -182,3 +186,72 @@ def test_the_longest_length_of_cosformer_is_recorded():
     state = build_attention("cosformer", max_tokens=6).state_dict()
     with pytest.warns(UserWarning, match="max_tokens=6.*max_tokens=60"):
         build_attention("cosformer", max_tokens=60).load_state_dict(state)
+
+
+# --- packed documents in functions that the contract does not call ----------------------------------------------------
+
+IDS = torch.tensor([[1] * 4 + [2] * 7, [0] * 1 + [5] * 10])
+#: The documents of IDS: row, first and last token.
+SPANS = ((0, 0, 4), (0, 4, 11), (1, 0, 1), (1, 1, 11))
+
+
+def each(op, *tensors, **options):
+    """Apply ``op`` to each document of IDS alone, and write the result to its position."""
+    rows = [[], []]
+    for row, begin, end in SPANS:
+        rows[row].append(op(*(x[row : row + 1, ..., begin:end, :] for x in tensors), **options)[0])
+    return torch.stack([torch.cat(row, dim=-2) for row in rows])
+
+
+def cut(bias, tokens: int, fewer: int):
+    """The part of a bias for the first of some tokens."""
+    if bias is None or bias.shape[-1] == tokens:
+        return bias if bias is None else bias[..., :fewer, :fewer]
+    return bias[..., tokens - fewer : tokens + fewer - 1]
+
+
+@causality
+@pytest.mark.parametrize("form", BIASES)
+def test_a_bias_for_all_tokens_is_cut_for_each_document(form, causal):
+    """Also where documents go on: it is for the tokens of the call and of the state, which drops what has ended."""
+    (q, k, v), bias = qkv(11), bias_like(form, 11)
+
+    def alone(*tensors):
+        return gau_attention(*tensors, bias=cut(bias, 11, tensors[0].shape[2]), causal=causal)
+
+    expected = each(alone, q, k, v)
+    assert_close("out", gau_attention(q, k, v, bias=bias, causal=causal, segment_ids=IDS), expected)
+    parts, state = [], None
+    for begin, end in ((0, 3), (3, 6), (6, 11)) if causal else ():
+        seen = (0 if state is None else state["k"].shape[2]) + end - begin
+        part, ids = (x[:, :, begin:end] for x in (q, k, v)), IDS[:, begin:end]
+        options = {"bias": cut(bias, 11, seen), "segment_ids": ids, "initial_state": state, "return_state": True}
+        out, state = gau_attention(*part, causal=True, **options)
+        parts.append(out)
+    if causal:
+        assert_close("in parts", torch.cat(parts, dim=2), expected)
+
+
+def test_functions_that_no_module_calls_by_themselves_and_ids_of_any_integers():
+    q, k, v = qkv(11, d=4, e=4)
+    out = row_attention(q, k, v, row_length=3, segment_ids=IDS)
+    assert_close("rows", out, each(row_attention, q, k, v, row_length=3))
+    keys, values = torch.randn(2, 11, 2, dtype=torch.float64), torch.randn(2, 11, 6, dtype=torch.float64)
+    index, bias = torch.tensor([0, 2]), torch.tensor([0.5, 1.0], dtype=torch.float64)
+    options = {"index": index, "bias": bias, "window": 3, "causal": True}
+    out = daft_select(None, keys, values, **options, segment_ids=IDS)
+    assert_close("selected", out, each(lambda k, v: daft_select(None, k, v, **options), keys, values))
+    for dtype in (torch.int32, torch.uint8):
+        out = linear_attention(q, k, v, causal=True, segment_ids=IDS.to(dtype))
+        assert_close("out", out, each(linear_attention, q, k, v, causal=True))
+    few, ids = qkv(5, batch=1, heads=1, d=2, e=2), torch.tensor([[1, 1, 2, 2, 2]])
+    assert torch.autograd.gradgradcheck(lambda *x: linear_attention(*x, causal=True, segment_ids=ids), few)
+
+
+@needs_newer_than_2_6
+def test_torch_compile_breaks_its_graph_and_export_is_refused():
+    module, tensors = build_attention("linear", causal=True).eval(), tuple(x.detach() for x in qkv(11))
+    compiled = torch.compile(module, backend="eager")
+    assert_close("out", compiled(*tensors, segment_ids=IDS), module(*tensors, segment_ids=IDS))
+    with pytest.raises(Exception, match="segment_ids is given"):
+        torch.export.export(module, tensors, {"segment_ids": IDS})

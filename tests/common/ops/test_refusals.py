@@ -11,11 +11,14 @@ from common.ops import (
     daft_conv,
     daft_full,
     daft_select,
+    flow_attention,
     flow_attention_map,
     flow_attention_weights,
     gated_delta_attention,
     gau_attention,
     hedgehog_attention,
+    linear_attention,
+    local_attention,
     lolcats_attention,
     mixed_chunk_attention,
     nystrom_attention,
@@ -24,9 +27,11 @@ from common.ops import (
     rfa_attention,
     row_attention,
     soft_attention,
+    softmax_attention,
 )
 from common.ops.reformer import draw_rotations
 from common.ops.shared.checks import ArgumentError, check_positive_int, check_probability
+from tests.common.inputs import bias_like, qkv
 from tests.common.refusals import refused, tensors
 
 
@@ -282,3 +287,65 @@ def test_names_of_arguments_are_bare_or_as_typed():
     for rate in (1.0, -0.1, math.nan, "0.1", None):
         with refused("rate", repr(rate), "at least 0 and below 1"):
             check_probability("rate", rate)
+
+
+# --- packed documents -------------------------------------------------------------------------------------------------
+
+IDS = torch.tensor([[1] * 4 + [2] * 7, [0] * 1 + [5] * 10])
+
+
+#: What is given -> the beginning of the message.
+WRONG_IDS = {
+    "floats": (IDS.float(), "segment_ids has dtype torch.float32"),
+    "bools": (IDS.bool(), "segment_ids has dtype torch.bool"),
+    "fewer tokens": (IDS[:, :5], r"segment_ids has shape \(2, 5\)"),
+    "no batch": (IDS[0], r"segment_ids has shape \(11,\)"),
+    "a list": ([[1]], "segment_ids is a list"),
+    "decreasing": (IDS.flip(1), "segment_ids has 1 after 2, in row 0 at token 7"),
+    "a document in two parts": (torch.where(IDS == 2, 2 - torch.arange(11) % 2, IDS), "segment_ids has 1 after 2"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_IDS)
+def test_ids_that_do_not_fit_are_refused(what):
+    ids, message = WRONG_IDS[what]
+    with pytest.raises(ValueError, match=f"(?s)^{message}.*allowed"):
+        linear_attention(*qkv(11), causal=True, segment_ids=ids)
+
+
+def test_what_has_no_documents_is_refused():
+    q, k, v = qkv(11)
+    mask, image = torch.zeros(2, 11, dtype=torch.bool), torch.randn(2, 2, 9, 4)
+    images, source = build_attention("soft", num_heads=2, head_dim=4, spatial_dims=2), build_attention("flow_source")
+    calls = {
+        "segment_ids is given with q": lambda: linear_attention(q, k[:, :, :9], v[:, :, :9], segment_ids=IDS),
+        "v has shape": lambda: linear_attention(
+            q, k, v[:, :, :5], segment_ids=IDS, causal=True
+        ),  # as without documents
+        "one padding mask is given alone": lambda: flow_attention(q, k, v, key_padding_mask=mask, segment_ids=IDS),
+        "segment_ids is given; ": lambda: images(image, None, image, spatial_shape=(3, 3), segment_ids=IDS[:, :9]),
+        "segment_ids is given;": lambda: source(image, image, image, source_q=image, segment_ids=IDS[:, :9]),
+        "bias has shape": lambda: gau_attention(q, k, v, bias=bias_like("vector", 12), causal=True, segment_ids=IDS),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=f"(?s)^{message}.*allowed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "op", [linear_attention, softmax_attention, lambda *x, **y: local_attention(*x, window=3, **y)]
+)
+def test_states_that_do_not_fit_are_refused(op):
+    tensors, options = qkv(11), {"causal": True, "return_state": True}
+    _, packed = op(*tensors, **options, segment_ids=IDS)
+    _, plain = op(*tensors, **options)
+    assert packed["segment_id"].tolist() == [2, 5]
+    for message, state, more in (
+        ("^initial_state holds.*allowed.*segment_id", plain, {"segment_ids": IDS + 9}),
+        ("segment_id.*allowed", packed, {}),
+        ("^segment_ids has 1 after 2.*allowed", packed, {"segment_ids": IDS}),
+        ("initial_state.*allowed", {name: x[:1] for name, x in packed.items()}, {"segment_ids": IDS + 9}),
+        ("causal=False.*allowed", None, {"segment_ids": IDS, "causal": False}),
+    ):
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            op(*tensors, **{**options, **more}, initial_state=state)

@@ -85,40 +85,44 @@ for name, functions in _STAND_INS.items():
     vars(module).update(functions)
     sys.modules[module.__name__] = module
 
-import torch
 
-from tests.common.inputs import padding
-from tests.common.ops.cpu.kernels import OPERATORS, ROWS, attend, draw, of_tokens
+def main() -> None:
+    """Call every function: parts after a state, steps, padding, and without gradients."""
+    import torch
 
-empty, guards = torch.empty, []
+    from tests.common.inputs import padding
+    from tests.common.ops.cpu.kernels import OPERATORS, ROWS, attend, draw, of_tokens
+
+    empty, guards = torch.empty, []
+
+    def between_guards(*size, **options):
+        if options.get("dtype") not in (torch.float32, torch.float64):
+            return empty(*size, **options)
+        memory = empty(math.prod(size) + 64, **options).fill_(7.0)
+        guards.extend([memory[:32], memory[-32:]])
+        return memory[32:-32].view(size)
+
+    torch.empty = between_guards  # the working memory of a kernel
+    sizes = [(1, 1, 1), (3, 3, 17), (5, 16, 7), (9, 17, 2)]
+    for i, (name, row) in enumerate(ROWS.items()):
+        # More than a tile of 64 tokens, for a function of each operator.
+        for n, d, e in [*sizes, (66, 2, 1)] if name in OPERATORS.values() else sizes:
+            tensors = draw(name, n, d, e, batch=1)
+            mask = padding("right", 1, n) if i % 2 and n == 9 else None
+            masks = {"key_padding_mask": mask, "query_padding_mask": mask}
+            if not row.causal:
+                attend(name, tensors, **masks).sum().backward()
+                continue
+            out, state = attend(name, tensors, return_state=True, **masks)
+            again, state = attend(name, tensors, initial_state=state, return_state=True, **masks)
+            step, after = attend(name, of_tokens(tensors, slice(1)), initial_state=state, return_state=True)
+            (out.sum() + again.sum() + step.sum() + sum(x.sum() for x in after.values())).backward()
+            state = {entry: x.detach() for entry, x in state.items()}
+            with torch.no_grad():
+                attend(name, of_tokens(tensors, slice(1)), initial_state=state)
+    assert len(guards) > 100 and all((guard == 7.0).all() for guard in guards)
+    print(*called)
 
 
-def between_guards(*size, **options):
-    """The working memory of a kernel, between numbers that must stay."""
-    if options.get("dtype") not in (torch.float32, torch.float64):
-        return empty(*size, **options)
-    memory = empty(math.prod(size) + 64, **options).fill_(7.0)
-    guards.extend([memory[:32], memory[-32:]])
-    return memory[32:-32].view(size)
-
-
-torch.empty = between_guards
-SIZES = [(1, 1, 1), (3, 3, 17), (5, 16, 7), (9, 17, 2)]
-for i, (name, row) in enumerate(ROWS.items()):
-    # More than a tile of 64 tokens, for a function of each operator.
-    for n, d, e in [*SIZES, (66, 2, 1)] if name in OPERATORS.values() else SIZES:
-        tensors = draw(name, n, d, e, batch=1)
-        mask = padding("right", 1, n) if i % 2 and n == 9 else None
-        masks = {"key_padding_mask": mask, "query_padding_mask": mask}
-        if not row.causal:
-            attend(name, tensors, **masks).sum().backward()
-            continue
-        out, state = attend(name, tensors, return_state=True, **masks)
-        again, state = attend(name, tensors, initial_state=state, return_state=True, **masks)
-        step, after = attend(name, of_tokens(tensors, slice(1)), initial_state=state, return_state=True)
-        (out.sum() + again.sum() + step.sum() + sum(x.sum() for x in after.values())).backward()
-        state = {entry: x.detach() for entry, x in state.items()}
-        with torch.no_grad():
-            attend(name, of_tokens(tensors, slice(1)), initial_state=state)
-assert len(guards) > 100 and all((guard == 7.0).all() for guard in guards)
-print(*called)
+if __name__ == "__main__":
+    main()

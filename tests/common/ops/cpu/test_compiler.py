@@ -1,16 +1,20 @@
 """Stored machine code of kernels: unwritable, full, damaged, shared by processes, and of changed source files.
 
-Each test has a copy of the files of ``common.ops.shared.cpu`` that need no torch, with a small kernel.
+Each test has a copy of the files of ``common.ops.shared.cpu`` that need no torch, with a small kernel. Processes are
+forks of this one, which has imported Numba: that takes most of the time of a new one.
 """
 
+import logging
+import multiprocessing
 import os
+import resource
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.processes import CHECKOUT, LIMIT
@@ -32,38 +36,48 @@ def double(first, last, address, like):
 def clear(first, last, address, like):
     fours.fill(array(address, first, last - first, like), number(0, like))
 """
-#: Doubles some numbers of each dtype, or clears them; prints what was loaded, and logs to stdout.
-PROGRAM = """
-import logging, os, resource, signal, sys
-mode, *calls = sys.argv[1:]
-level = logging.DEBUG if "debug" in mode else logging.INFO
-logging.basicConfig(stream=sys.stdout, level=level, format="%(levelname)s %(message)s")
-if mode == "numba's debug":
-    logging.getLogger("numba").setLevel(logging.DEBUG)
-if mode == "full disk":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-elif mode.startswith("killed"):
-    replaced, replace = [], os.replace
-    def replace_until(source, target):
-        if len(replaced) == int(mode.split()[1]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        replaced.append(replace(source, target))
-    os.replace = replace_until
-import numpy as np
-from common.ops.shared.cpu import toy
-for call in calls:
-    name, dtype = call.split()
-    kernel, x = getattr(toy, name), np.arange(8).astype(dtype)
-    kernel(2, 6, x.ctypes.data, x.dtype.type(0))
-    expected = np.arange(8) * np.where((np.arange(8) > 1) & (np.arange(8) < 6), {"double": 2, "clear": 0}[name], 1)
-    assert (x == expected).all(), (call, x)
-print("loaded", sum(sum(kernel.stats.cache_hits.values()) for kernel in (toy.double, toy.clear)))
-"""
 SINGLE, DOUBLE, CLEAR = "double float32", "double float64", "clear float32"
 
 
+def run(mode: str, calls: tuple[str, ...], package: "Package", printed: int) -> None:
+    """In a new process: doubles some numbers of each dtype, or clears them, and says what was loaded."""
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    os.chdir(package.files.parents[3])
+    os.environ["HOME"] = str(package.home)
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "common"]:
+        del sys.modules[name]
+    sys.path.insert(0, os.getcwd())
+    level = logging.DEBUG if "debug" in mode else logging.INFO
+    stream = open(1, "w", closefd=False)
+    logging.basicConfig(stream=stream, level=level, format="%(levelname)s %(message)s", force=True)
+    logging.getLogger("numba").setLevel(logging.DEBUG if mode == "numba's debug" else logging.NOTSET)
+    if mode == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    elif mode.startswith("killed"):
+        replaced, replace = [], os.replace
+
+        def replace_until(source, target):
+            if len(replaced) == int(mode.split()[1]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            replaced.append(replace(source, target))
+
+        os.replace = replace_until
+    toy = import_module("common.ops.shared.cpu.toy")
+    for call in calls:
+        name, dtype = call.split()
+        kernel, x = getattr(toy, name), np.arange(8).astype(dtype)
+        kernel(2, 6, x.ctypes.data, x.dtype.type(0))
+        changed = (np.arange(8) > 1) & (np.arange(8) < 6)
+        assert (x == np.arange(8) * np.where(changed, {"double": 2, "clear": 0}[name], 1)).all(), (call, x)
+    loaded = sum(sum(kernel.stats.cache_hits.values()) for kernel in (toy.double, toy.clear))
+    print("loaded", loaded, file=stream, flush=True)
+
+
 class Package:
-    """A copy of the package in a folder, whose programs run in processes of their own."""
+    """A copy of the package in a folder, whose kernels run in processes of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.files = folder / "package" / "common" / "ops" / "shared" / "cpu"
@@ -75,38 +89,32 @@ class Package:
         (self.files / "toy.py").write_text(KERNELS)
         self.home = folder / "home"
         self.home.mkdir()
-        unwanted = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "PYTHONPATH")
-        self.environment = {name: value for name, value in os.environ.items() if name not in unwanted}
-        self.environment |= {"HOME": str(self.home), "PYTHONPATH": ""}
 
-    def start(self, *calls: str, mode: str = "") -> subprocess.Popen:
-        command = [sys.executable, "-c", PROGRAM, mode, *calls]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, env=self.environment, cwd=self.files.parents[3], **streams)
+    def start(self, *calls: str, mode: str = ""):
+        """A function that waits for the end of a new process and returns the lines that it printed."""
+        reading, writing = os.pipe()
+        process = multiprocessing.get_context("fork").Process(target=run, args=(mode, calls, self, writing))
+        process.start()
+        os.close(writing)
 
-    def run(self, *calls: str, mode: str = "", killed: bool = False) -> list[str]:
-        return ended(self.start(*calls, mode=mode), killed)
+        def wait() -> list[str]:
+            with open(reading) as pipe:
+                printed = pipe.read()
+            process.join(LIMIT)
+            assert process.exitcode == (-signal.SIGKILL if mode.startswith("killed") else 0), printed
+            return printed.splitlines()
 
-    def make_unwritable(self) -> None:
-        """A file stands where the folder would be, which stops root as well."""
-        (self.files / "__pycache__").touch()
+        return wait
 
-    def make_home_unwritable(self) -> None:
-        (self.home / ".cache").touch()
+    def run(self, *calls: str, mode: str = "") -> list[str]:
+        return self.start(*calls, mode=mode)()
 
     def stored(self, pattern: str) -> list[Path]:
         return sorted(path for path in self.files.parents[4].rglob(pattern))
 
 
-def ended(process: subprocess.Popen, killed: bool = False) -> list[str]:
-    """The lines that a process prints."""
-    printed, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == (-signal.SIGKILL if killed else 0), printed
-    return printed.splitlines()
-
-
 @pytest.fixture
-def package(tmp_path: Path) -> Iterator[Package]:
+def package(tmp_path: Path) -> Package:
     return Package(tmp_path)
 
 
@@ -134,29 +142,29 @@ def test_code_is_compiled_once_and_again_when_a_file_changes(package):
 
 def test_folders_that_are_not_writable(package):
     """Code is stored in the home folder; where that is not writable either, each process compiles."""
-    package.make_unwritable()
+    (package.files / "__pycache__").touch()  # a file in the place of the folder stops root as well
     assert compiles(package.run(SINGLE))
     assert all(path.is_relative_to(package.home) for path in package.stored("*.nb?"))
     assert package.run(SINGLE) == ["loaded 1"]
     shutil.rmtree(package.home)
     package.home.mkdir()
-    package.make_home_unwritable()
+    (package.home / ".cache").touch()
     assert compiles(package.run(SINGLE)) and not package.stored("*.nb?")
 
 
-@pytest.mark.parametrize("mode", ["full disk", "killed 0", "killed 1"])
-def test_what_ends_while_it_stores_leaves_a_usable_cache(mode, package):
-    """A full disk is a warning; a process is killed before an index is stored, or between it and the code."""
-    lines = package.run(SINGLE, mode=mode, killed=mode != "full disk")
-    if mode == "full disk":
-        assert any(line.startswith("WARNING") and str(package.files) in line for line in lines)
+def test_what_ends_while_it_stores_leaves_a_usable_cache(package):
+    """A full disk is a warning; processes are killed before an index is stored, and between it and the code."""
+    lines = package.run(SINGLE, mode="full disk")
+    assert any(line.startswith("WARNING") and str(package.files) in line for line in lines)
+    for mode in ("killed 0", "killed 1"):
+        package.run(SINGLE, mode=mode)
     assert compiles(package.run(SINGLE))
     assert package.run(SINGLE) == ["loaded 1"]
 
 
 def test_processes_that_compile_at_the_same_time(package):
-    for process in [package.start(SINGLE, DOUBLE), package.start(DOUBLE, SINGLE)]:
-        ended(process)
+    for wait in [package.start(SINGLE, DOUBLE), package.start(DOUBLE, SINGLE)]:
+        wait()
     package.run(SINGLE, DOUBLE)  # one may have taken the name of the other's file
     assert package.run(SINGLE, DOUBLE) == ["loaded 2"]
 

@@ -110,9 +110,7 @@ def test_a_closed_gate_leaves_no_trace_of_what_came_before(dtype, form, name, mo
             assert (gradient[:, :, :13] == 0).all(), "gradient of the gate"
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, row in ROWS.items() if "log_decay" in row.shapes and "flow" not in name]
-)
+@gated_names
 @pytest.mark.parametrize("strength", [1e-3, 25.0])
 def test_gates_that_are_nearly_open_or_closed_keep_small_gradients_in_float32(strength, name, monkeypatch):
     """exp(-25) lets something through: what a gate loses of it is no difference of larger sums."""
