@@ -16,7 +16,6 @@ from common.ops import (
     gated_delta_attention,
     gau_attention,
     gla_attention,
-    hedgehog_attention,
     linear_attention,
     lolcats_attention,
     nystrom_attention,
@@ -25,7 +24,6 @@ from common.ops import (
     rfa_attention,
     sinkhorn_attention,
     soft_attention,
-    synthesizer_attention,
     t2r_attention,
     yoso_attention,
 )
@@ -86,27 +84,6 @@ def test_t2r_divides_queries_alone_and_raises_a_small_normaliser_to_its_floor():
     assert not t2r_attention(q, k, v, weight, nothing - 100.0).any(), "relu may leave only zeros"
     low, high = (t2r_attention(q, k, v, weight, nothing, floor=floor) for floor in (1e5, 2e5))
     assert_close("out", low, 2 * high)
-
-
-def test_hedgehog_features_are_softmaxes_of_a_map_and_of_its_negative():
-    q, k, v = detached(6, d=4)
-    weight, bias = normal(2, 3, 4), normal(2, 3, seed=1)
-    of_q, of_k = (
-        torch.cat([y.softmax(-1), (-y).softmax(-1)], -1) for y in (x @ weight.mT + bias[:, None] for x in (q, k))
-    )
-    scores = of_q @ of_k.mT
-    out = hedgehog_attention(q, k, v, weight, bias, weight, bias)
-    assert_close("out", out, scores / (scores.sum(-1, keepdim=True) + 1e-6) @ v)
-
-
-def test_with_a_closed_gate_lolcats_sees_far_tokens_alone():
-    """For the last token these are all but the last w; its far sum is linear attention to them."""
-    q, k, v = detached(17, d=4)
-    maps = {"query_weight": normal(2, 3, 4), "key_weight": normal(2, 3, 4, seed=1)}
-    gate, nothing = torch.full((2,), -80.0).double(), torch.zeros(2, 3).double()
-    out = lolcats_attention(q, k, v, **maps, window_gate=gate, window=4, causal=True)
-    far = hedgehog_attention(q[:, :, -1:], k[:, :, :-4], v[:, :, :-4], **maps, query_bias=nothing, key_bias=nothing)
-    assert_close("out", out[:, :, -1:], far, 1e-4)  # up to the 1e-6 in Hedgehog's normaliser
 
 
 def test_the_largest_score_of_a_lolcats_window_belongs_to_the_formula():
@@ -282,23 +259,18 @@ def test_a_graph_of_the_delta_rule_of_many_chunks(n, size):
 
 def test_kernels_of_scores_are_relu2_and_the_normal_distribution_function():
     """Mega's μ and σ are those for which the latter and its slope meet relu² at μ; here read through GAU."""
-    scores = torch.linspace(-3, 3, 61, dtype=torch.float64)[None, None, :, None].requires_grad_()
     one = torch.ones(1, 1, 1, 1).double()
-    weights = {
-        kernel: torch.cat([gau_attention(x, one, one, kernel=kernel, divisor=1.0) for x in scores.split(1, 2)], 2)
-        for kernel in ("relu2", "laplace")
-    }
-    assert_close("relu²", weights["relu2"], scores.clamp(min=0) ** 2)
+
+    def weights(scores: Tensor, kernel: str) -> Tensor:
+        return torch.stack([gau_attention(x * one, one, one, kernel=kernel, divisor=1.0).sum() for x in scores])
+
+    scores, mean = torch.linspace(-3, 3, 61, dtype=torch.float64), torch.tensor([0.5**0.5]).double().requires_grad_()
+    assert_close("relu²", weights(scores, "relu2"), scores.clamp(min=0) ** 2)
     normal_function = torch.distributions.Normal(math.sqrt(0.5), math.sqrt(1 / (4 * math.pi))).cdf(scores)
-    assert_close("laplace", weights["laplace"], normal_function, 1e-7)
-    mean = torch.full((1, 1, 1, 1), math.sqrt(0.5)).double().requires_grad_()
-    weight = gau_attention(mean, one, one, kernel="laplace", divisor=1.0)
-    assert_close(
-        "at its mean",
-        torch.cat([weight, *torch.autograd.grad(weight, mean)]).flatten(),
-        torch.tensor([0.5, 2**0.5], dtype=torch.float64),
-        1e-7,
-    )
+    assert_close("laplace", weights(scores, "laplace"), normal_function, 1e-7)
+    weight = weights(mean, "laplace")
+    at_mean = torch.cat([weight, *torch.autograd.grad(weight, mean)])
+    assert_close("at its mean", at_mean, torch.tensor([0.5, 2**0.5], dtype=torch.float64), 1e-7)
 
 
 def test_yoso_weights_are_the_probability_of_equal_hashes():
@@ -339,21 +311,6 @@ def test_yoso_s_exact_gradient_is_the_derivative_and_blocks_of_256_rows_change_n
     out, expected = (attend(*inputs, causal=causal, **masks) for attend in (yoso_attention, yoso_attention_reference))
     assert_close("out", out, expected)
     assert_gradients_close(out, expected, dict(zip("qkv", inputs)))
-
-
-@causality
-def test_the_three_forms_of_a_synthesizer(causal):
-    features, _, v = detached(7, d=4)
-    columns, bias, rows, table = normal(2, 9, 4), normal(2, 9), normal(2, 9, 4, seed=1), normal(2, 9, 9)
-    forms = {
-        "dense": ((features, v, columns, bias), F.relu(features) @ columns.mT + bias[:, None]),
-        "factorised random": ((rows, v, columns), (rows @ columns.mT)[:, :7]),
-        "random": ((table, v), table[:, :7]),
-    }
-    for name, (arguments, logits) in forms.items():
-        hidden = torch.ones(7, 7).triu(1).bool() if causal else torch.zeros(7, 7).bool()
-        expected = logits[..., :7].masked_fill(hidden, -torch.inf).softmax(-1) @ v
-        assert_close(name, synthesizer_attention(*arguments, causal=causal), expected)
 
 
 def test_the_convolution_of_nystrom_is_over_real_tokens():

@@ -332,9 +332,8 @@ def test_unit_keys_and_the_own_token_of_reformer():
     """Two chunks that see each other, in the only used bucket, since transformers does not compare buckets."""
     modeling = pytest.importorskip("transformers.models.reformer.modeling_reformer")
     sizes = {"attention_head_size": 8, "num_attention_heads": 2, "hidden_size": 16, "lsh_attn_chunk_length": 6}
-    layer = modeling.LSHSelfAttention(
-        modeling.ReformerConfig(**sizes, num_buckets=2, num_hashes=1, is_decoder=False), 0
-    ).eval()
+    config = modeling.ReformerConfig(**sizes, num_buckets=2, num_hashes=1, is_decoder=False)
+    layer = modeling.LSHSelfAttention(config, 0).eval()
     x = drawn(2, 12, 16, dtype=torch.float32)
     q, v = by_head(layer, x, ("query_key", "value"))
     expected = layer(x).hidden_states.unflatten(-1, (2, 8)).transpose(1, 2)

@@ -39,7 +39,7 @@ def in_pieces(inputs, pieces, mask=None, **options):
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=120)
+@hypothesis.settings(max_examples=80)
 def test_any_combination(data):
     """The reference, forward and in gradients; and in pieces, if causal."""
     pieces = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=4), "pieces")
@@ -73,7 +73,7 @@ def test_any_combination(data):
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 def test_any_combination_of_gau(data):
     tokens, heads = data.draw(st.integers(1, 17), "tokens"), data.draw(st.sampled_from([None, 1, 3]), "heads")
     rows = st.lists(st.booleans(), min_size=tokens, max_size=tokens)
@@ -155,13 +155,13 @@ def test_blocks_are_plain_pytorch(length, chunk_size, batch, heads, side, dtype)
             assert all(map(torch.equal, torch.autograd.grad(out, leaves, weights), found)), "under autocast"
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_keys_that_follow_in_the_chunk_are_never_seen(poison):
+def test_keys_that_follow_in_the_chunk_are_never_seen():
     """Later keys in the same band, in later bands, and in later chunks."""
     inputs = [x.detach() for x in mixed_chunk_inputs(400)]
     expected = attend(*inputs, None, chunk_size=150)
-    inputs[1][:, :, 170:] = poison
-    assert torch.equal(attend(*inputs, None, chunk_size=150)[:, :, :170], expected[:, :, :170])
+    for poison in (math.nan, math.inf):
+        inputs[1][:, :, 170:] = poison
+        assert torch.equal(attend(*inputs, None, chunk_size=150)[:, :, :170], expected[:, :, :170])
 
 
 def test_transforms_of_blocks():

@@ -10,7 +10,7 @@ from common.attention import build_attention, only_part
 from common.ops import daft_select, gau_attention, linear_attention, row_attention
 from common.ops.bigbird import draw_numbers
 from tests.common.inputs import BIASES, bias_like, qkv
-from tests.compare import assert_all_close, assert_close, gradients, weights
+from tests.compare import assert_all_close, assert_close, gradients
 from tests.torch_versions import needs_newer_than_2_6
 
 causality = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -169,17 +169,6 @@ def test_an_output_norm_of_retention_leaves_nothing_of_the_normalisation_of_scor
         one, other = (build_attention("retention", True, score_norm=x, **options).double() for x in (True, False))
         assert "x" not in one.needs
         assert_close("out", one(q, k, v), other(q, k, v), 1e-4)
-
-
-def test_shared_and_other_forms_have_the_parameters_that_they_need():
-    shapes = {"num_heads": 2, "head_dim": 4, "max_tokens": 9}
-    for name, options, expected in (
-        ("linformer", {"projected_length": 3, "shared": True}, ["key_rows"]),
-        ("synthesizer", {"form": "dense", "rank": 3}, ["columns", "bias"]),
-        ("synthesizer", {"form": "random", "rank": 3}, ["table"]),
-        ("synthesizer", {"form": "factorized_random", "rank": 3}, ["rows", "columns"]),
-    ):
-        assert list(weights(build_attention(name, **shapes, **options).state_dict())) == expected
 
 
 def test_the_longest_length_of_cosformer_is_recorded():

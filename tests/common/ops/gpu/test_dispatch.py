@@ -284,16 +284,8 @@ def test_while_a_graph_is_captured_only_kernels_that_were_compared_are_used(kern
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux alone; there its absence is an error")
 def test_kernels_in_the_interpreter():
     """In another process: one interprets all kernels or none, as set when it imported Triton."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        str(Path(__file__).with_name("kernels")),
-    ]
+    folder = str(Path(__file__).with_name("kernels"))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", folder]
     # Without the check before a kernel's first use, which would run everything twice and has its own test.
     env = {**os.environ, "TRITON_INTERPRET": "1", "LINEARTIME_TRITON": "1", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True)
