@@ -58,12 +58,29 @@ def maps(d: int = 5) -> dict[str, Tensor]:
     return {"query_weight": uniform(2, 3, d) - 0.5, "key_weight": uniform(2, 3, d, seed=1) - 0.5}
 
 
-def with_gate(gate: float, **options):
-    options = {"window_gate": torch.full((2,), gate, dtype=torch.float64), **options}
-    return lambda q, k, v, causal: lolcats_attention(q, k, v, **maps(), causal=causal, **options)
+def of(op, *more, **options):
+    """A function of q, k and v and, where it has one, of the direction."""
+    return lambda q, k, v, *causal: op(q, k, v, *more, **dict(zip(["causal"], causal)), **options)
 
 
-def in_chunks(op):
+def full(op, *more, **options):
+    """A function that has no direction."""
+    return lambda q, k, v, *_: op(q, k, v, *more, **options)
+
+
+def lolcats(gate: float, **options):
+    return of(lolcats_attention, window_gate=torch.full((2,), gate, dtype=torch.float64), **maps(), **options)
+
+
+def chunks(**options):
+    return lambda q, k, v, causal: mixed_chunk_attention(q, k, q, k, v, causal=causal, **options)
+
+
+def combiner(**options):
+    return lambda q, k, v, *_: combiner_attention(q, k, v, k, v, **options)
+
+
+def apart(op):
     """Chunks of 4 tokens are sequences of their own."""
     return lambda q, k, v, causal: torch.cat([op(*x, causal) for x in zip(*(x.split(4, 2) for x in (q, k, v)))], dim=2)
 
@@ -78,92 +95,53 @@ def quadratic(q, k, v, causal):
     return (scores.tril() if causal else scores) @ v
 
 
+def retention(**options):
+    return lambda q, k, v, _: retention_attention(q[:, :1], k[:, :1], v[:, :1], **options)
+
+
 BOTH, FULL, CAUSAL = (False, True), (False,), (True,)
+SORTED = {"max_tokens": 45, "chunk_size": 15}
+WEIGHTS, BETA, DECAY = uniform(2, 5, 3), uniform(2, 2, 13), -uniform(2, 2, 13, seed=1)
+NO_BIAS = dict.fromkeys(("query_bias", "key_bias"), torch.zeros(2, 3, dtype=torch.float64))
 #: What it is -> (directions, the function with q, k, v of 13 tokens and 5 and 3 channels, what it equals).
 EQUAL = {
-    "windows of all tokens": (BOTH, lambda q, k, v, c: local_attention(q, k, v, window=40, causal=c), softmax),
-    "a chunk of all": (BOTH, lambda q, k, v, c: local_attention(q, k, v, window=13, chunked=True, causal=c), softmax),
-    "chunks apart": (
-        *(BOTH, lambda q, k, v, c: local_attention(q, k, v, window=4, chunked=True, causal=c)),
-        in_chunks(softmax),
+    "windows of all tokens": (BOTH, of(local_attention, window=40), softmax),
+    "a chunk of all": (BOTH, of(local_attention, window=13, chunked=True), softmax),
+    "chunks apart": (BOTH, of(local_attention, window=4, chunked=True), apart(softmax)),
+    "global tokens alone": (BOTH, of(longformer_attention, window=1, global_tokens=13), softmax),
+    "a window that holds the global tokens": (CAUSAL, of(longformer_attention, window=13, global_tokens=3), softmax),
+    "a fixed stride of all": (BOTH, of(sparse_attention, stride=13), softmax),
+    "a strided stride of all": (BOTH, of(sparse_attention, pattern="strided", stride=13), softmax),
+    "columns of all": (FULL, of(sparse_attention, stride=4, columns=9), softmax),
+    "few chunks": (FULL, full(bigbird_attention, NUMBERS, chunk_size=4), softmax),
+    "a sum for each key": (FULL, full(linformer_attention, EYE, EYE), softmax),
+    "a chunk sorted to itself": (FULL, full(sinkhorn_attention, WEIGHTS, **SORTED), softmax),
+    "a chunk sorted to itself, twice": (
+        *(FULL, full(sinkhorn_attention, WEIGHTS, **SORTED, normaliser="separate")),
+        lambda *x: 2 * softmax(*x),
     ),
-    "global tokens alone": (
-        *(BOTH, lambda q, k, v, c: longformer_attention(q, k, v, window=1, global_tokens=13, causal=c)),
-        softmax,
-    ),
-    "a window that holds the global tokens": (
-        *(CAUSAL, lambda q, k, v, c: longformer_attention(q, k, v, window=13, global_tokens=3, causal=c)),
-        softmax,
-    ),
-    "a fixed stride of all": (BOTH, lambda q, k, v, c: sparse_attention(q, k, v, stride=13, causal=c), softmax),
-    "a strided stride of all": (
-        *(BOTH, lambda q, k, v, c: sparse_attention(q, k, v, pattern="strided", stride=13, causal=c)),
-        softmax,
-    ),
-    "columns of all": (FULL, lambda q, k, v, c: sparse_attention(q, k, v, stride=4, columns=9), softmax),
-    "few chunks": (FULL, lambda q, k, v, c: bigbird_attention(q, k, v, NUMBERS, chunk_size=4), softmax),
-    "a sum for each key": (FULL, lambda q, k, v, c: linformer_attention(q, k, v, EYE, EYE), softmax),
-    "a single chunk, sorted to itself": (
-        FULL,
-        lambda q, k, v, c: sinkhorn_attention(q, k, v, uniform(2, 5, 3), max_tokens=45, chunk_size=15),
-        softmax,
-    ),
-    "a single chunk twice": (
-        FULL,
-        lambda q, k, v, c: sinkhorn_attention(
-            q, k, v, uniform(2, 5, 3), max_tokens=45, chunk_size=15, normaliser="separate"
-        ),
-        lambda q, k, v, c: 2 * softmax(q, k, v, c),
-    ),
-    "rows of 4": (FULL, lambda q, k, v, c: row_attention(q, k, v, row_length=4), in_chunks(softmax)),
-    "one row": (CAUSAL, lambda q, k, v, c: combiner_attention(q, k, v, k, v, row_length=40, causal=c), softmax),
-    "a LoLCATs window of all": (BOTH, with_gate(-1.0, window=40), softmax),
-    "a LoLCATs window alone": (
-        *(BOTH, with_gate(0.5, window=4, part="window")),
-        lambda q, k, v, c: local_attention(q, k, v, window=4, causal=c),
-    ),
+    "rows of 4": (FULL, full(row_attention, row_length=4), apart(softmax)),
+    "one row": (CAUSAL, combiner(row_length=40, causal=True), softmax),
+    "a LoLCATs window of all": (BOTH, lolcats(-1.0, window=40), softmax),
+    "a LoLCATs window alone": (BOTH, lolcats(0.5, window=4, part="window"), of(local_attention, window=4)),
     "its linear part alone": (
-        *(BOTH, with_gate(0.5, window=4, part="linear")),
-        lambda q, k, v, c: hedgehog_attention(
-            q, k, v, **maps(), query_bias=torch.zeros(2, 3).double(), key_bias=torch.zeros(2, 3).double(), causal=c
-        ),
+        *(BOTH, lolcats(0.5, window=4, part="linear"), of(hedgehog_attention, **maps(), **NO_BIAS)),
     ),
-    "scores of GAU by softmax": (BOTH, lambda q, k, v, c: gau_attention(q, k, v, kernel="softmax", causal=c), softmax),
-    "GAU": (BOTH, lambda q, k, v, c: gau_attention(q, k, v, divisor=40.0, causal=c), quadratic),
-    "mixed chunks of 4 by softmax": (
-        BOTH,
-        lambda q, k, v, c: mixed_chunk_attention(q, k, q, k, v, chunk_size=4, linear=False, kernel="softmax", causal=c),
-        in_chunks(softmax),
-    ),
-    "one mixed chunk": (
-        *(BOTH, lambda q, k, v, c: mixed_chunk_attention(q, k, q, k, v, chunk_size=40, linear=False, causal=c)),
-        quadratic,
-    ),
-    "two mixed chunks that overlap": (
-        CAUSAL,
-        lambda q, k, v, c: mixed_chunk_attention(q, k, q, k, v, chunk_size=20, linear=False, overlap=True, causal=c),
-        quadratic,
-    ),
-    "flow to a source, of the source itself": (
-        *(FULL, lambda q, k, v, c: flow_source_attention(q, k, v, q)),
-        lambda q, k, v, c: flow_attention(q, k, v),
-    ),
+    "scores of GAU by softmax": (BOTH, of(gau_attention, kernel="softmax"), softmax),
+    "GAU": (BOTH, of(gau_attention, divisor=40.0), quadratic),
+    "chunks of 4 by softmax": (BOTH, chunks(chunk_size=4, linear=False, kernel="softmax"), apart(softmax)),
+    "one mixed chunk": (BOTH, chunks(chunk_size=40, linear=False), quadratic),
+    "two mixed chunks that overlap": (CAUSAL, chunks(chunk_size=20, linear=False, overlap=True), quadratic),
+    "flow to a source, of itself": (FULL, lambda q, k, v, _: flow_source_attention(q, k, v, q), full(flow_attention)),
     "logits that are given": (
         *(BOTH, lambda q, k, v, c: synthesizer_attention(q @ k.transpose(-2, -1) / 5**0.5 + 50.0, v, causal=c)),
-        lambda q, k, v, c: softmax(q, k, v, c),
+        softmax,
     ),
     "one decay for all channels": (
-        CAUSAL,
-        lambda q, k, v, c: kimi_delta_attention(
-            q, k, v, beta=uniform(2, 2, 13), log_decay=-uniform(2, 2, 13, 1, seed=1).expand_as(k)
-        ),
-        lambda q, k, v, c: gated_delta_attention(q, k, v, beta=uniform(2, 2, 13), log_decay=-uniform(2, 2, 13, seed=1)),
+        *(CAUSAL, full(kimi_delta_attention, beta=BETA, log_decay=DECAY.unsqueeze(3).expand(-1, -1, -1, 5))),
+        full(gated_delta_attention, beta=BETA, log_decay=DECAY),
     ),
-    "retention of one head": (
-        CAUSAL,
-        lambda q, k, v, c: retention_attention(q[:, :1], k[:, :1], v[:, :1], decays="log_space"),
-        lambda q, k, v, c: retention_attention(q[:, :1], k[:, :1], v[:, :1]),
-    ),
+    "retention of one head": (CAUSAL, retention(decays="log_space"), retention()),
 }
 
 
@@ -208,59 +186,38 @@ def test_nystrom_is_softmax_attention_where_landmarks_stand_for_their_tokens():
         assert_close("out", nystrom_attention(*qkv(n), landmarks=16), nystrom_attention(*qkv(n), landmarks=n))
 
 
-def bigbird(random_chunks: int):
-    numbers = draw_numbers(random_chunks, seed=0)
-    return lambda q, k, v: bigbird_attention(q, k, v, numbers, chunk_size=2)
-
-
 def moved(q, k, v):
     """Global tokens are the first real ones."""
     hidden = (torch.arange(23) < 2) | (torch.arange(23) == 3)
-    return longformer_attention(q, k, v, window=4, global_tokens=2, key_padding_mask=hidden.expand(2, -1))
+    return longformer_attention(q, k, v, **GLOBAL, key_padding_mask=hidden.expand(2, -1))
 
 
-def local(**options):
-    return lambda q, k, v: local_attention(q, k, v, **options)
-
-
-def longformer(**options):
-    return lambda q, k, v: longformer_attention(q, k, v, window=4, global_tokens=2, **options)
-
-
-def sparse(pattern, stride, **options):
-    return lambda q, k, v: sparse_attention(q, k, v, pattern=pattern, stride=stride, **options)
-
-
-def combiner(**options):
-    return lambda q, k, v: combiner_attention(q, k, v, k, v, row_length=4, **options)
-
-
-ALL = list(range(23))
+ALL, GLOBAL = list(range(23)), {"window": 4, "global_tokens": 2}
 #: (function, a token of 23, the tokens that its output depends on). An even window that is not causal extends one
 #: further back. The last chunk of the fixed pattern has only three tokens, so it has no columns yet.
 SEEN = [
-    (local(window=4, causal=True), 12, [9, 10, 11, 12]),
-    (local(window=5), 12, [10, 11, 12, 13, 14]),
-    (local(window=4), 12, [10, 11, 12, 13]),
-    (local(window=6, chunked=True), 14, [12, 13, 14, 15, 16, 17]),
-    (local(window=6, chunked=True, causal=True), 14, [12, 13, 14]),
-    (longformer(), 12, [0, 1, 10, 11, 12, 13]),
-    (longformer(), 1, ALL),
-    (longformer(causal=True), 12, [0, 1, 9, 10, 11, 12]),
-    (longformer(causal=True), 3, [0, 1, 2, 3]),
+    (of(local_attention, window=4, causal=True), 12, [9, 10, 11, 12]),
+    (of(local_attention, window=5), 12, [10, 11, 12, 13, 14]),
+    (of(local_attention, window=4), 12, [10, 11, 12, 13]),
+    (of(local_attention, window=6, chunked=True), 14, [12, 13, 14, 15, 16, 17]),
+    (of(local_attention, window=6, chunked=True, causal=True), 14, [12, 13, 14]),
+    (of(longformer_attention, **GLOBAL), 12, [0, 1, 10, 11, 12, 13]),
+    (of(longformer_attention, **GLOBAL), 1, ALL),
+    (of(longformer_attention, **GLOBAL, causal=True), 12, [0, 1, 9, 10, 11, 12]),
+    (of(longformer_attention, **GLOBAL, causal=True), 3, [0, 1, 2, 3]),
     (moved, 12, [2, 4, 10, 11, 12, 13]),
     (moved, 4, [2, *range(4, 23)]),
-    (sparse("fixed", 5, columns=2), 12, [3, 4, 8, 9, 10, 11, 12, 13, 14, 18, 19]),
-    (sparse("fixed", 5, columns=2, causal=True), 12, [3, 4, 8, 9, 10, 11, 12]),
-    (sparse("strided", 3), 12, [0, 3, 6, 9, 10, 11, 12, 13, 14, 15, 18, 21]),
-    (sparse("strided", 3, causal=True), 12, [0, 3, 6, 9, 10, 11, 12]),
-    (bigbird(0), 12, [0, 1, 10, 11, 12, 13, 14, 15, 22]),
-    (bigbird(0), 3, [0, 1, 2, 3, 4, 5, 22]),
-    (bigbird(0), 1, ALL),
-    (bigbird(0), 22, ALL),
-    (bigbird(20), 12, ALL),
-    (combiner(), 5, [1, 4, 5, 6, 7, 9, 13, 17, 21]),
-    (combiner(causal=True), 9, [1, 5, 8, 9]),
+    (of(sparse_attention, pattern="fixed", stride=5, columns=2), 12, [3, 4, 8, 9, 10, 11, 12, 13, 14, 18, 19]),
+    (of(sparse_attention, pattern="fixed", stride=5, columns=2, causal=True), 12, [3, 4, 8, 9, 10, 11, 12]),
+    (of(sparse_attention, pattern="strided", stride=3), 12, [0, 3, 6, 9, 10, 11, 12, 13, 14, 15, 18, 21]),
+    (of(sparse_attention, pattern="strided", stride=3, causal=True), 12, [0, 3, 6, 9, 10, 11, 12]),
+    (full(bigbird_attention, draw_numbers(0, seed=0), chunk_size=2), 12, [0, 1, 10, 11, 12, 13, 14, 15, 22]),
+    (full(bigbird_attention, draw_numbers(0, seed=0), chunk_size=2), 3, [0, 1, 2, 3, 4, 5, 22]),
+    (full(bigbird_attention, draw_numbers(0, seed=0), chunk_size=2), 1, ALL),
+    (full(bigbird_attention, draw_numbers(0, seed=0), chunk_size=2), 22, ALL),
+    (full(bigbird_attention, draw_numbers(20, seed=0), chunk_size=2), 12, ALL),
+    (combiner(row_length=4), 5, [1, 4, 5, 6, 7, 9, 13, 17, 21]),
+    (combiner(row_length=4, causal=True), 9, [1, 5, 8, 9]),
 ]
 
 
