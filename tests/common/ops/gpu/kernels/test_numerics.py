@@ -95,7 +95,7 @@ FLOAT, BFLOAT, HALF = torch.float32, torch.bfloat16, torch.float16
 
 @names
 @pytest.mark.parametrize(
-    "dtype, side, heads", [(FLOAT, "left", 2), (BFLOAT, "both", 1), (HALF, "holes", 1), (FLOAT, "all", 1)], ids=str
+    "dtype, side, heads", [(FLOAT, "left", 2), (BFLOAT, "holes", 1), (HALF, "both", 1), (FLOAT, "all", 1)], ids=str
 )
 def test_dtypes_padding_heads_and_rows(dtype, side, heads, name):
     assert_agrees(name, draw(name, d=16, batch=2, heads=heads, dtype=dtype), padding(side, 2, SHORT[name]))
