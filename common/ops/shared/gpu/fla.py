@@ -103,23 +103,24 @@ class Kernels:
 
         ``precision`` is the dtype in which tokens were given, None for that of ``q``.
         """
-        q, k, v, *rest = tensors
+        q, _, _, beta, log_decay, _ = tensors
         precision = q.dtype if precision is None else precision
         exact = precision == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         if precision == torch.float64 or exact:
             return False
-        present = [x for x in rest if x is not None]
-        return dispatch.applies(_name(*_in_precision(precision, q, k, v), *rest), q, k, v, *present) and is_usable()
+        name = _name(_dtype(precision, q), q, beta, log_decay)
+        return dispatch.applies(name, *(x for x in tensors if x is not None)) and is_usable()
 
     def __call__(
         self, precision: torch.dtype | None, chunk_size: int, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Outputs (B, H, n, e) in q's dtype and the last sum; ``tensors`` are those of ``apply_to``."""
         q, k, v, beta, log_decay, initial = tensors
-        tokens, rest = _in_precision(precision, q, k, v), [beta, log_decay, initial]
+        tokens = [x.to(_dtype(precision, q)) for x in (q, k, v)]
         if log_decay is not None:
-            rest[1] = log_decay.expand(q.shape[0], *log_decay.shape[1:])
-        out, last = (self._operator if is_compiled() else self._guarded)(*tokens, *rest, chunk_size)
+            log_decay = log_decay.expand(q.shape[0], *log_decay.shape[1:])
+        run = self._operator if is_compiled() else self._guarded
+        out, last = run(*tokens, beta, log_decay, initial, chunk_size)
         return out.to(q.dtype), last
 
     def _run(self, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -129,7 +130,8 @@ class Kernels:
         *tensors, chunk_size = arguments
         plain = functools.partial(_in_full, functools.partial(self.plain, chunk_size=chunk_size))
         kernels = functools.partial(_attend, plain)
-        name = _name(*tensors)
+        q, _, v, beta, log_decay, _ = tensors
+        name = _name(q.dtype, q, beta, log_decay)
 
         def sample() -> list[Tensor]:
             return _sample(*tensors)
@@ -142,13 +144,14 @@ class Kernels:
 
             return run
 
-        case = tuple(x is None for x in tensors), tensors[0].shape[1]
-        first_use = FirstUse(name, tensors[0].device, case, sample, joined(kernels), joined(plain), BOUND)
+        case = tuple(x is None for x in tensors), q.shape[1], v.shape[3]
+        first_use = FirstUse(name, q.device, case, sample, joined(kernels), joined(plain), BOUND)
         return dispatch.guarded(name, lambda: kernels(*tensors), lambda: plain(*tensors), first_use)
 
 
-def _in_precision(precision: torch.dtype | None, *tensors: Tensor) -> list[Tensor]:
-    return [x.to(torch.bfloat16) if precision == torch.bfloat16 else x for x in tensors]
+def _dtype(precision: torch.dtype | None, q: Tensor) -> torch.dtype:
+    """The dtype in which fla gets tokens that were given in ``precision``, of which ``q`` are features."""
+    return torch.bfloat16 if precision == torch.bfloat16 else q.dtype
 
 
 def _function(beta: Tensor | None, log_decay: Tensor | None) -> str:
@@ -158,42 +161,30 @@ def _function(beta: Tensor | None, log_decay: Tensor | None) -> str:
     return "chunk_kda" if by_channel else "chunk_gated_delta_rule"
 
 
-def _name(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, initial: Any) -> str:
+def _name(dtype: torch.dtype, q: Tensor, beta: Tensor | None, log_decay: Tensor | None) -> str:
     """The name in a warning: fla may refuse one size and compute another."""
-    return f"{_function(beta, log_decay)} of fla for {q.shape[3]} and {v.shape[3]} channels in {q.dtype}"
+    return f"{_function(beta, log_decay)} of fla for {q.shape[3]} channels in {dtype}"
 
 
 def _attend(plain: Callable, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
     """fla's function, whose layout is (B, n, H, c); its backward pass has no derivative, so ``plain`` provides one."""
     *tokens, initial = tensors
     rows = [None if x is None else x.transpose(1, 2).contiguous() for x in tokens]
-    constant = _constant_gate(*tokens[3:])
     given, later = [*rows, initial], [None, None]
     if torch.is_grad_enabled():
         by_rows = functools.partial(_of_rows, plain, [x is not None for x in given])
         entered = iter(_Inputs.apply(by_rows, later, *(x for x in given if x is not None)))
         given = [None if x is None else next(entered) for x in given]
     q, k, v, beta, log_decay, initial = given
-    name, gates = _function(beta, log_decay), {"g": log_decay}
-    if name == "chunk_gated_delta_rule" and log_decay is None:
-        gates = {"g": torch.zeros_like(beta)}
-    elif constant is not None:
-        gates = {"g_gamma": constant}
-    more = {} if beta is None else {"beta": beta}
+    more = {}
+    if beta is not None:
+        more, log_decay = {"beta": beta}, torch.zeros_like(beta) if log_decay is None else log_decay
     options = {"scale": 1.0, "initial_state": initial, "output_final_state": True}
-    results = functions()[name](q, k, v, **gates, **more, **options)[:2]
+    results = functions()[_function(beta, log_decay)](q, k, v, g=log_decay, **more, **options)[:2]
     for i, x in enumerate(results):
         if x.requires_grad:
             x.register_hook(functools.partial(_keep, later, i))
     return results[0].transpose(1, 2), results[1]
-
-
-def _constant_gate(beta: Tensor | None, log_decay: Tensor | None) -> Tensor | None:
-    """A gate (H,) that is the same for all tokens, as that of retention: expanded from one row and one token."""
-    if beta is not None or log_decay is None or log_decay.dim() == 4 or log_decay.requires_grad:
-        return None
-    one_row = log_decay.shape[0] == 1 or log_decay.stride(0) == 0
-    return log_decay[0, :, 0].contiguous() if one_row and log_decay.stride(2) == 0 else None
 
 
 class _Inputs(torch.autograd.Function):

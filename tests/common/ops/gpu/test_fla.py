@@ -65,12 +65,10 @@ class Opaque(torch.autograd.Function):
 def stand_in(name, calls, change):
     """A function with the signature of fla's NAME that records its calls."""
 
-    def attend(q, k, v, *, scale, initial_state, output_final_state, g=None, g_gamma=None, beta=None):
+    def attend(q, k, v, *, scale, initial_state, output_final_state, g=None, beta=None):
         assert output_final_state and all(x.is_contiguous() for x in (q, k, v))
         assert g is None or g.dtype == torch.float32
-        calls.append((name, q.dtype, g_gamma is not None))
-        if g_gamma is not None:
-            g = g_gamma.expand(*q.shape[:3])
+        calls.append((name, q.dtype))
         gate = torch.zeros_like(q[..., 0], dtype=torch.float32) if g is None else g
         out, last = Opaque.apply(scale, q, k, v, gate, beta, initial_state)
         return change(out), last
@@ -128,7 +126,7 @@ def test_every_causal_mechanism_agrees_with_its_reference(dtype, side, case, ker
     doubled, tolerance = cast(inputs, torch.float64), (1 + (dtype == torch.bfloat16)) * tolerance_of(module, dtype)
     out, expected = module(**inputs, **both(mask)), exact(**doubled, **both(mask))
     assert bool(calls) == goes_through_fla(case)
-    assert {dtype for _, dtype, _ in calls} <= {torch.bfloat16 if dtype == torch.bfloat16 else torch.float32}
+    assert {dtype for _, dtype in calls} <= {torch.bfloat16 if dtype == torch.bfloat16 else torch.float32}
     assert_close("out", out, expected, tolerance)
     wanted = gradients(expected, leaves(doubled, exact).values())
     assert_all_close(leaves(inputs, module), gradients(out, leaves(inputs, module).values()), wanted, tolerance)
@@ -141,7 +139,7 @@ def test_a_sequence_in_parts(case, kernels, tf32):
     module = case.build(torch.float32)
     inputs, mask = tensors(module, TOKENS, dtype=torch.float32), padding("left", 2, TOKENS)
     out, states = run_in_parts(module, inputs, [9, 1, 8, 3], mask)
-    assert {name for name, *_ in calls} and all(x.dtype != torch.bfloat16 for x in states[-1].values())
+    assert {name for name, _ in calls} and all(x.dtype != torch.bfloat16 for x in states[-1].values())
     before = len(calls)
     run_in_parts(module, inputs, [1, 1])
     assert len(calls) == before or case.name == "lolcats"  # which reads its window again
@@ -155,16 +153,26 @@ def test_a_sequence_in_parts(case, kernels, tf32):
         assert_close(name, x, others[-1][name], 1e-5)
 
 
-def test_the_gate_of_retention_is_a_constant(kernels):
-    """So fla reads one number per head, unless padding stops the decay, or each row has its own."""
+def test_packed_documents(kernels):
+    """Each is a row of a call."""
+    calls, inputs = kernels(), qkv(12, dtype=torch.bfloat16)
+    ids = torch.tensor([[0] * 7 + [1] * 5, [3] * 2 + [4] * 10])
+    out = linear_attention(*inputs, causal=True, segment_ids=ids)
+    assert calls
+    assert_close("out", out, linear_attention(*(x.double() for x in inputs), causal=True, segment_ids=ids))
+
+
+def test_gates_that_are_the_same_for_all_tokens(kernels):
+    """One of each head, as in retention, or of each row as well, without memory of their own."""
     calls, (q, k, v) = kernels(), qkv(9, dtype=torch.bfloat16)
-    for mask, constant in ((None, True), (padding("left", 2, 9), False)):
-        retention_attention(q, k, v, key_padding_mask=mask, query_padding_mask=mask)
-        assert calls.pop()[2] == constant
-    of_rows = torch.tensor([[-0.1, -1.0], [-2.0, -0.5]]).unsqueeze(2).expand(2, 2, 9)
-    out = linear_attention(q, k, v, causal=True, log_decay=of_rows)
-    assert not calls.pop()[2]
-    assert_close("out", out, linear_attention(*(x.double() for x in (q, k, v)), causal=True, log_decay=of_rows))
+    doubled, of_rows = [x.double() for x in (q, k, v)], torch.tensor([[-0.1, -1.0], [-2.0, -0.5]])
+    for attend in (
+        lambda *x: retention_attention(*x),
+        lambda *x: linear_attention(*x, causal=True, log_decay=of_rows.unsqueeze(2).expand(2, 2, 9)),
+    ):
+        out = attend(q, k, v)
+        assert calls.pop()
+        assert_close("out", out, attend(*doubled))
 
 
 # --- when they are used ----------------------------------------------------------------------------------------------
@@ -284,7 +292,7 @@ def test_kernels_that_fail_or_are_wrong_are_used_no_more_for_that_size(change, c
     if checks:
         monkeypatch.delenv(VARIABLE)
     calls, inputs = kernels(change), qkv(9, dtype=torch.bfloat16)
-    with pytest.warns(UserWarning, match=f"chunk_simple_gla of fla for 5 and 8 channels.*{what}") as seen:
+    with pytest.warns(UserWarning, match=f"chunk_simple_gla of fla for 5 channels.*{what}") as seen:
         outputs = [linear_attention(*inputs, causal=True) for _ in range(3)]
     assert len(seen) == len(calls) == 1
     for out in outputs:
