@@ -39,10 +39,11 @@ UNITS = [
     {"query_dim": 16, "chunk_size": None, "max_positions": 64},
 ]
 PLAIN = [{"kind": "flow"}, {"kind": "linear"}]
-#: Classes with layers and fields: every attention in every class, and every other part in one class that has it.
+EVERY = (LineartimeForCausalLM, LineartimeForMaskedLM, LineartimeForSeq2SeqLM)
+#: Classes with layers and fields: every attention in a decoder, an encoder and both, and every other part in one class.
 CASES = {
-    **{f"{kind.__name__}-attentions": (kind, LAYERS, {}) for kind in AUTO_CLASSES.values()},
-    "features of a language model": (LineartimeModel, LAYERS, {"is_decoder": True, "embedding_dim": 48}),
+    **{kind.__name__: (kind, LAYERS if kind in EVERY else PLAIN, {}) for kind in AUTO_CLASSES.values()},
+    "features of a language model": (LineartimeModel, PLAIN, {"is_decoder": True, "embedding_dim": 48}),
     "classes of a language model": (LineartimeForSequenceClassification, PLAIN, {"is_decoder": True}),
     "units": (LineartimeForMaskedLM, [{"kind": GATED_ATTENTION_UNIT, "options": x} for x in UNITS], {"family": "gau"}),
     "units that forget": (
