@@ -19,7 +19,6 @@ from common.attention import (
     record_keys,
 )
 from common.modules import GatedAttentionUnit
-from common.ops import flow_attention_weights
 from common.ops.shared.padding import zero_padded_tokens
 from tests.common.contract.mechanisms import DEFAULTS, PATHS, PLAIN, Case, at, both, cases, tensors
 from tests.common.inputs import padding, qkv
@@ -234,9 +233,10 @@ def test_generation_records_the_weights_of_the_whole_sequence(side, forget):
     module, mask, state = Case("flow", True, forget=forget).build(), padding(side, 2, 9), None
     inputs = tensors(module, 9, grad=False)
     gates = None if forget == "none" else module.gate(zero_padded_tokens(inputs["x"], mask))
-    competition, allocation = flow_attention_weights(
-        inputs["q"], inputs["k"], causal=True, log_decay=gates, **both(mask)
-    )
+    flow, given = module if gates is None else module.inner, {"log_decay": gates, **both(mask)}
+    competition, allocation = flow.weights(inputs["q"], inputs["k"], **given)
+    out = flow.attention_map(inputs["q"], inputs["k"], **given) @ inputs["v"]
+    assert_close("map times values", out, module(**inputs, **both(mask)))
     with record_attention(module) as records:
         for part in torch.arange(9).split([4, 1, 1, 3]):
             part_mask = None if mask is None else mask[:, part]
