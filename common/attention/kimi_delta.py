@@ -12,6 +12,7 @@ from ..ops.gated_delta import ACTIVATIONS, QK_NORMS
 from ..ops.kimi_delta import kimi_delta_attention
 from ..ops.kimi_delta.reference import kimi_delta_attention_reference
 from ..ops.shared.checks import check_padding_mask, check_query_key_value, check_tokens
+from ..ops.shared.log_sigmoid import log_sigmoid
 from ..ops.shared.padding import zero_padded_tokens
 from ..ops.shared.precision import autocast_off, compute_dtype, in_dtype
 from ..ops.shared.reference_tools import by_head
@@ -118,7 +119,7 @@ class KimiDeltaAttention(OutputGateAttention):
         projs = self.beta_proj, self.decay_down_proj, self.decay_up_proj
         beta, down, up = (in_dtype(weights_of(proj)[0], x.dtype) for proj in projs)
         step = F.linear(F.linear(x, down), up, in_dtype(self.dt_bias, x.dtype)).unflatten(2, (-1, channels))
-        log_decay = in_dtype(self.A_log, x.dtype).exp()[:, None] * F.logsigmoid(-step)  # -softplus(step)
+        log_decay = in_dtype(self.A_log, x.dtype).exp()[:, None] * log_sigmoid(-step)  # -softplus(step)
         beta = torch.sigmoid(F.linear(x, beta))
         return {"beta": beta.transpose(1, 2), "log_decay": log_decay.transpose(1, 2)}
 

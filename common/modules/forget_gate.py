@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..ops.shared.checks import check_choice, check_positive_int
+from ..ops.shared.log_sigmoid import log_sigmoid
 from ..ops.shared.precision import autocast_off, compute_dtype
 from .linear_weights import weights_of
 
@@ -64,7 +65,7 @@ class ForgetGate(nn.Module):
             if self.down_proj is not None:
                 x = F.linear(x, weights_of(self.down_proj)[0].to(dtype))
             gate = F.linear(x, *(part.to(dtype) for part in weights_of(self.gate_proj)))
-        log_decay = F.logsigmoid(gate)
+        log_decay = log_sigmoid(gate)
         if self.features is None:
             return log_decay.transpose(1, 2)
         return log_decay.unflatten(2, (self.heads, self.features)).transpose(1, 2)

@@ -19,6 +19,7 @@ SUMS = dict.fromkeys(("linear", "t2r", "hedgehog"), (32, 3350)) | dict.fromkeys(
 LARGEST = SUMS | {
     "softmax": (18, 1900),
     "local": (20, 2400),
+    "gla": (33, 3500),
     "rfa_gate": (34, 3550),
     "retention": (33, 3700),
     "lolcats": (37, 4050),

@@ -12,6 +12,7 @@ from ..shared.checks import check_masks, check_positive_int, check_query_key_val
 from ..shared.chunks import CHUNK_SIZE
 from ..shared.cpu.dispatch import step_of
 from ..shared.feature_sums import decayed_sums, step_by_kernels
+from ..shared.log_sigmoid import log_sigmoid
 from ..shared.packed import takes_segments
 from ..shared.padding import zero_padded_tokens, zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
@@ -66,7 +67,7 @@ def gla_attention(
         x = zero_padded_tokens(x.to(dtype), key_padding_mask)  # values at padding must not reach the gradients
         logits = F.linear(F.linear(x, gate_down.to(dtype)), gate_up.to(dtype), gate_bias.to(dtype))  # (B, n, H d)
         # log α (B, H, n, d), 0 at padding: a padded token does not change the sums.
-        log_decay = (F.logsigmoid(logits) / temperature).unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2)
+        log_decay = (log_sigmoid(logits) / temperature).unflatten(2, (q.shape[1], q.shape[3])).transpose(1, 2)
         log_decay = zero_padding(log_decay, key_padding_mask)
         queries = zero_padding(q.to(dtype), query_padding_mask) * q.shape[3] ** -0.5
         keys, values = (zero_padding(y.to(dtype), key_padding_mask) for y in (k, v))

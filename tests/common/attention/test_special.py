@@ -172,6 +172,17 @@ def test_thousands_of_tokens_with_gates_near_nothing_and_near_all(name, forget):
         assert torch.isfinite(gradient).all() and gradient.any(), name_of
 
 
+@pytest.mark.parametrize("name, options", [("gla", {}), ("kimi_delta", {}), ("linear", {"forget": "channel"})])
+def test_many_gates_by_channel_at_once_are_as_few_at_a_time(name, options):
+    """From almost closed to almost open; the logarithms of many are computed otherwise."""
+    module = build(name, True, **options)
+    inputs = tensors(module, 600, scale=2.0)
+    outputs = module(**inputs), run_in_parts(module, inputs, [100] * 6)[0]
+    actual, expected = ([x, *torch.autograd.grad(x.square().sum(), list(inputs.values()))] for x in outputs)
+    for key, x, y in zip(("out", *inputs), actual, expected):
+        assert_close(key, x, y)
+
+
 def test_what_favor_has_forgotten_does_not_hide_later_keys():
     """An early key has a far larger feature than a later one; then a gate erases everything."""
     generator = torch.Generator().manual_seed(0)
