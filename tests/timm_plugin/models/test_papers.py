@@ -12,7 +12,7 @@ import timm_plugin
 from common.modules.gated_attention_unit import GatedAttentionUnit
 from common.ops.daft.conv_reference import daft_conv_reference
 from common.ops.daft.full_reference import daft_full_reference
-from tests.compare import assert_close, assert_gradients_close, weights
+from tests.compare import assert_close, assert_gradients_close, gradients, weights
 from tests.timm_plugin.helpers import PATCHES_ONLY, build, draw_filters, images, one_line, randomise, vit
 from timm_plugin import attention_layer, replace_attention, tell_grid
 from timm_plugin.layers.attention import SelfAttention
@@ -53,6 +53,14 @@ def test_parameter_counts(name, arguments, millions):
         other = timm_plugin.create_model("flowformer_hier_s", attn_layer=row, device="meta")
         shapes = {name: x.shape for name, x in model.state_dict().items()}
         assert {name: x.shape for name, x in other.state_dict().items()} == shapes
+
+
+@pytest.mark.parametrize("row", TABLE_5)
+def test_a_small_model_of_each_row_of_table_5_trains(row):
+    model = timm.create_model("flowformer_hier_test", attn_layer=row, embed_dims=(16, 24), depths=(1, 1))
+    model(images(model)).square().mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert model.stages[0].blocks[0].attn.qkv.weight.grad.abs().sum() > 0
 
 
 def test_flowformers_of_the_paper_and_of_its_release():
@@ -123,6 +131,19 @@ def test_a_block_is_the_unit_on_the_rows_of_an_image(case):
             assert torch.equal(table[:, query, key], block.bias.weight[:, down + rows - 1, right + columns - 1])
     block.bias.weight.data.zero_()
     assert_close("block", block(x), unit(x))
+
+
+@pytest.mark.parametrize("case", ["flash", "flash_quad"])
+def test_large_images_train_as_small_ones(case, monkeypatch):
+    """From a number of tokens on, the backward pass recomputes activations, with the same dropout."""
+    model = build(case, proj_drop_rate=0.2, attn_drop_rate=0.2, drop_path_rate=0.2).train()
+    found = []
+    for least in (1, 10**9):
+        monkeypatch.setattr("common.modules.gated_attention_unit.RECOMPUTED_FROM", least)
+        torch.manual_seed(1)
+        found.append(gradients(model(images(model, batch=8)), model.parameters()))
+    for (name, _), actual, expected in zip(model.named_parameters(), *found):
+        assert_close(f"gradient of {name}", actual, expected)
 
 
 def test_biases_of_another_size_keep_the_nearest_and_the_farthest():
@@ -311,6 +332,7 @@ def test_any_loss_of_the_output_has_the_gradients_of_the_regularised_loss(argume
         assert torch.equal(value, plain)  # the value of the loss is the trainer's
         assert_same_gradients(model, value, plain + 0.5 * entropy_by_hand(model))
     assert_close("for logging", model.auxiliary_loss(), 0.5 * entropy_by_hand(model))
+    assert regularised(entropy_weight=0.0).auxiliary_loss() is None
     model.eval()
     filters = [p for name, p in model.named_parameters() if ".attn.attention." in name]
     assert not any(x.any() for x in torch.autograd.grad(0.0 * model(x).sum(), filters))

@@ -11,14 +11,15 @@ from timm.data import create_dataset, create_loader, resolve_model_data_config
 from timm.loss import LabelSmoothingCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.task import ClassificationTask
+from timm.task import ClassificationTask, TokenDistillationTask
 from timm.utils import CheckpointSaver, ModelEmaV3
+from torch import nn
 from torch.nn import functional as F
 
 from common.attention import position_entropy
 from tests.common.parallel.processes import in_processes
 from tests.compare import assert_close
-from tests.timm_plugin.helpers import draw_filters
+from tests.timm_plugin.helpers import build, draw_filters, images
 from timm_plugin.__main__ import main
 
 #: A model of vision transformers' shape for 32 x 32 images of ten classes.
@@ -107,6 +108,18 @@ def test_digits_with_amp_checkpointing_and_layer_decay(digits, name, arguments, 
     if name == "daft_conv_test":
         # Filters move away from 0, whose entropy is the uniform one.
         assert position_entropy(model) < 0.998 * 96 * torch.log(torch.tensor(9.0))
+
+
+def test_a_distilled_model_trains_by_timms_token_distillation():
+    """The task of train.py's ``--kd-distill-type token``: the second classifier learns from the teacher alone."""
+    model = build("deit_distilled", num_classes=5).train()
+    teacher = timm.create_model("flowformer_deit_ti", img_size=64, depth=1, num_classes=5)
+    task = TokenDistillationTask(
+        model, teacher, nn.CrossEntropyLoss(), distill_type="hard", task_loss_weight=0.5, device=torch.device("cpu")
+    )
+    task.train()(images(model), torch.tensor([1, 2]))["loss"].backward()
+    assert model.head_dist.weight.grad.abs().sum() > 0
+    assert model.head.weight.grad.abs().sum() > 0
 
 
 #: A script that trains as timm's train.py does, in one of two processes.
