@@ -14,7 +14,9 @@ from tests.timm_plugin.helpers import CASES, SMALL, VIT, build, images, one_line
 from timm_plugin import attention_layer, create_model, replace_attention, store_attention, tell_grid
 from timm_plugin.models.flowformer import Flowformer
 
-_PARTS = dict(attn_layer=["flow"], block_fn=[nn.Identity], embed_layer=[nn.Identity])
+#: Parts that these vision transformers replace or lack.
+_PARTS = dict(attn_layer=["flow"], block_fn=[nn.Identity], embed_layer=[nn.Identity], qk_norm=[True])
+_PARTS |= dict(patch_drop_rate=[0.1])
 #: Case -> argument of a model -> values that are not allowed.
 VALUES = {
     "hier": dict(
@@ -35,10 +37,7 @@ VALUES = {
         attn_drop_rate=["a"],
         drop_path_rate=["a"],
         form=["papr"],
-        clamp=[-1.0, "much"],
-        phi=["tanh"],
-        competition=["max"],
-        allocation=[3],
+        clamp=["much"],
     ),
     "daft_conv": dict(
         _PARTS,
@@ -51,13 +50,11 @@ VALUES = {
         pos_embed=["learn"],
         no_embed_class=[True],
         pool_include_prefix=[True],
-        patch_drop_rate=[0.1],
         pos_drop_rate=[0.1],
         dynamic_img_size=[False],
         global_pool=["token"],
         entropy_weight=[-0.001, float("nan"), "much"],
         gumbel_temperature=[0.0, -0.5],
-        qk_norm=[True],
     ),
     "daft_full": dict(
         _PARTS,
@@ -66,15 +63,11 @@ VALUES = {
         bias_dim=[-1],
         dynamic_img_size=[True],
         dynamic_img_pad=[True],
-        patch_drop_rate=[0.1],
-        qk_norm=[True],
     ),
     "flash": dict(
         _PARTS,
         img_size=[65],
         class_token=[True],
-        qk_norm=[True],
-        patch_drop_rate=[0.5],
         global_pool=["token"],
         chunk_rows=[0],
         dynamic_img_size=[True],
