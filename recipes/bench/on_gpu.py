@@ -1,4 +1,4 @@
-"""What launches cost on a GPU, and what fla's kernels gain: causal attention eager, replayed and compiled."""
+"""Costs of launches on a GPU, and gains of fla's kernels: causal attention eager, replayed and compiled."""
 
 import os
 from collections.abc import Callable
