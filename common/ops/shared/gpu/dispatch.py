@@ -57,11 +57,8 @@ def applies(name: str, *tensors: Tensor) -> bool:
     if not torch.compiler.is_compiling() and tensors[0].is_cpu and not interpreted():
         switched_on()  # an error, as on a GPU
         return False  # first, because kernels for CPUs come next in each decoding step
-    if runs_eagerly(*tensors):
-        if not switched_on():
-            return False
     # torch.compile calls kernels as operators, but not inside torch.func's transforms.
-    elif not is_compiled() or torch._C._are_functorch_transforms_active():
+    if not runs_eagerly(*tensors) and (not is_compiled() or torch._C._are_functorch_transforms_active()):
         return False
     on_cpu, on_gpu = all(x.device.type == "cpu" for x in tensors), all(x.is_cuda for x in tensors)
     return (on_cpu or on_gpu) and all(_has_kernel_dtype(x) for x in tensors) and _usable(name, on_cpu)
