@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fairseq_plugin.convert import convert, main
 from tests.compare import assert_close, weights
-from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save, save_model
-from tests.fairseq_plugin.helpers.commands import USER_DIR, NamedRuns, run_named, training_command
+from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
+from tests.fairseq_plugin.helpers.commands import run_named, training_command
 from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
 from tests.fairseq_plugin.helpers.text import dictionary, tokens
-from tests.fairseq_plugin.helpers.transfer import make_pair, make_sample, save_teacher
+from tests.fairseq_plugin.helpers.transfer import save_teacher
 
 PRE_NORM = "--decoder-normalize-before"
 ADAPTIVE = (
@@ -44,14 +44,22 @@ STOCK = {
 
 @torch.no_grad()
 def _logits(model: nn.Module) -> Tensor:
-    """What the softmax of the vocabulary is over; log-probabilities where that is adaptive."""
+    """Inputs of the softmax of the vocabulary; log-probabilities where that is adaptive."""
     out = model(tokens(2, 37))
     adaptive = model.decoder.adaptive_softmax is not None
     return model.get_normalized_probs(out, log_probs=True, sample=None) if adaptive else out[0]
 
 
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stock checkpoint."""
+    path = tmp_path_factory.mktemp("stock") / "stock.pt"
+    save_model(path, "cfg", *STOCK["pre-norm"])
+    return path
+
+
 def _loaded(arch: str, folder: Path, file: str, data: str, **options: Any) -> nn.Module:
-    """What ``from_pretrained`` of an architecture's class, or of fairseq's model, makes of a file."""
+    """Model of a file, by ``from_pretrained`` of an architecture's class or of fairseq's model."""
     cls = TransformerLanguageModel if arch == "transformer_lm" else ARCH_MODEL_REGISTRY[arch]
     (loaded,) = cls.from_pretrained(str(folder), file, data, **options).models
     loaded.eval()
@@ -60,7 +68,7 @@ def _loaded(arch: str, folder: Path, file: str, data: str, **options: Any) -> nn
 
 @pytest.mark.parametrize(("variant", "kind"), [("pre-norm", KINDS[1]), *((variant, KINDS[0]) for variant in STOCK)])
 def test_softmax_lm_is_the_stock_model(variant: str, kind: str, data_bin: str, tmp_path: Path) -> None:
-    """Weights mean the same, converted or not; with another attention all of them are the start, bit by bit."""
+    """Weights mean the same, converted or not."""
     save_model(tmp_path / "stock.pt", kind, *STOCK[variant])
     stock = _loaded("transformer_lm", tmp_path, "stock.pt", data_bin)
     converted, transfer = convert(tmp_path / "stock.pt", "softmax_lm")
@@ -71,15 +79,24 @@ def test_softmax_lm_is_the_stock_model(variant: str, kind: str, data_bin: str, t
         ours = _loaded("softmax_lm", tmp_path, file, data_bin)
         assert type(ours) is ARCH_MODEL_REGISTRY["softmax_lm"]
         assert_close(file, _logits(ours), _logits(stock), tolerance=1e-5)
+
+
+def test_weights_are_the_start_of_another_attention(data_bin: str, tmp_path: Path) -> None:
+    """Bit by bit, with its options; its parameters are new, which the error says how to add, and all of it learns."""
+    stock = save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
     options = {"flow_form": "paper", "flow_phi": "elu+1", "flow_chunk_size": 5}
     torch.save(convert(tmp_path / "stock.pt", "flowformer_lm", options)[0], tmp_path / "flow.pt")
-    read = [_loaded("flowformer_lm", tmp_path, "stock.pt", data_bin, **given) for given in ({}, options)]
-    flow, plain = _loaded("flowformer_lm", tmp_path, "flow.pt", data_bin), read.pop(0)
-    for model in (flow, plain, *read):  # fairseq leaves a buffer of its adaptive modules uninitialised: NaN
+    plain, read = (_loaded("flowformer_lm", tmp_path, "stock.pt", data_bin, **given) for given in ({}, options))
+    flow = _loaded("flowformer_lm", tmp_path, "flow.pt", data_bin)
+    for model in (flow, plain, read):
         parameters = dict(model.named_parameters())
         assert all(torch.equal(parameters[name], x) for name, x in stock.named_parameters())
-    assert_close("options of ours", _logits(flow), _logits(read[0]))
+    assert_close("options of ours", _logits(flow), _logits(read))
     assert (_logits(flow) - _logits(plain)).abs().max() > 1e-3
+    with refused_in_one_line(tmp_path, "8 missing", "inner", "python -m fairseq_plugin.convert"):
+        _loaded("hedgehog_lm", tmp_path, "stock.pt", data_bin)
+    torch.save(convert(tmp_path / "stock.pt", "t2r_lm", {"lineartime_trained_parameters": "new"})[0], tmp_path / "t.pt")
+    assert all(x.requires_grad for x in _loaded("t2r_lm", tmp_path, "t.pt", data_bin).parameters())
 
 
 def test_layers_to_keep(data_bin: str, tmp_path: Path) -> None:
@@ -95,49 +112,34 @@ def test_layers_to_keep(data_bin: str, tmp_path: Path) -> None:
         assert_close(file, _logits(_loaded("softmax_lm", tmp_path, file, data_bin, **options)), _logits(stock))
 
 
-@pytest.fixture(scope="module")
-def commands(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
-    """A stock training, whose optimiser has no dataclass, converted, evaluated, and gone on from."""
-    folder = tmp_path_factory.mktemp("convert")
-    stock, converted = str(folder / "stock" / "checkpoint_last.pt"), str(folder / "converted.pt")
-    evaluation = [data_bin, "--user-dir", USER_DIR, "--cpu", "--tokens-per-sample", "48", "--path"]
+def test_a_stock_training_is_a_start(data_bin: str, tmp_path: Path) -> None:
+    """All weights are read by --finetune-from-model, converted or not; the optimiser's state alone is left out.
+
+    The optimiser of this training has no dataclass.
+    """
+    stock, converted = str(tmp_path / "stock" / "checkpoint_last.pt"), str(tmp_path / "converted.pt")
 
     def train(name: str, arch: str, *arguments: str) -> tuple[str, list[str], str]:
-        command = training_command(data_bin, str(folder / name), arch, "--dropout", "0", *arguments)
+        command = training_command(data_bin, str(tmp_path / name), arch, "--dropout", "0", *arguments)
         return "fairseq_cli.train", [*command, "--disable-validation", "--no-epoch-checkpoints"], ""
 
     still = ("--lr", "0", "--max-update", "1", "--finetune-from-model")
-    run = {
+    commands = {
         "stock": train("stock", "transformer_lm", PRE_NORM, "--optimizer", "sgd", "--max-update", "2"),
         "convert": ("fairseq_plugin.convert", [stock, converted, "--arch", "softmax_lm"], ""),
-        "evaluate stock": ("fairseq_cli.eval_lm", [*evaluation, stock], ""),
-        "evaluate converted": ("fairseq_cli.eval_lm", [*evaluation, converted], ""),
         "linear": train("linear", "linear_lm", *still, stock),
         "softmax": train("softmax", "softmax_lm", *still, converted),
     }
-    return run_named(folder, run)
-
-
-def test_a_converted_file_is_a_start(commands: NamedRuns) -> None:
-    """With softmax attention its loss is the stock loss, to every digit; it holds all but the optimiser's state.
-
-    After --finetune-from-model, of the stock file and of the converted one, weights are those of the stock training.
-    """
-    stock, ours = (
-        re.search(r"Loss \(base 2\): [\d.]+, Perplexity: [\d.]+", commands.outputs[name]).group()
-        for name in ("evaluate stock", "evaluate converted")
-    )
-    assert stock == ours
-    files = [commands.folder / run / "checkpoint_last.pt" for run in ("stock", "linear", "softmax")]
-    state, *others = (weights(torch.load(file)["model"]) for file in files)
-    for name, other in zip(("linear", "softmax"), others):
-        assert state.keys() == other.keys() and all(torch.equal(state[x], other[x]) for x in state)
-        assert re.search(r"\d+ tensors taken as a starting point; 0 left out; 0 new", commands.outputs[name])
-    whole, converted = (torch.load(file) for file in (files[0], commands.folder / "converted.pt"))
-    assert converted.keys() == whole.keys() - {"last_optimizer_state"} and converted["args"] is None
-    assert converted["extra_state"]["train_iterator"] == whole["extra_state"]["train_iterator"]
-    assert "37 tensors taken" in commands.outputs["convert"] and "last_optimizer_state" in commands.outputs["convert"]
-    assert not list(commands.folder.glob("*.part"))
+    runs = run_named(tmp_path, commands)
+    for name in ("linear", "softmax"):
+        before, after = runs.weights("stock"), runs.weights(name)
+        assert before.keys() == after.keys() and all(torch.equal(before[x], after[x]) for x in before)
+        assert re.search(r"\d+ tensors taken as a starting point; 0 left out; 0 new", runs.outputs[name])
+    before, after = runs.stored("stock"), runs.stored("converted.pt")
+    assert after.keys() == before.keys() - {"last_optimizer_state"} and after["args"] is None
+    assert after["extra_state"]["train_iterator"] == before["extra_state"]["train_iterator"]
+    assert "37 tensors taken" in runs.outputs["convert"] and "last_optimizer_state" in runs.outputs["convert"]
+    assert not list(tmp_path.glob("*.part"))
 
 
 #: Arguments of ``convert``, and words of the line that refuses them.
@@ -158,70 +160,23 @@ BAD_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("arguments", BAD_ARGUMENTS)
-def test_bad_arguments_are_refused(arguments: str, tmp_path: Path) -> None:
-    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
-    with refused_in_one_line(tmp_path, *BAD_ARGUMENTS[arguments]):
-        main([str(tmp_path / "stock.pt"), str(tmp_path / "ours.pt"), *arguments.split()])
-
-
-def _changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """A function that writes what ``change`` makes of a stock checkpoint."""
-
-    def write(path: Path) -> None:
-        save_model(path, "cfg", *STOCK["pre-norm"])
-        state = torch.load(path)
-        torch.save(change(state) or state, path)
-
-    return write
-
-
-#: What writes a bad file, by words of the line that refuses it. tests/test_damaged_files.py damages bytes.
-BAD_FILES: dict[str, Callable[[Path], Any]] = {
-    "holds 'flowformer_lm'": lambda path: save_model(path, "cfg", "flowformer_lm"),
-    "1 missing (decoder.layers.1.fc1.bias)": _changed(
-        lambda state: state["model"].pop("decoder.layers.1.fc1.bias") is None
-    ),
-    "holds args, cfg, model": _changed(lambda state: {name: state[name] for name in ("args", "cfg", "model")}),
-    "cannot be read": lambda path: path.write_text("hello"),
+#: What is changed in a stock checkpoint, by words of the line that refuses it. ../test_damaged_files.py damages bytes,
+#: and ../test_output_places.py has targets.
+BAD_FILES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "holds 'flowformer_lm'": lambda state: state["cfg"]["model"].update(_name="flowformer_lm"),
+    "1 missing (decoder.layers.1.fc1.bias)": lambda state: state["model"].pop("decoder.layers.1.fc1.bias"),
+    "stock.pt' holds args, model, cfg": lambda state: [state.pop(x) for x in {*state} - {"args", "model", "cfg"}],
 }
 
 
-@pytest.mark.parametrize("reason", BAD_FILES)
-def test_bad_files_are_refused(reason: str, tmp_path: Path) -> None:
-    BAD_FILES[reason](tmp_path / "source.pt")
-    with refused_in_one_line(tmp_path, reason):
-        main([str(tmp_path / "source.pt"), str(tmp_path / "target.pt")])
-
-
-def test_targets_that_are_refused(tmp_path: Path) -> None:
-    """Files that are there, the source too, folders, and files in folders that are not there."""
-    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
-    (tmp_path / "other.pt").write_text("a user's")
-    (tmp_path / "folder").mkdir()
-    for target in ("stock.pt", "other.pt", "folder", "folder/none/ours.pt"):
-        with refused_in_one_line(tmp_path, target):
-            main([str(tmp_path / "stock.pt"), str(tmp_path / target), "--arch", "linear_lm"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "arch", "teacher"),
-    [
-        ("mlm", "softmax_mlm", ()),
-        ("mlm", "softmax_mlm", ("--encoder-normalize-before",)),
-        ("translation", "softmax", ("--decoder-normalize-before",)),
-    ],
-    ids=["roberta", "pre-norm roberta", "transformer"],
-)
-def test_softmax_models_are_the_stock_models(kind: str, arch: str, teacher: tuple[str, ...], tmp_path: Path) -> None:
-    """Converted with softmax attention they give what the stock model gives, padding included."""
-    pair = make_pair(tmp_path, kind, arch, teacher, lineartime_trained_parameters="all")
-    stock = save_teacher(tmp_path / "again.pt", kind, *teacher)
-    sample = make_sample(kind, left=2, right=3)
-    with torch.no_grad():
-        ours, theirs = (model.eval()(**sample["net_input"])[0] for model in (pair.student, stock))
-    real = sample["net_input"].get("prev_output_tokens", sample["net_input"]["src_tokens"]).ne(1)
-    assert_close("logits", ours[real], theirs[real], tolerance=1e-5)
+@pytest.mark.parametrize("case", [*BAD_ARGUMENTS, *BAD_FILES])
+def test_bad_arguments_and_files_are_refused(case: str, stock: Path, tmp_path: Path) -> None:
+    state = torch.load(stock)
+    BAD_FILES.get(case, lambda state: None)(state)
+    torch.save(state, tmp_path / "stock.pt")
+    arguments, words = (case.split(), BAD_ARGUMENTS[case]) if case in BAD_ARGUMENTS else ((), (case,))
+    with refused_in_one_line(tmp_path, *words):
+        main([str(tmp_path / "stock.pt"), str(tmp_path / "ours.pt"), *arguments])
 
 
 @pytest.mark.parametrize(
@@ -248,15 +203,6 @@ def test_new_parameters_are_added(kind: str, arch: str, options: dict, new: int,
     assert all(torch.equal(one["model"][name], x) for name, x in stored.items())
 
 
-def test_an_attention_with_parameters_is_converted_to_and_all_of_it_learns(data_bin: str, tmp_path: Path) -> None:
-    """A stock file lacks what is new: the error says what adds it. What did not learn before learns once loaded."""
-    save_model(tmp_path / "stock.pt", "cfg", *STOCK["pre-norm"])
-    with refused_in_one_line(tmp_path, "8 missing", "inner", "python -m fairseq_plugin.convert"):
-        _loaded("hedgehog_lm", tmp_path, "stock.pt", data_bin)
-    torch.save(convert(tmp_path / "stock.pt", "t2r_lm", {"lineartime_trained_parameters": "new"})[0], tmp_path / "t.pt")
-    assert all(x.requires_grad for x in _loaded("t2r_lm", tmp_path, "t.pt", data_bin).parameters())
-
-
 @pytest.mark.parametrize(
     ("arch", "config"),
     [
@@ -265,12 +211,12 @@ def test_an_attention_with_parameters_is_converted_to_and_all_of_it_learns(data_
         ("softmax_mlm", {"_name": "roberta", "encoder_layers": 1, "encoder_embed_dim": 24, "max_positions": 40}),
     ],
 )
-def test_stock_models_that_hydra_trained(arch: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_stock_models_that_hydra_trained(arch: str, config: dict[str, Any], stock: Path, tmp_path: Path) -> None:
     """Their configuration, in groups or not, becomes that of ours, whose tensors have the same names and shapes."""
     symbols, config = dictionary(), OmegaConf.create(config)
     task = SimpleNamespace(source_dictionary=symbols, target_dictionary=symbols, max_positions=lambda: 40)
-    stock = build_model(config, task)  # which completes the configuration, as in a training
-    state = torch.load(save(tmp_path / "stock.pt", stock.state_dict(), "cfg", *STOCK["pre-norm"]))
+    model = build_model(config, task)  # which completes the configuration, as in a training
+    state = {**torch.load(stock), "model": model.state_dict()}
     state["cfg"]["model"] = OmegaConf.to_container(config)
     torch.save(state, tmp_path / "stock.pt")
     converted, transfer = convert(tmp_path / "stock.pt", arch, {"dropout": 0.25})
@@ -278,5 +224,5 @@ def test_stock_models_that_hydra_trained(arch: str, config: dict[str, Any], tmp_
     ours = build_model(stored, task, from_checkpoint=True)
     assert ours.args.dropout == 0.25 and transfer.left_out == ["last_optimizer_state"] and not transfer.new
     assert stored._name == arch
-    shapes = [{name: x.shape for name, x in weights(model.state_dict()).items()} for model in (ours, stock)]
+    shapes = [{name: x.shape for name, x in weights(model.state_dict()).items()} for model in (ours, model)]
     assert shapes[0] == shapes[1]

@@ -7,17 +7,21 @@ import argparse
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import sentencepiece
 import torch
+import yaml
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import data_utils
 from torch.nn import functional as F
 
+from common.attention import position_entropy
 from fairseq_plugin import (
     FlashMaskedModel,
     FlowformerLanguageModel,
+    LinearTimeLanguageModel,
     LinearTimeTransformer,
     PromptedLanguageModelingTask,
     PromptState,
@@ -34,7 +38,7 @@ from tests.fairseq_plugin.helpers.commands import (
 )
 from tests.fairseq_plugin.helpers.logs import entries, losses, perplexity
 from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
-from tests.fairseq_plugin.helpers.text import write_text
+from tests.processes import Command, Forked
 
 BOS = ("--add-bos-token",)
 ADAPTIVE = "--criterion adaptive_loss --adaptive-softmax-cutoff 20,40 --ddp-backend legacy_ddp".split()
@@ -60,13 +64,10 @@ MASKED = {
     "fp16": ("flash_mlm", "--fp16", "--fp16-no-flatten-grads"),
     "memory-efficient fp16": ("flash_mlm", "--memory-efficient-fp16"),
     "amp": ("flash_mlm", "--amp"),
-    "noise": (
-        "flash_mlm",
-        *"--encoder-layerdrop 0.2 --quant-noise-pq 0.1 --attention-dropout 0.1 --checkpoint-activations".split(),
-    ),
-    "whole sentences": (
-        "flash_mlm",
-        *"--sample-break-mode complete --untie-weights-roberta --update-freq 2 --max-tokens 192".split(),
+    "noise and whole sentences": (
+        *("flash_mlm", "--encoder-layerdrop", "0.2", "--quant-noise-pq", "0.1", "--attention-dropout", "0.1"),
+        *("--checkpoint-activations", "--sample-break-mode", "complete", "--untie-weights-roberta"),
+        *("--update-freq", "2", "--max-tokens", "192"),
     ),
 }
 TASKS = ("language_modeling", "prompted_language_modeling")
@@ -83,7 +84,7 @@ def hypotheses(output: str) -> list[tuple[str, float, str]]:
 
 
 def check_same(output: str, expected: str) -> None:
-    """The same hypotheses in both, with the same scores."""
+    """Hypotheses and scores are the same in both."""
     found, wanted = hypotheses(output), hypotheses(expected)
     assert [(number, words) for number, _, words in found] == [(number, words) for number, _, words in wanted] != []
     assert [score for _, score, _ in found] == pytest.approx([score for _, score, _ in wanted], abs=1e-3)
@@ -144,7 +145,7 @@ def test_training_and_validation(trained: NamedRuns, name: str) -> None:
     assert ('"loss_scale": "128"' in trained.outputs[f"train {name}"]) == ("fp16" in name)
     if name in ("fp16", "memory-efficient fp16", "amp"):
         assert max(abs(a - b) for a, b in zip(numbers, plain)) < 0.02
-    if name in ("noise", "whole sentences"):
+    if name.startswith("noise"):
         assert numbers != plain
     if f"validate {name}" in trained.outputs:
         last, found = (
@@ -156,7 +157,7 @@ def test_training_and_validation(trained: NamedRuns, name: str) -> None:
 @pytest.mark.parametrize("name", LANGUAGE)
 @torch.no_grad()
 def test_evaluation(trained: NamedRuns, data_bin: str, name: str) -> None:
-    """What fairseq-eval-lm and the validation say is what the checkpoint gives in Python, sample by sample.
+    """Losses of fairseq-eval-lm and of validation are those of the checkpoint in Python, sample by sample.
 
     fairseq-eval-lm leaves out the token of --add-bos-token; the validation of a training counts it.
     """
@@ -205,45 +206,25 @@ def test_a_checkpoint_follows_later_defaults(trained: NamedRuns) -> None:
     assert not hasattr(stored["cfg"]["model"], "flash_kernel")
 
 
-def test_fill_mask(tmp_path: Path) -> None:
-    """RoBERTa's fill_mask, with the sentencepiece model that lies beside the checkpoint, where fairseq finds it."""
-    write_text(tmp_path)
-    folder, data = tmp_path / "checkpoints", str(tmp_path / "bin")
-    folder.mkdir()
-    prefix = str(folder / "sentencepiece.bpe")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "train.txt"), model_prefix=prefix, vocab_size=60, minloglevel=2
-    )
-    encoder = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
-    for split in ("train", "valid"):
-        pieces = encoder.encode((tmp_path / f"{split}.txt").read_text().splitlines(), out_type=str)
-        (tmp_path / f"{split}.pieces").write_text("\n".join(" ".join(line) for line in pieces) + "\n")
-    splits = [f"--{split}pref={tmp_path / split}.pieces" for split in ("train", "valid")]
-    run_in_turn(
-        ("fairseq_cli.preprocess", ["--only-source", *splits, "--destdir", data, "--workers", "1"], ""),
-        ("fairseq_cli.train", masked_training_command(data, str(folder), "flash_mlm"), ""),
-    )
-    options = {"data_name_or_path": data, "bpe": "sentencepiece"}
-    hub = FlashMaskedModel.from_pretrained(str(folder), "checkpoint_last.pt", **options).eval()
+def test_fill_mask(trained: NamedRuns, data_bin: str) -> None:
+    """RoBERTa's, for words that are whole symbols; fairseq leaves out symbols that are not words."""
+    hub = FlashMaskedModel.from_pretrained(str(trained.folder / "masked units"), "checkpoint_last.pt", data_bin).eval()
+    hub.bpe = SimpleNamespace(encode=str, decode=str)
     assert hub.decode(hub.encode("w3 w21")) == "w3 w21"
     filled = hub.fill_mask("w3 w21 <mask> w5", topk=5)
     probabilities = [probability for _, probability, _ in filled]
-    # fairseq leaves out symbols that are not words.
     assert 2 <= len(filled) <= 5 and 1.0 > probabilities[0] and probabilities == sorted(probabilities, reverse=True)
-    assert all(re.fullmatch(r"w3 w21.*w5", text) and "<mask>" not in text for text, _, _ in filled)
+    assert all(re.fullmatch(r"w3 w21 ?w\d+ w5", text) for text, _, _ in filled), filled
 
 
-@pytest.fixture(scope="module")
-def prompted(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
-    """A training by the task of prompts, and what both tasks and a kept state make of prompts."""
-    folder, text = tmp_path_factory.mktemp("prompts"), "w3 w21 w28 w5"
-    base = [data_bin, "--user-dir", USER_DIR, "--path", str(folder / "checkpoint_best.pt"), "--cpu", "--beam", "3"]
+def test_prompts_that_are_read_at_once(trained: NamedRuns, data_bin: str, tmp_path: Path) -> None:
+    """The task trains as fairseq's, and generates what fairseq's does; from a kept text what the whole text gives."""
+    text, kept = "w3 w21 w28 w5", str(tmp_path / "text.safetensors")
+    base = [data_bin, "--user-dir", USER_DIR, "--path", str(tmp_path / "checkpoint_best.pt"), "--cpu", "--beam", "3"]
     base += ["--max-len-b", "30", "--task"]
-    kept = str(folder / "text.safetensors")
-    training = training_command(data_bin, str(folder), "flowformer_lm", "--task", TASKS[1])
-    plain = training_command(data_bin, str(folder / "plain"), "flowformer_lm")
     own, lines = [*base, TASKS[1]], [*LINES, "--prefix-size", "4"]
-    commands = {"train": ("fairseq_cli.train", training, ""), "train plainly": ("fairseq_cli.train", plain, "")}
+    training = training_command(data_bin, str(tmp_path), *LANGUAGE["layers"], "--task", TASKS[1])
+    commands = {"train": ("fairseq_cli.train", training, "")}
     for task in TASKS:
         commands[f"generate {task}"] = ("fairseq_cli.generate", [*base, task, *lines, "--nbest", "3"], "")
         typed = [*base, task, "--nbest", "3", "--buffer-size", "4", "--batch-size", "4"]
@@ -254,18 +235,13 @@ def prompted(data_bin: str, tmp_path_factory: pytest.TempPathFactory) -> NamedRu
         "whole": ("fairseq_cli.interactive", own, f"{text} w5 w6\n{text}\n{text} w1\n"),
         "generate after": ("fairseq_cli.generate", [*own, *lines, "--load-state", kept], ""),
     }
-    return run_named(folder, commands)
-
-
-def test_prompts_that_are_read_at_once(prompted: NamedRuns, data_bin: str, tmp_path: Path) -> None:
-    """The task trains as fairseq's, and generates what fairseq's does; from a kept text what the whole text gives."""
-    said = prompted.outputs
-    assert losses(said["train"]) == losses(said["train plainly"])
+    said = run_named(tmp_path, commands).outputs
+    assert losses(said["train"]) == losses(trained.outputs["train layers"])
     for command in ("generate", "interact"):
         check_same(said[f"{command} {TASKS[1]}"], said[f"{command} {TASKS[0]}"])
     check_same(said["after"], said["whole"])
     assert all(words.startswith("w3 w21 w28 w5") for _, _, words in hypotheses(said["generate after"]))
-    hub = FlowformerLanguageModel.from_pretrained(str(prompted.folder), "checkpoint_best.pt", data_bin).eval()
+    hub = FlowformerLanguageModel.from_pretrained(str(tmp_path), "checkpoint_best.pt", data_bin).eval()
     assert isinstance(hub.task, PromptedLanguageModelingTask)
     assert hub.sample("w3 w21", beam=2, max_len_b=6).startswith("w3 w21")
     read_prompt(hub, "w3 w21 w28 w5\n", replace_newline_with_eos=True).save(tmp_path / "line.safetensors")
@@ -273,7 +249,7 @@ def test_prompts_that_are_read_at_once(prompted: NamedRuns, data_bin: str, tmp_p
     for text, word in (("", "no tokens"), ("w5 <pad> w6", "<pad>")):
         with refused_in_one_line(tmp_path, word):
             read_prompt(hub, text)
-    state = PromptState.load(prompted.folder / "text.safetensors", hub.models, hub.task.dictionary)
+    state = PromptState.load(Path(kept), hub.models, hub.task.dictionary)
     hub.task = PromptedLanguageModelingTask.of(hub.task, after=state)
     assert len(state) == 4 and hub.sample("w5 w6", beam=3, max_len_b=30) == hypotheses(said["whole"])[0][2]
 
@@ -299,3 +275,54 @@ def test_streams_are_evaluated_as_one_text(data_bin: str, tmp_path: Path) -> Non
     assert perplexity(blocks) == perplexity(others) == pytest.approx(whole, abs=6e-3)
     assert float(re.findall(r"\| ppl ([\d.]+)", validated)[-1]) == pytest.approx(whole, abs=6e-3)
     assert perplexity(windows) != perplexity(blocks) != perplexity(in_rows)
+
+
+# ---- fairseq-hydra-train with a YAML file and overrides
+
+#: Options of a model in fairseq's nested form, and of a criterion of ours.
+GROUPS: dict[str, dict[str, Any]] = {
+    "common": {"user_dir": USER_DIR, "cpu": True},
+    "task": {"_name": "language_modeling", "tokens_per_sample": 48},
+    "model": {"_name": "daft_conv_lm", "daft_window": 9, "decoder": {"embed_dim": 16, "ffn_embed_dim": 24}},
+    "criterion": {"_name": "sparse_cross_entropy", "entropy_weight": 0.01},
+    "optimizer": {"_name": "adam"},
+    "lr_scheduler": {"_name": "fixed"},
+    "dataset": {"max_tokens": 384, "num_workers": 0, "disable_validation": True},
+    "optimization": {"max_update": 2, "lr": [0.003]},
+}
+
+
+def test_a_nested_file_and_overrides(data_bin: str, tmp_path: Path) -> None:
+    """They build the sizes that they name; the checkpoint has them, validates, and loads with overrides of its own.
+
+    It also loads in Python, although hydra's logging, with the path of a file, is stored in it. A key that nothing
+    reads ends a training.
+    """
+    file = str(tmp_path / "out" / "checkpoint_last.pt")
+    places = {"checkpoint": {"save_dir": str(tmp_path / "out")}, "hydra": {"run": {"dir": str(tmp_path / "run")}}}
+    config = {**GROUPS, **places, "task": {**GROUPS["task"], "data": data_bin}}
+    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + yaml.safe_dump(config))
+    command = ["--config-dir", str(tmp_path), "--config-name", "tiny"]
+    (said,) = Forked(Command("fairseq_cli.hydra_train", [*command, "+model.decoder_layerz=3"])).printed()
+    assert "model.decoder_layerz is 3, which daft_conv_lm does not read; allowed: model.decoder_layers" in said
+    assert not list(tmp_path.glob("out/*.pt"))
+    overrides = "model.decoder.embed_dim=32 +model.decoder.attention_heads=4 +model.decoder.layers=2".split()
+    overrides += ["+model.daft_gumbel_temperature=0.25", "+model.decoder_learned_pos=true"]
+    read = [data_bin, "--user-dir", USER_DIR, "--task", "language_modeling", "--cpu", "--path", file, "--fp16"]
+    validate = ("fairseq_cli.validate", [*read, "--max-tokens", "384", "--log-format", "json"], "")
+    _, output = run_in_turn(("fairseq_cli.hydra_train", [*command, *overrides], ""), validate)
+    (validated,) = entries(output, "valid")
+    (model,), stored, _ = load_model_ensemble_and_task([file], arg_overrides={"decoder_layerdrop": 0.25})
+    assert len(model.decoder.layers) == 2 and model.decoder.embed_tokens.embedding_dim == 32
+    assert stored.model.decoder_embed_dim == 32 and stored.model.decoder_learned_pos
+    assert stored.criterion.entropy_weight == 0.01 and model.decoder.decoder_layerdrop == 0.25
+    inner = model.decoder.layers[1].self_attn.inner
+    assert (inner.options.window, inner.options.gumbel_temperature) == (9, 0.25)
+    assert inner.gamma.abs().max() > 0.0, "it was trained"
+    assert validated["valid_position_entropy"] == pytest.approx(position_entropy(model).item(), rel=1e-3)
+    hub = LinearTimeLanguageModel.from_pretrained(str(tmp_path / "out"), "checkpoint_last.pt", data_bin)
+    assert hub.sample("w3 w21", max_len_b=5).startswith("w3 w21")
+    state = torch.load(file)
+    state["cfg"]["model"].update(decoder={"embed_dim": 80}, decoder_layerz=3)  # as earlier versions stored it
+    torch.save(state, file)
+    assert load_model_ensemble_and_task([file])[0][0].decoder.embed_tokens.embedding_dim == 32

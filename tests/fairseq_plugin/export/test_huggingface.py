@@ -46,7 +46,8 @@ CASES: dict[str, tuple[str, list[str], str]] = {
     ),
     "AutoModelForSeq2SeqLM": ("flow", TRANSLATION, "args"),
 }
-CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
+CAUSAL, HALF, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"
+PLACES = ("data", "encoder_embed_path")
 ROOT = Path(common.huggingface.__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("plain_pytorch")
@@ -78,8 +79,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def end_soon(model: nn.Module, path: Path) -> None:
-    """Let ``model`` and the checkpoint at ``path`` give the eos a high score, so that texts end by themselves."""
+def end_soon(model: nn.Module) -> None:
+    """Let ``model`` give the eos a high score, so that texts end by themselves."""
     weights = model.state_dict()
     last = ("decoder.layer_norm.bias", "decoder.layers.1.final_layer_norm.bias")
     bias = next(name for name in last if name in weights)
@@ -88,7 +89,14 @@ def end_soon(model: nn.Module, path: Path) -> None:
     for name in ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection"):
         if f"{name}.weight" in weights:
             weights[f"{name}.weight"][2] = 1.7 * direction
-    torch.save({**torch.load(path, weights_only=True), "model": weights}, path)
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], Any], target: Path) -> Path:
+    """A copy of a checkpoint in which something is changed."""
+    state = torch.load(path, weights_only=True)
+    change(state)
+    torch.save(state, target)
+    return target
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +107,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, 
         folder = tmp_path_factory.mktemp(name)
         model = save_model(folder / "model.pt", kind, arch, *arguments).eval()
         if hasattr(model, "decoder"):
-            end_soon(model, folder / "model.pt")
+            end_soon(model)
+        state = {**torch.load(folder / "model.pt", weights_only=True), "model": model.state_dict()}
+        if name == HALF:
+            state["model"] = {x: y.half() if y.is_floating_point() else y for x, y in state["model"].items()}
+            model.load_state_dict(state["model"])
+        if name == SEQ2SEQ:  # a place on the machine of the training, from which nothing is read again
+            state["args"].encoder_embed_path = "/home/user/embeddings"
+        torch.save(state, folder / "model.pt")
         export_hf.main([str(folder / "model.pt"), str(folder / "hf"), "--data", str(data)])
         made[name] = Exported(folder / "model.pt", data, folder / "hf", model)
     return made
@@ -107,7 +122,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_folder_goes_back_to_the_same_checkpoint(name: str, exported: dict[str, Exported], tmp_path: Path) -> None:
-    """Every tensor, every option that the model reads, and the updates; fairseq loads it and computes the same."""
+    """Every tensor in its precision, every option of the model, and the updates; fairseq computes the same."""
     arch, _, kind = CASES[name]
     made, back = exported[name], tmp_path / "back.pt"
     import_hf.main([str(made.folder), str(back)])
@@ -118,7 +133,7 @@ def test_a_folder_goes_back_to_the_same_checkpoint(name: str, exported: dict[str
     assert after["optimizer_history"][-1]["num_updates"] == 7
     stored = vars(before["args"]) if kind == "args" else before["cfg"]["model"]
     options = [read_stored(arch, x if isinstance(x, dict) else vars(x)) for x in (stored, after["cfg"]["model"])]
-    assert all(options[1].get(key) == value for key, value in options[0].items() if key != "data")
+    assert all(options[1].get(key) == value for key, value in options[0].items() if key not in PLACES)
     overrides = {"data": str(made.data), "load_checkpoint_heads": True}
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(back)], overrides)
     inputs = (tokens(1, 9), torch.tensor([9]), tokens(1, 5)) if name == SEQ2SEQ else (tokens(1, 9),)
@@ -127,7 +142,7 @@ def test_a_folder_goes_back_to_the_same_checkpoint(name: str, exported: dict[str
 
 
 def test_a_folder_says_what_it_holds(exported: dict[str, Exported]) -> None:
-    """Its files, a card with what the checkpoint says, and what a training goes on with; nothing of this machine."""
+    """Files, a card with what the checkpoint says, and what a training goes on with; nothing of this machine."""
     made = exported[CAUSAL]
     files = tree(made.folder)
     assert {"config.json", "generation_config.json", "model.safetensors", "modeling_lineartime.py"} < files.keys()
@@ -139,6 +154,7 @@ def test_a_folder_says_what_it_holds(exported: dict[str, Exported]) -> None:
     configs = {name: json.loads((x.folder / "config.json").read_text()) for name, x in exported.items()}
     assert configs[CAUSAL]["hidden_dropout"] == 0.25 and configs[CAUSAL]["fairseq"]["task"]["data"] == "."
     assert configs["AutoModelForSequenceClassification"]["classifier_dropout"] == 0.3
+    assert configs[HALF]["dtype"] == "float16" and configs[CAUSAL]["dtype"] == "float32"
     assert configs["AutoModelForSequenceClassification"]["id2label"] == {"0": "bad", "1": "good"}
     options = [x for one in configs.values() for name in ("model", "task") for x in one["fairseq"][name].values()]
     assert not [x for x in options if isinstance(x, str) and "/" in x]
@@ -147,19 +163,8 @@ def test_a_folder_says_what_it_holds(exported: dict[str, Exported]) -> None:
             assert str(one.folder.parent).encode() not in content and str(Path.cwd()).encode() not in content, path
 
 
-def test_a_checkpoint_of_half_precision_stays_one(data: Path, tmp_path: Path) -> None:
-    model = save_model(tmp_path / "model.pt", "cfg", "linear_lm")
-    weights = {name: x.half() if x.is_floating_point() else x for name, x in model.state_dict().items()}
-    torch.save({**torch.load(tmp_path / "model.pt", weights_only=True), "model": weights}, tmp_path / "model.pt")
-    export_hf.main([str(tmp_path / "model.pt"), str(tmp_path / "hf"), "--data", str(data)])
-    import_hf.main([str(tmp_path / "hf"), str(tmp_path / "back.pt")])
-    back = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
-    assert all(torch.equal(x, back[name]) and x.dtype == back[name].dtype for name, x in weights.items())
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "float16"
-
-
 def generated(model: nn.Module, beams: int, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Any]]]:
-    """What fairseq-generate finds: for each sentence its hypotheses, the best one first."""
+    """Hypotheses of fairseq-generate for each sentence, the best one first."""
     generator = SequenceGenerator([model], dictionary(), beam_size=beams, max_len_b=12, **options)
     return generator.generate([model], sample, bos_token=2, prefix_tokens=sample.get("prefix"))
 
@@ -220,18 +225,31 @@ sys.modules["fairseq"] = sys.modules["fairseq_plugin"] = None
 import torch, transformers
 torch.set_num_threads(int(sys.argv[2]))  # sums of matrix products differ by the number of threads
 folders = sorted(Path(sys.argv[1]).iterdir())
+load = getattr(transformers, folders[0].name).from_pretrained
+# Without lineartime, and with somebody else's package of the name of ours, the folder says what it needs.
+for here in (None, sys.argv[4]):
+    sys.path[:0] = [here] if here else []
+    if here is None:
+        sys.modules["common"] = None
+    try:
+        load(folders[0], trust_remote_code=True)
+        raise SystemExit("loaded without lineartime")
+    except ImportError as error:
+        assert str(error).startswith("this model needs the package lineartime"), error
+        assert "pip install '.[huggingface]'" in str(error)
+    del sys.modules["common"]
+sys.path[0] = sys.argv[5]
 # The first folder alone shows its own code: that imports lineartime, whose classes then are transformers' choice.
-assert "common" not in sys.modules
-remote = getattr(transformers, folders[0].name).from_pretrained(folders[0], trust_remote_code=True)
+remote = load(folders[0], trust_remote_code=True)
 import common.huggingface
 from common.huggingface import modeling_lineartime
 assert type(remote) not in common.huggingface.AUTO_CLASSES.values()
 remote.save_pretrained(folders[0].parent.parent / "again")
-again = getattr(transformers, folders[0].name).from_pretrained(folders[0].parent.parent / "again")
+again = load(folders[0].parent.parent / "again")
 for folder in folders:
     stored = torch.load(Path(sys.argv[3]) / folder.name)
     kind = getattr(transformers, folder.name)
-    local = kind.from_pretrained(folder)
+    local = kind.from_pretrained(folder, dtype=torch.float32)
     assert type(local) is common.huggingface.AUTO_CLASSES[kind]
     for model in (local, *((remote, again) if folder == folders[0] else ())):
         with torch.no_grad():
@@ -240,25 +258,23 @@ for folder in folders:
 """
 
 
-def run(code: str, *arguments: str, cwd: Path, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run Python in a new process, which costs seconds, with ``path`` to import from and nothing to download."""
-    environment = {**os.environ, "HF_HOME": str(cwd / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(path)}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
-
-
 @torch.no_grad()
 def test_every_kind_of_folder_loads_where_fairseq_is_not(exported: dict[str, Exported], tmp_path: Path) -> None:
-    """With lineartime, and by ``trust_remote_code=True``."""
-    for name in ("folders", "expected"):
+    """With lineartime, and by ``trust_remote_code=True``; without it, the error says what is missing."""
+    for name in ("folders", "expected", "stranger"):
         (tmp_path / name).mkdir()
+    (tmp_path / "stranger" / "common.py").touch()
     for name, made in exported.items():
         (tmp_path / "folders" / name).symlink_to(made.folder)
         inputs = {"input_ids": tokens(2, 9), "attention_mask": torch.tensor([[1] * 9, [0] * 3 + [1] * 6])}
         inputs |= {"decoder_input_ids": tokens(2, 5)} if name == SEQ2SEQ else {}
         torch.save({"inputs": inputs, "logits": made.load(name)(**inputs).logits}, tmp_path / "expected" / name)
-    where = (str(tmp_path / "folders"), str(torch.get_num_threads()), str(tmp_path / "expected"))
-    done = run(WITHOUT_FAIRSEQ, *where, cwd=tmp_path)
+    folders, threads = tmp_path / "folders", torch.get_num_threads()
+    where = (folders, threads, tmp_path / "expected", tmp_path / "stranger", ROOT)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [sys.executable, "-c", WITHOUT_FAIRSEQ, *map(str, where)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == sorted(CASES)
     for kind in common.huggingface.AUTO_CLASSES.values():
@@ -266,75 +282,29 @@ def test_every_kind_of_folder_loads_where_fairseq_is_not(exported: dict[str, Exp
         assert issubclass(remote, kind) and remote.config_class is modeling_lineartime.LineartimeConfig
 
 
-@pytest.mark.parametrize("another", [False, True])
-def test_without_lineartime_a_folder_says_what_it_needs(another: bool, exported: dict, tmp_path: Path) -> None:
-    """Somebody else's package may have the name of ours."""
-    folder = str(exported[CAUSAL].folder)
-    code = f"import transformers; transformers.AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True)"
-    if another:
-        (tmp_path / "common.py").touch()
-    else:
-        code = f"import sys; sys.modules['common'] = None; {code}"
-    last = run(code, cwd=tmp_path, path=tmp_path).stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: this model needs the package lineartime"), last
-    assert "pip install '.[huggingface]'" in last
-
-
-def changed(path: Path, folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
-    """A copy of a checkpoint in ``folder`` in which something is changed."""
-    state = torch.load(path, weights_only=True)
-    change(state)
-    torch.save(state, folder / "changed.pt")
-    return folder / "changed.pt"
-
-
-def of_model(name: str) -> Callable[[dict[str, Any]], None]:
-    """A change to the architecture ``name``."""
-    return lambda state: state["cfg"]["model"].update(_name=name)
-
-
-#: What is changed in a checkpoint, by a word of the line that refuses it.
-WRONG_CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "flowformer_time_series": of_model("flowformer_time_series"),
-    "flowformer_decision": of_model("flowformer_decision"),
-    "transformer_lm": of_model("transformer_lm"),
-    "pixel_modeling": lambda state: state["cfg"]["task"].update(_name="pixel_modeling"),
+#: What is changed in a checkpoint, or how the command is called, by a word of the line that refuses it.
+#: ../test_every_door.py has other models and tasks, and ../../test_output_places.py places.
+REFUSED: dict[str, Callable[[dict[str, Any]], Any] | str] = {
+    "transformer_lm": lambda state: state["cfg"]["model"].update(_name="transformer_lm"),
     "fc1.weight": lambda state: state["model"].pop("decoder.layers.1.fc1.weight"),
+    "dict.txt": "",
+    "--data is": "--data none",
+    "--data has dict.txt": "--data no_text",
+    "--gpt2-encoder-json": "--data words --bpe gpt2",
+    "--sentencepiece-model": "--data words --sentencepiece-model x",
 }
 
 
-@pytest.mark.parametrize("said", WRONG_CHECKPOINTS)
-def test_a_checkpoint_without_a_counterpart_is_refused(said: str, exported: dict, tmp_path: Path) -> None:
-    made = exported[CAUSAL]
-    path = changed(made.checkpoint, tmp_path, WRONG_CHECKPOINTS[said])
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_has_no_counterpart_is_refused(said: str, exported: dict, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made, how = exported[CAUSAL], REFUSED[said]
+    Path("words").symlink_to(made.data)
+    Path("no_text").mkdir()
+    Path("no_text/dict.txt").write_bytes(b"\xff\xfe 3\n")
+    changed(made.checkpoint, (lambda state: None) if isinstance(how, str) else how, tmp_path / "model.pt")
     with refused_in_one_line(tmp_path, said):
-        export_hf.main([str(path), str(tmp_path / "hf"), "--data", str(made.data)])
-
-
-def test_bad_arguments_and_places_are_refused(exported: dict[str, Exported], tmp_path: Path) -> None:
-    """An empty folder is taken, and what is in one that is not empty stays."""
-    made, target, no_text = exported[CAUSAL], str(tmp_path / "hf"), tmp_path / "no text"
-    no_text.mkdir()
-    (no_text / "dict.txt").write_bytes(b"\xff\xfe 3\n")
-    data = ["--data", str(made.data)]
-    adaptive = tmp_path / "adaptive.pt"
-    save_model(adaptive, "cfg", "linear_lm", "--adaptive-softmax-cutoff", "20,40")
-    with refused_in_one_line(tmp_path, "--adaptive-softmax-cutoff"):
-        export_hf.main([str(adaptive), target, *data])
-    for arguments, said in (
-        ([], "dict.txt"),
-        (["--data", str(tmp_path / "none")], "--data"),
-        (["--data", str(no_text)], "--data has dict.txt"),
-        ([*data, "--bpe", "gpt2"], "--gpt2-encoder-json"),
-        ([*data, "--sentencepiece-model", "x"], "--sentencepiece-model"),
-    ):
-        with refused_in_one_line(tmp_path, said):
-            export_hf.main([str(made.checkpoint), target, *arguments])
-    Path(target).mkdir()
-    export_hf.main([str(made.checkpoint), target, *data])
-    assert tree(Path(target)) == tree(made.folder)
-    with refused_in_one_line(tmp_path, "hf"):
-        export_hf.main([str(made.checkpoint), target, *data])
+        export_hf.main(["model.pt", "hf", *(how.split() if isinstance(how, str) else ("--data", "words"))])
 
 
 def test_symbols_with_the_row_of_the_eos_are_never_generated(exported: dict[str, Exported], tmp_path: Path) -> None:
@@ -345,7 +315,8 @@ def test_symbols_with_the_row_of_the_eos_are_never_generated(exported: dict[str,
             state["model"][name][:4] = state["model"][name][2]
 
     made = exported[CAUSAL]
-    path = changed(made.checkpoint, tmp_path, tie)
+    path = changed(made.checkpoint, tie, tmp_path / "model.pt")
+    (tmp_path / "hf").mkdir()  # an empty folder is taken
     export_hf.main([str(path), str(tmp_path / "hf"), "--data", str(made.data)])
     assert GenerationConfig.from_pretrained(tmp_path / "hf").suppress_tokens == [0, 1, 3]
 
@@ -363,47 +334,30 @@ def test_weights_that_transformers_has_saved_since_are_read(exported: dict[str, 
     assert (tmp_path / "hf" / "model.safetensors.index.json").is_file()
 
 
-def config_with(**fields: Any) -> Callable[[Path], None]:
-    """A change of fields in config.json; None removes one."""
-
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        config = {name: x for name, x in {**config, **fields}.items() if x is not None}
-        (folder / "config.json").write_text(json.dumps(config))
-
-    return change
-
-
-def without_a_tensor(folder: Path) -> None:
-    """Remove a tensor."""
-    weights = load_file(folder / "model.safetensors")
-    del weights["decoder.layers.1.fc1.weight"]
-    save_file(weights, folder / "model.safetensors")
-
-
-RUNS = {"decoder_attention_heads": "__import__('os').getcwd()"}
-LM = {"_name": "language_modeling"}
-#: What is changed in a folder, by a word of the line that refuses it.
-WRONG_FOLDERS: dict[str, Callable[[Path], Any]] = {
-    "999": config_with(lineartime_version="999.0"),
-    "bert": config_with(model_type="bert"),
-    "fairseq": config_with(fairseq=None),
-    "'fairseq'": config_with(fairseq={"architecture": ["linear_lm"], "model": {}, "task": {}}),
-    "options of fairseq": config_with(fairseq={"architecture": "linear_lm", "model": {}, "task": {}, "trained": [1]}),
-    "transformer_lm": config_with(fairseq={"architecture": "transformer_lm", "model": {}, "task": {}}),
-    "getcwd": config_with(fairseq={"architecture": "linear_lm", "model": RUNS, "task": LM}),
-    "fc1.weight": without_a_tensor,
-    "config.json": lambda folder: (folder / "config.json").write_text("[1"),
-    "model.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
+RUNS, LM = {"decoder_attention_heads": "__import__('os').getcwd()"}, {"_name": "language_modeling"}
+#: Other fields of config.json, by a word of the line that refuses it; None is without one.
+WRONG_CONFIGS: dict[str, dict[str, Any]] = {
+    "999": {"lineartime_version": "999.0"},
+    "bert": {"model_type": "bert"},
+    "fairseq": {"fairseq": None},
+    "'fairseq'": {"fairseq": {"architecture": ["linear_lm"], "model": {}, "task": {}}},
+    "options of fairseq": {"fairseq": {"architecture": "linear_lm", "model": {}, "task": {}, "trained": [1]}},
+    "transformer_lm": {"fairseq": {"architecture": "transformer_lm", "model": {}, "task": {}}},
+    "getcwd": {"fairseq": {"architecture": "linear_lm", "model": RUNS, "task": LM}},
 }
 
 
-@pytest.mark.parametrize("said", WRONG_FOLDERS)
+@pytest.mark.parametrize("said", [*WRONG_CONFIGS, "fc1.weight", "config.json", "model.safetensors"])
 def test_a_folder_that_fairseq_cannot_have_is_refused(said: str, exported: dict, tmp_path: Path) -> None:
-    folder = tmp_path / "hf"
+    folder, made = tmp_path / "hf", exported[CAUSAL].folder
     folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((exported[CAUSAL].folder / name).read_bytes())
-    WRONG_FOLDERS[said](folder)
+    config = {**json.loads((made / "config.json").read_text()), **WRONG_CONFIGS.get(said, {})}
+    content = json.dumps({name: x for name, x in config.items() if x is not None})
+    (folder / "config.json").write_text("[1" if said == "config.json" else content)
+    weights = load_file(made / "model.safetensors")
+    if said == "fc1.weight":
+        del weights["decoder.layers.1.fc1.weight"]
+    if said != "model.safetensors":
+        save_file(weights, folder / "model.safetensors")
     with refused_in_one_line(tmp_path, said):
         import_hf.main([str(folder), str(tmp_path / "back.pt")])

@@ -1,6 +1,7 @@
 """Tokenizers for transformers: their ids are those of fairseq's dictionary, and they give the text back."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ LM = Frame((2,))
 
 
 def ids_of(symbols: Dictionary, line: str) -> list[int]:
-    """What fairseq makes of a line, without the eos."""
+    """fairseq's ids of a line, without the eos."""
     return symbols.encode_line(line, add_if_not_exist=False, append_eos=False).tolist()
 
 
@@ -46,13 +47,25 @@ def again(tokenizer: PreTrainedTokenizerFast, folder: Path) -> PreTrainedTokeniz
     return tokenizer
 
 
-def test_words(tmp_path) -> None:
+def check(
+    tokenizer: PreTrainedTokenizerFast,
+    ids: Callable[[str], list[int]],
+    more: Sequence[str],
+    back: Callable[[str], str] | None = None,
+) -> None:
+    """The ids of ``TEXTS`` and ``more`` are those after the bos, and give texts without unknown words back."""
+    for text in (*TEXTS, *more):
+        assert tokenizer(text).input_ids == [2, *ids(text)], text
+        assert tokenizer(text, add_special_tokens=False).input_ids == ids(text), text
+        if back is not None and tokenizer.unk_token_id not in ids(text):
+            assert tokenizer.decode(ids(text)) == back(text), text
+
+
+def test_words(tmp_path: Path) -> None:
     """Any whitespace separates; symbols of the dictionary such as <unk> and </s> are found in a text."""
     symbols = dictionary()
     tokenizer = again(build_tokenizer("words", symbols, LM, bos=2, padding_side="left"), tmp_path)
-    for text in [*TEXTS, "w1 </s> w2 <unk> <pad> <s>"]:
-        assert tokenizer(text).input_ids == [2, *ids_of(symbols, text)], text
-        assert tokenizer(text, add_special_tokens=False).input_ids == ids_of(symbols, text)
+    check(tokenizer, lambda text: ids_of(symbols, text), ["w1 </s> w2 <unk> <pad> <s>"])
     assert tokenizer("w1 w2" + tokenizer.eos_token).input_ids == [2, *symbols.encode_line("w1 w2").tolist()]
     assert tokenizer.decode(tokenizer("w1  w2\tw3").input_ids, skip_special_tokens=True) == "w1 w2 w3"
     batch = tokenizer(["w1 w2 w3", "w1"], padding=True)
@@ -62,7 +75,7 @@ def test_words(tmp_path) -> None:
     assert roles == ("</s>", "</s>", "<pad>", "<unk>")
 
 
-def test_frames(tmp_path) -> None:
+def test_frames(tmp_path: Path) -> None:
     """Ids around one text and between two, as RoBERTa has them; the symbol for masks."""
     symbols = dictionary()
     symbols.add_symbol("<mask>")
@@ -76,28 +89,24 @@ def test_frames(tmp_path) -> None:
     assert len(tokenizer) == len(symbols)
 
 
-def test_characters(tmp_path) -> None:
+def test_characters(tmp_path: Path) -> None:
     """Lines as recipes.texts spells them; the eos at the end of each is a newline."""
     symbols, lines = Dictionary(), [text for text in TEXTS if "é" not in text]
     for line in lines:
         symbols.encode_line(spell(line), append_eos=False)
     tokenizer = again(build_tokenizer("characters", symbols, LM, bos=2), tmp_path)
-    for line in [*TEXTS, "<unk> and </s> are characters here"]:
-        assert tokenizer(line).input_ids == [2, *ids_of(symbols, spell(line))], line
+    check(tokenizer, lambda text: ids_of(symbols, spell(text)), ["<unk> and </s> are characters here"])
     text = "\n".join(lines) + "\n"
     ids = [i for line in lines for i in symbols.encode_line(spell(line)).tolist()]
     assert tokenizer(text, add_special_tokens=False).input_ids == ids
     assert tokenizer.decode(ids) == text
 
 
-def test_bytes(tmp_path) -> None:
+def test_bytes(tmp_path: Path) -> None:
     """Bytes as recipes.prepare_text numbers them."""
     symbols, table = byte_symbols()
-    tokenizer = again(build_tokenizer("bytes", symbols, Frame((2,)), bos=2), tmp_path)
-    for text in [*TEXTS, "lines\nand lines\n", "<pad> </s>"]:
-        ids = table[list(text.encode())].tolist()
-        assert tokenizer(text).input_ids == [2, *ids], text
-        assert tokenizer.decode(ids) == text
+    tokenizer = again(build_tokenizer("bytes", symbols, LM, bos=2), tmp_path)
+    check(tokenizer, lambda text: table[list(text.encode())].tolist(), ["lines\nand lines\n", "<pad> </s>"], str)
 
 
 def sentencepiece_model(folder: Path, model_type: str, byte_fallback: bool) -> tuple[Path, Dictionary]:
@@ -122,17 +131,17 @@ def sentencepiece_model(folder: Path, model_type: str, byte_fallback: bool) -> t
 
 
 @pytest.mark.parametrize("model_type, byte_fallback", [("unigram", True), ("unigram", False), ("bpe", True)])
-def test_sentencepiece(model_type: str, byte_fallback: bool, tmp_path) -> None:
+def test_sentencepiece(model_type: str, byte_fallback: bool, tmp_path: Path) -> None:
     """Pieces have the ids of the dictionary, whatever their order there."""
     path, symbols = sentencepiece_model(tmp_path, model_type, byte_fallback)
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     files = {"sentencepiece_model": path}
-    tokenizer = again(build_tokenizer("sentencepiece", symbols, LM, files, bos=2), tmp_path)
-    for text in [*TEXTS, "a line of this file: for text in TEXTS", "Привет, мир"]:
-        ids = [symbols.index(piece) for piece in model.encode(text, out_type=str)]
-        assert tokenizer(text).input_ids == [2, *ids], text
-        if symbols.unk() not in ids:
-            assert tokenizer.decode(ids) == model.decode(model.encode(text)), text
+    check(
+        again(build_tokenizer("sentencepiece", symbols, LM, files, bos=2), tmp_path),
+        lambda text: [symbols.index(piece) for piece in model.encode(text, out_type=str)],
+        ["a line of this file: for text in TEXTS", "Привет, мир"],
+        lambda text: model.decode(model.encode(text)),
+    )
     lacking = Dictionary()
     for symbol in symbols.symbols[4:-3]:
         lacking.add_symbol(symbol)
@@ -153,19 +162,17 @@ def gpt2_files(folder: Path) -> tuple[dict[str, Path], dict[str, int]]:
     return files, numbers
 
 
-def test_gpt2(tmp_path) -> None:
+def test_gpt2(tmp_path: Path) -> None:
     """The symbols of the dictionary are numbers of the subwords."""
     files, numbers = gpt2_files(tmp_path)
     symbols = Dictionary()
     for number in sorted(numbers.values(), reverse=True):
         symbols.add_symbol(str(number))
     symbols.pad_to_multiple_(8)
-    bpe = get_encoder(*map(str, files.values()))
+    bpe, more = get_encoder(*map(str, files.values())), ["the word in the\n words"]
     tokenizer = again(build_tokenizer("gpt2", symbols, LM, files, bos=2), tmp_path)
-    for text in [*TEXTS, "the word in the\n words"]:
-        ids = [symbols.index(str(number)) for number in bpe.encode(text)]
-        assert tokenizer(text).input_ids == [2, *ids], text
-        assert tokenizer.decode(ids) == text
+    ids = {text: [symbols.index(str(number)) for number in bpe.encode(text)] for text in (*TEXTS, *more)}
+    check(tokenizer, ids.__getitem__, more, str)
     assert len(tokenizer) == len(symbols)
     lacking = Dictionary()
     lacking.add_symbol("3")
@@ -175,19 +182,19 @@ def test_gpt2(tmp_path) -> None:
 
 def test_missing_and_wrong_files_are_refused(tmp_path: Path) -> None:
     """And files that are not read."""
-    files, _ = gpt2_files(tmp_path)
-    wrong = tmp_path / "wrong"
-    with refused_in_one_line(tmp_path, "sentencepiece_model"):
-        build_tokenizer("sentencepiece", dictionary(), LM)
-    with refused_in_one_line(tmp_path, "gpt2_encoder_json", "words"):
-        build_tokenizer("words", dictionary(), LM, files)
+    files, wrong = gpt2_files(tmp_path)[0], tmp_path / "wrong"
+    rows: list[tuple[str, dict[str, Path], tuple[str, ...]]] = [
+        ("sentencepiece", {}, ("sentencepiece_model",)),
+        ("words", files, ("gpt2_encoder_json", "words")),
+        ("sentencepiece", {"sentencepiece_model": wrong}, ("sentencepiece_model", str(wrong))),
+        *(("gpt2", {**files, name: wrong}, (name, str(wrong))) for name in files),
+    ]
     for content in (None, "no such format"):
         if content is not None:
             wrong.write_text(content)
-        for kind, names in {"sentencepiece": ["sentencepiece_model"], "gpt2": list(files)}.items():
-            for name in names:
-                with refused_in_one_line(tmp_path, name, str(wrong)):
-                    build_tokenizer(kind, dictionary(), LM, {**(files if kind == "gpt2" else {}), name: wrong})
+        for kind, given, words in rows:
+            with refused_in_one_line(tmp_path, *words):
+                build_tokenizer(kind, dictionary(), LM, given)
 
 
 @pytest.mark.parametrize("symbols", [["12", "5"], ["▁", "a", "b"], ["▁the", "s"], ["new@@", "est"]])

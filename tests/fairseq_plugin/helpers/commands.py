@@ -3,9 +3,13 @@
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from tests import processes
+from tests.compare import weights
 from tests.processes import CHECKOUT, Command, Forked
 
 from . import encoder_decoders, language_models, masked_models
@@ -22,10 +26,20 @@ def run_in_turn(*commands: tuple[str, Sequence[str], str], cwd: str = "") -> lis
 
 
 class NamedRuns(NamedTuple):
-    """What commands left in a folder, and what each printed, by its name."""
+    """Files that commands left in a folder, and what each printed, by its name."""
 
     folder: Path
     outputs: dict[str, str]
+
+    def stored(self, name: str) -> dict[str, Any]:
+        """Content of a file, or of the last checkpoint in a folder."""
+        path = self.folder / name
+        return torch.load(path if path.is_file() else path / "checkpoint_last.pt", weights_only=False)
+
+    def weights(self, name: str) -> dict[str, Tensor]:
+        """The tensors of its model, without records of options and fairseq's version numbers."""
+        tensors = {key: x for key, x in self.stored(name)["model"].items() if isinstance(x, Tensor)}
+        return {key: x for key, x in weights(tensors).items() if "version" not in key}
 
 
 def run_named(folder: Path, commands: Mapping[str, tuple[str, Sequence[str], str]]) -> NamedRuns:

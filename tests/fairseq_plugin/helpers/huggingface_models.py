@@ -3,8 +3,7 @@
 import functools
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.utils import ModelOutput
 
 from common.huggingface import (
@@ -63,10 +62,3 @@ def encoder_decoder(arch: str, *flags: str) -> tuple[nn.Module, LineartimeForSeq
 def cache_of(output: ModelOutput) -> LineartimeCache:
     """The cache in the output of a model, under its name in the installed version of transformers."""
     return output["cache"] if "cache" in output else output["past_key_values"]
-
-
-def left_padded(rows: list[Tensor], pad: int = 1) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths, (n) each, as one tensor padded on the left, and transformers' mask of it."""
-    longest = max(map(len, rows))
-    together = torch.stack([nn.functional.pad(row, (longest - len(row), 0), value=pad) for row in rows])
-    return together, together.ne(pad).long()

@@ -20,10 +20,8 @@ from omegaconf import AnyNode, ListConfig
 from fairseq_plugin.convert import convert
 from fairseq_plugin.loading.checkpoint_config import FREE_TEXTS, check_configuration, check_files, check_texts
 from tests.compare import weights
-from tests.fairseq_plugin.helpers import encoder_decoders
-from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save, save_model
+from tests.fairseq_plugin.helpers.checkpoint_files import KINDS, save_model
 from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
-from tests.fairseq_plugin.helpers.transfer import configuration, save_trained
 
 MARK = "executed"
 ATTACK = f"open({MARK!r}, 'w') and [9]"
@@ -57,8 +55,9 @@ def _doubled(make: Callable[[list], Any]) -> Any:
 
 #: Fairseq would run, resolve or build these, whichever option has them. "more" is an option that nobody reads.
 DANGEROUS = [
-    *(Stored("model", name, text) for text in CODE for name in ("adaptive_softmax_cutoff", "more")),
-    *(Stored(group, "more", text) for text in INTERPOLATIONS for group in ("model", "bpe")),
+    Stored("model", "adaptive_softmax_cutoff", ATTACK),
+    *(Stored("model", "more", text) for text in (*CODE, *INTERPOLATIONS)),
+    Stored("bpe", "more", INTERPOLATIONS[0]),
     Stored("common", "wandb_project", INTERPOLATIONS[0]),
     Stored("task", "left_pad_source", ATTACK),
     Stored("criterion", "wer_args", ATTACK),
@@ -123,44 +122,32 @@ def _show(option: Any) -> str | None:
     return f"{option.group}-{option.name}" if isinstance(option, Stored) else None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("option", DANGEROUS, ids=_show)
-def test_a_dangerous_option_is_refused(
-    option: Stored, kind: str, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("option", "runs"), [*((x, True) for x in DANGEROUS), *((x, False) for x in WRONG)], ids=_show)
+def test_an_option_that_is_no_data_or_not_the_checkpoints_to_choose_is_refused(
+    option: Stored, runs: bool, stored, data_bin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ``from_pretrained`` and by ``convert``."""
+    """By ``from_pretrained``, in both formats, and where fairseq would run it by ``convert``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.yaml").write_text("_name: ${oc.env:HOME}\n")
-    torch.save(_with(stored("linear_lm", kind), option), "c.pt")
-    with refused_in_one_line(tmp_path, "c.pt' has"):
-        _load(tmp_path, data_bin)
-    torch.save(_with(stored("transformer_lm", kind), option), "c.pt")
-    with refused_in_one_line(tmp_path, "c.pt' has"):
-        convert(tmp_path / "c.pt", "linear_lm")
+    for kind in KINDS:
+        torch.save(_with(stored("linear_lm", kind), option), "c.pt")
+        with refused_in_one_line(tmp_path, "c.pt'"):
+            _load(tmp_path, data_bin)
+    if runs:
+        torch.save(_with(stored("transformer_lm", kind), option), "c.pt")
+        with refused_in_one_line(tmp_path, "c.pt' has"):
+            convert(tmp_path / "c.pt", "linear_lm")
 
 
-@pytest.mark.parametrize("value", [bytearray(ATTACK.encode()), np.array(repr(ATTACK))], ids=["bytearray", "array"])
-def test_a_text_of_another_type_is_a_text(value: Any, tmp_path: Path) -> None:
-    """Which torch does not load by default, but others do."""
-    with refused_in_one_line(tmp_path, "c.pt' has adam_betas"):
-        check_configuration({"args": Namespace(adam_betas=value)}, "c.pt")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("option", WRONG, ids=_show)
-def test_an_option_that_is_not_the_checkpoints_to_choose_is_refused(
-    option: Stored, kind: str, stored, data_bin: str, tmp_path: Path
-) -> None:
-    torch.save(_with(stored("linear_lm", kind), option), tmp_path / "c.pt")
-    with refused_in_one_line(tmp_path, "c.pt'"):
-        _load(tmp_path, data_bin)
-
-
-@pytest.mark.parametrize("part", ["cfg", "args", "optimizer_history", "extra_state", "task_state"])
-def test_a_part_of_another_kind_is_refused(part: str, stored, data_bin: str, tmp_path: Path) -> None:
-    torch.save({**stored("linear_lm", "args" if part == "args" else "cfg"), part: [1, "a"]}, tmp_path / "c.pt")
-    with refused_in_one_line(tmp_path, str(tmp_path / "c.pt")):
-        _load(tmp_path, data_bin)
+def test_parts_and_texts_of_other_types_are_refused(stored, data_bin: str, tmp_path: Path) -> None:
+    """Also texts that torch does not load by default, but others do."""
+    for value in (bytearray(ATTACK.encode()), np.array(repr(ATTACK))):
+        with refused_in_one_line(tmp_path, "c.pt' has adam_betas"):
+            check_configuration({"args": Namespace(adam_betas=value)}, "c.pt")
+    for part in ("cfg", "args", "optimizer_history", "extra_state", "task_state"):
+        torch.save({**stored("linear_lm", "args" if part == "args" else "cfg"), part: [1, "a"]}, tmp_path / "c.pt")
+        with refused_in_one_line(tmp_path, str(tmp_path / "c.pt")):
+            _load(tmp_path, data_bin)
 
 
 def test_references_are_followed_but_not_to_code_or_without_end(stored, data_bin: str, tmp_path: Path) -> None:
@@ -223,22 +210,14 @@ def test_files_are_the_users(kind: str, stored, data_bin: str, tmp_path: Path) -
     check_files(_with(state, Stored("bpe", "bpe_codes", "/nowhere/codes")), str(tmp_path / "c.pt"), given)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pretrained_embeddings_are_not_read_again(kind: str, pairs_bin: str, tmp_path: Path) -> None:
+def test_pretrained_embeddings_are_not_read_again(pairs_bin: str, tmp_path: Path) -> None:
     """A model trained with --encoder-embed-path loads without that file: its weights hold the embeddings."""
-    trained = encoder_decoders.build_model("flow")
-    languages = ("--task", "translation", "--source-lang", "in", "--target-lang", "out", *encoder_decoders.SMALL)
-    if kind == "args":
-        save(tmp_path / "c.pt", trained.state_dict(), kind, "flow", *languages)
-    else:
-        save_trained(tmp_path / "c.pt", configuration("data", "--arch", "flow", *languages), trained)
+    languages = ("--task", "translation", "--source-lang", "in", "--target-lang", "out")
+    expected = weights(save_model(tmp_path / "c.pt", "args", "flow", *languages).state_dict())
     state = torch.load(tmp_path / "c.pt")
-    for side in ("encoder", "decoder"):
-        options = state["args"] or state["cfg"]["model"]
-        vars(options).update({f"{side}_embed_path": "/nowhere/embeddings"})
+    vars(state["args"]).update({f"{side}_embed_path": "/nowhere/embeddings" for side in ("encoder", "decoder")})
     torch.save(state, tmp_path / "c.pt")
     (model,) = _load(tmp_path, pairs_bin, "flow").models
-    expected = weights(trained.state_dict())
     assert all(torch.equal(x, expected[name]) for name, x in weights(model.state_dict()).items())
 
 

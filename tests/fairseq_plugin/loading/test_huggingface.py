@@ -2,9 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM
 
 from common.checkpoints import read_checkpoint
-from fairseq_plugin.convert import convert_foreign, main
-from fairseq_plugin.criterions.attention_transfer import AttentionTransferCriterion
+from fairseq_plugin.convert import main
 from fairseq_plugin.loading.huggingface import read_foreign_model
 from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.one_line import refused_in_one_line
@@ -147,24 +145,6 @@ def test_what_is_left_out_and_new_is_said(folders: dict[str, Folder], tmp_path: 
     assert "5 new (encoder.lm_head." in capsys.readouterr().out
 
 
-def test_attention_transfer_begins_with_a_folder(folders: dict[str, Folder], tmp_path: Path) -> None:
-    """The folder is teacher and student: only the new parameters have gradients, and the loss is finite."""
-    path = folders["gpt2"].path
-    foreign, new = read_foreign_model(path), {"lineartime_trained_parameters": "new"}
-    for name, arch, overrides in (("teacher", "softmax_lm", {}), ("start", "hedgehog_lm", new)):
-        torch.save(convert_foreign(foreign, str(path), arch, overrides)[0], tmp_path / f"{name}.pt")
-    foreign.dictionary.save(str(tmp_path / "dict.txt"))
-    (student,), _, task = load_model_ensemble_and_task([str(tmp_path / "start.pt")], {"data": str(tmp_path)})
-    tokens = batch(len(foreign.dictionary), 12)
-    sample = {"net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)}, "target": tokens}
-    sample |= {"ntokens": int(tokens.ne(1).sum()), "nsentences": 2}
-    criterion = AttentionTransferCriterion(task, str(tmp_path / "teacher.pt"), "outputs", 0.0, "pytorch_ddp", 1)
-    loss, *_ = criterion(student.train(), sample)
-    loss.backward()
-    learning = {name for name, x in student.named_parameters() if x.grad is not None and x.grad.abs().sum() > 0}
-    assert learning and all(".inner." in name for name in learning) and torch.isfinite(loss)
-
-
 def test_tensors_in_parts_or_of_torch_are_the_same(folders: dict[str, Folder], tmp_path: Path) -> None:
     """Also in another precision, which becomes float32; a file outside of the folder is refused."""
     source = folders["roberta"].path
@@ -187,46 +167,31 @@ def test_tensors_in_parts_or_of_torch_are_the_same(folders: dict[str, Folder], t
         read_foreign_model(tmp_path / "parts")
 
 
-def config_with(**changes: object) -> Callable[[Path], None]:
-    """A function that changes entries of the config.json of a folder."""
-
-    def change(path: Path) -> None:
-        content = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**content, **changes}))
-
-    return change
+def more_tensors(path: Path) -> None:
+    """Add a tensor that no model has."""
+    file = path / "model.safetensors"
+    save_file({**load_file(file), "other": torch.zeros(2)}, file)
 
 
-def tensors_with(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
-    """A function that changes the tensors of a folder."""
-
-    def write(path: Path) -> None:
-        tensors = load_file(path / "model.safetensors")
-        change(tensors)
-        save_file(tensors, path / "model.safetensors")
-
-    return write
-
-
-#: Folder, what is changed in it, and words of the line that refuses it.
+#: Folder, other entries of its config.json, a tensor that it lacks or what else is changed, and words of the refusal.
 REFUSED = [
-    ("bert", config_with(model_type="xlm-roberta"), "model_type xlm-roberta bert"),
-    ("bert", config_with(position_embedding_type="relative_key"), "position_embedding_type relative_key"),
-    ("bert", config_with(hidden_act="silu"), "hidden_act silu gelu"),
-    ("bert", config_with(pruned_heads={"0": [1]}), "pruned_heads"),
-    ("bert", config_with(is_decoder=True), "is_decoder True False"),
-    ("roberta", config_with(tie_word_embeddings=False), "tie_word_embeddings False True"),
-    ("roberta", config_with(vocab_size=100), "267 vocab_size 100"),
-    ("roberta", config_with(pad_token_id=30), "pad_token_id 30"),
-    ("gpt2", config_with(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx True False"),
-    ("gpt2", config_with(activation_function="silu"), "activation_function silu gelu_new"),
-    ("gpt2", config_with(layer_norm_epsilon=1e-6), "layer_norm_epsilon 1e-06 1e-05"),
-    ("gpt2", config_with(n_positions=30), "wpe.weight (30, 16)"),
-    ("gpt2", config_with(n_layer="two"), "n_layer two integer"),
-    ("gpt2", config_with(n_layer=3), "16 missing"),
-    ("gpt2", tensors_with(lambda x: x.pop("transformer.ln_f.bias")), "decoder.layer_norm.bias"),
-    ("gpt2", tensors_with(lambda x: x.pop("transformer.wte.weight")), "wte.weight"),
-    ("gpt2", tensors_with(lambda x: x.update(other=torch.zeros(2))), "other (2,)"),
+    ("bert", {"model_type": "xlm-roberta"}, "model_type xlm-roberta bert"),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type relative_key"),
+    ("bert", {"hidden_act": "silu"}, "hidden_act silu gelu"),
+    ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
+    ("bert", {"is_decoder": True}, "is_decoder True False"),
+    ("roberta", {"tie_word_embeddings": False}, "tie_word_embeddings False True"),
+    ("roberta", {"vocab_size": 100}, "267 vocab_size 100"),
+    ("roberta", {"pad_token_id": 30}, "pad_token_id 30"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True False"),
+    ("gpt2", {"activation_function": "silu"}, "activation_function silu gelu_new"),
+    ("gpt2", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon 1e-06 1e-05"),
+    ("gpt2", {"n_positions": 30}, "wpe.weight (30, 16)"),
+    ("gpt2", {"n_layer": "two"}, "n_layer two integer"),
+    ("gpt2", {"n_layer": 3}, "16 missing"),
+    ("gpt2", "transformer.ln_f.bias", "decoder.layer_norm.bias"),
+    ("gpt2", "transformer.wte.weight", "wte.weight"),
+    ("gpt2", more_tensors, "other (2,)"),
     ("gpt2", lambda path: (path / "merges.txt").unlink(), "merges.txt"),
     ("gpt2", lambda path: (path / "merges.txt").write_text("a b c\n"), "merge tokens"),
     ("gpt2", lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
@@ -240,12 +205,20 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "change", "words"), REFUSED, ids=[row[2] for row in REFUSED])
 def test_a_folder_without_a_counterpart_is_refused(
-    name: str, change: Callable[[Path], object], words: str, folders: dict[str, Folder], tmp_path: Path
+    name: str, change: Any, words: str, folders: dict[str, Folder], tmp_path: Path
 ) -> None:
-    shutil.copytree(folders[name].path, tmp_path / "copy")
-    change(tmp_path / "copy")
+    folder = tmp_path / "copy"
+    shutil.copytree(folders[name].path, folder)
+    if isinstance(change, dict):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+    elif isinstance(change, str):
+        tensors = load_file(folder / "model.safetensors")
+        save_file({key: x for key, x in tensors.items() if key != change}, folder / "model.safetensors")
+    else:
+        change(folder)
     with refused_in_one_line(tmp_path, *words.split(" ", 2)):
-        main([str(tmp_path / "copy"), str(tmp_path / "new.pt"), "--arch", folders[name].arch])
+        main([str(folder), str(tmp_path / "new.pt"), "--arch", folders[name].arch])
 
 
 def test_an_architecture_of_other_weights_is_refused(folders: dict[str, Folder], tmp_path: Path) -> None:
