@@ -8,13 +8,11 @@ and go on, too; ../tasks/test_every_task.py compares every task and criterion, u
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from recipes.lra.data import dictionary, write
 from tests import compare
-from tests.fairseq_plugin.helpers import episodes, pixels, series, spans
+from tests.fairseq_plugin.helpers import tasks
 from tests.fairseq_plugin.helpers.commands import (
     NO_READER_THREAD,
     USER_DIR,
@@ -26,6 +24,7 @@ from tests.fairseq_plugin.helpers.commands import (
     training_command,
     translation_training_command,
 )
+from tests.fairseq_plugin.helpers.language_models import SMALL
 from tests.fairseq_plugin.helpers.logs import entries, losses
 
 PROGRAM = str(Path(__file__).parents[1] / "helpers" / "resumed_trainings.py")
@@ -38,15 +37,7 @@ OWN_BATCHES = ["--update-epoch-batch-itr", "True"]
 TEXT = ["--tokens-per-sample", "24", "--max-tokens", "480", *ALWAYS, *OWN_BATCHES]
 CHECKPOINTED = ["--checkpoint-activations"]
 STILL = ("--dropout", "0", "--attention-dropout", "0")
-NUMBERS = "--cpu --seed 1 --log-format json --log-interval 1 --optimizer adam --lr 1e-3".split()
-ARENA = (
-    "--criterion sentence_prediction --num-classes 2 --init-token 0 --max-positions 10 --batch-size 8 "
-    "--encoder-embed-dim 8 --encoder-attention-dim 8 --encoder-layers 1"
-).split()
-PIXELS = (
-    "--task pixel_modeling --arch rfa_lm --tokens-per-sample 60 --batch-size 8 --required-batch-size-multiple 1 "
-    "--decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-layers 1 --decoder-attention-heads 2"
-).split()
+SHORT = "--cpu --seed 1 --log-format json --log-interval 1 --optimizer adam --lr 1e-3".split()
 
 #: What draws random numbers of its own, and what decides which layers and weights take part, in layers of one model.
 DRAWN = (
@@ -63,20 +54,15 @@ LANGUAGE_MODELS = {
 MASKED = ("bigbird_mlm", "--encoder-layerdrop", "0.3", *CHECKPOINTED)  # masks, and random chunks
 STREAMS = ["--task", "streaming_language_modeling", "--tokens-per-sample", "24", "--batch-size", "16", *ALWAYS]
 STREAMS += ["--flow-short-conv", "3", "--num-workers", "2", *CHECKPOINTED]
-OTHERS = ("masked", "streams", "translation", "series", "decision", "pairs", "spans", "pixels")
-
-
-def write_pairs(folder: Path) -> str:
-    """Pairs of random symbols; the label says with which one the first sequence begins."""
-    rng = np.random.default_rng(1)
-
-    def examples(count):
-        for _ in range(count):
-            sequences = [rng.integers(0, 3, rng.integers(2, 9)) for _ in range(2)]
-            yield sequences, int(sequences[0][0] == 0)
-
-    write(folder, {"train": examples(48), "valid": examples(8)}, dictionary("abc"), range(2))
-    return str(folder / "data-bin")
+#: Architecture and batch size with which an epoch of a training in helpers/tasks.py is three updates.
+TASKS = {
+    "pixels": ("rfa_lm", "8"),
+    "spans": ("flash_mlm", "5"),
+    "pairs": ("rfa_lra_retrieval", "1"),
+    "series": ("rfa_time_series", "4"),
+    "episodes": ("rfa_decision", "7", "--num-workers", "2"),
+}
+OTHERS = ("masked", "streams", "translation", *TASKS)
 
 
 # ---- Several processes
@@ -157,18 +143,12 @@ def found(plain_pytorch, data_bin: str, pairs_bin: str, tmp_path_factory: pytest
     cases["streams"] = training_command(data_bin, to["streams"], "flowformer_lm", *STREAMS)
     cross = ["--max-tokens", "600", "--lineartime-cross-attention", "favor", *OWN_BATCHES]
     cases["translation"] = translation_training_command(pairs_bin, to["translation"], "rfa", *ALWAYS, *cross)
-    series.write_waves(root / "waves")
-    cases["series"] = series.training_command(root / "waves", to["series"], "rfa_time_series", *ALWAYS)
-    episodes.write_episodes(root / "episodes")
-    windows = [*ALWAYS, "--windows-per-epoch", "192", "--num-workers", "2"]
-    cases["decision"] = episodes.training_command(root / "episodes", to["decision"], "rfa_decision", *windows)
-    pairs = "--task sequence_pair_prediction --arch rfa_lra_retrieval".split()
-    cases["pairs"] = [write_pairs(root / "pairs"), "--user-dir", USER_DIR, *pairs, *ARENA, *NUMBERS, *ALWAYS]
-    cases["pairs"] += ["--save-dir", to["pairs"]]
-    data = str(pixels.write_pixels(root / "pixels"))
-    cases["pixels"] = [data, "--user-dir", USER_DIR, *PIXELS, *NUMBERS, *ALWAYS, "--save-dir", to["pixels"]]
-    words = ["--batch-size", "40", *ALWAYS]
-    cases["spans"] = spans.training_command(spans.write_names(root / "spans"), to["spans"], "flash_mlm", *words)
+    tasks.write(root)
+    for name, (arch, size, *more) in TASKS.items():
+        data, *command = tasks.COMMANDS[name].split()
+        command += [*(SMALL if arch == "rfa_lm" else ()), "--arch", arch, "--batch-size", size, *more, *SHORT, *ALWAYS]
+        command += ["--required-batch-size-multiple", "1", "--save-dir", to[name]]
+        cases[name] = [str(root / data), "--user-dir", USER_DIR, *command]
     (root / "cases.json").write_text(json.dumps(cases))
     (output,) = run_in_turn((PROGRAM, [str(root / "cases.json")], ""))
     lines = [line.partition(" ")[2] for line in output.splitlines() if line.startswith("RESUMED ")]
