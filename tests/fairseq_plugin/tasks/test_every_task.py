@@ -316,10 +316,3 @@ def test_pairs_are_two_sequences_and_a_label(data: Path, tmp_path: Path) -> None
         (folder / "input1" / f"train.{ending}").symlink_to(data / "text" / f"train.{ending}")
     with pytest.raises(ValueError, match=r"\[5, 8, 5\] .*allowed"):
         load("pairs", tmp_path)
-
-
-@pytest.mark.parametrize("option", ["--separator-token=2", "--add-prev-output-tokens", "--d2v2-multi"])
-def test_options_of_joined_sentences_are_not_there(option: str, data: Path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        load("pairs", data, option)
-    assert option.partition("=")[0] in capsys.readouterr().err
