@@ -537,6 +537,13 @@ def test_the_linear_part_may_be_alone(tmp_path: Path) -> None:
         assert pair.transfer(loss, window_dropout=1.0)(pair.student, make_sample("lm", right=3))[0] / size < 1e-5
 
 
+def test_new_parameters_alone_learn_unless_asked_for() -> None:
+    model = build("hedgehog_lm", "--criterion", "attention_transfer", "--teacher", "x.pt")
+    places = [f"decoder.layers.{i}.self_attn.inner" for i in range(2)]
+    wanted = {f"{x}.{side}_{part}" for x in places for side in ("query", "key") for part in ("weight", "bias")}
+    assert {name for name, x in model.named_parameters() if x.requires_grad} == wanted
+
+
 def test_each_document_of_a_row_is_by_itself(tmp_path: Path) -> None:
     """Of a teacher that separates them: the loss of a row is the sum over its documents, each alone."""
     path, task = tmp_path / "teacher.pt", make_task("lm")

@@ -13,6 +13,7 @@ from tests.compare import weights
 from tests.fairseq_plugin.helpers.kinds import build, command, flags_of, kind_of, models, shown
 from tests.fairseq_plugin.helpers.text import tokens
 
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
 TEXT = models("_lm", "_mlm")
 #: An option that needs another one, and options that change speed alone, training alone, or nothing in two layers.
 NEEDED = {"--flash-separate-ffn": ("--flash-no-gate",)}

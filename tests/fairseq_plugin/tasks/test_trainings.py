@@ -5,6 +5,7 @@ All commands run in one process. That trainings go on as if they had never stopp
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -25,90 +26,70 @@ from tests.fairseq_plugin.helpers.logs import entries, losses
 from tests.fairseq_plugin.helpers.series import CHANNELS, LABELS, LIMIT
 
 STEPS = 20  # that decision models have embeddings for
-LOGGED = "--cpu --log-format json".split()
-FRESH = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler".split()
-
-
-def of_series(root: Path, data: Path) -> dict[str, list[str]]:
-    series.write_waves(data)
-    short = "--max-length 31 --pooling mean --flash-chunk-size 8".split()
-    return {
-        "series": ["train", *series.training_command(data, root / "series", "flowformer_time_series")],
-        "longer series": ["train", *series.training_command(data, root / "longer series", "flash_time_series", *short)],
-        "series, validated": ["validate", str(data), "--task", "time_series_classification", "--valid-subset", "test"]
-        + ["--criterion", "sentence_prediction", "--batch-size", "8", "--required-batch-size-multiple", "1"]
-        + ["--path", str(root / "series" / "checkpoint_last.pt")],
-    }
-
-
-def of_episodes(root: Path, data: Path) -> dict[str, list[str]]:
-    episodes.write_episodes(data)
-
-    def train(name: str, arch: str, words: str = "") -> list[str]:
-        return ["train", *episodes.training_command(data, root / name, arch, *words.split())]
-
-    return {
-        "acts": train("acts", "flowformer_decision"),
-        "acts on episodes": train(
-            "acts on episodes", "linear_decision", "--max-epoch 1 --context full --batch-size 64"
-        ),
-        "acts in a window": train("acts in a window", "cosformer_decision", "--max-epoch 1"),
-        "clones": train("clones", "bc_decision", "--max-epoch 3"),
-        "weighs": train("weighs", "awac_decision", "--criterion awac --max-epoch 3"),
-        "weighs, begun": train("weighs, resumed", "awac_decision", "--criterion awac --max-epoch 1"),
-        "weighs, resumed": train("weighs, resumed", "awac_decision", "--criterion awac --max-epoch 3"),
-    }
-
-
-def of_pixels(root: Path, data: Path) -> dict[str, list[str]]:
-    pixels.write_pixels(data)
-    task = ["--task", "pixel_modeling", "--tokens-per-sample", str(pixels.SHAPE.length)]
-    train = [str(data), *task, "--arch", "flowformer_lm", *SMALL, "--save-dir", str(root / "pixels")]
-    train += "--batch-size 8 --optimizer adam --lr 3e-3 --max-update 12 --required-batch-size-multiple 1".split()
-    trained = [str(data), "--path", str(root / "pixels" / "checkpoint_last.pt"), "--batch-size", "4"]
-    whole = ["--required-batch-size-multiple", "1"]
-    return {
-        "pixels": ["train", *train, "--log-interval", "1", "--seed", "1"],
-        "pixels, evaluated": ["eval_lm", *trained, *task],
-        "pixels, evaluated as text": ["eval_lm", *trained, *task[2:]],
-        "pixels, validated": ["validate", *trained, *task[:2], "--valid-subset", "test", *whole],
-        "pixels, generated": ["generate", *trained, *task, *whole]
-        + "--sampling --beam 2 --nbest 2 --prefix-size 30".split(),
-    }
-
-
-def of_spans(root: Path, data: Path) -> dict[str, list[str]]:
-    """A masked model with learned positions is pretrained for two updates and fine-tuned."""
-    spans.write_names(data)
-    text = root / "text"
-    text.mkdir()
-    for file in (data / "dict.txt", *(data / "document").iterdir()):
-        (text / file.name).symlink_to(file)
-    learned = ["softmax_mlm", "--encoder-learned-pos"]
-    masked = [*"--task masked_lm --criterion masked_lm --arch".split(), *learned, *masked_models.small("softmax_mlm")]
-    masked += "--optimizer adam --max-update 2 --tokens-per-sample 32 --max-positions 32 --batch-size 8".split()
-    restored = ["--restore-file", str(root / "masked" / "checkpoint_last.pt"), *FRESH]
-    best = "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric --max-epoch 10".split()
-    still = ["--lr", "0", "--max-update", "1"]
-    return {
-        "masked": ["train", str(text), *masked, "--save-dir", str(root / "masked"), "--no-epoch-checkpoints"],
-        "spans": ["train", *spans.training_command(data, str(root / "spans"), *learned, *restored, *best)],
-        "spans, still": ["train", *spans.training_command(data, str(root / "still"), *learned, *restored, *still)],
-        "spans, validated": ["validate", str(data), *spans.TASK, "--batch-size", "5"]
-        + ["--path", str(root / "spans" / "checkpoint_best.pt")],
-    }
+SERIES = "--task time_series_classification --criterion sentence_prediction --valid-subset test --batch-size 8"
+TOKENS = f"--tokens-per-sample {pixels.SHAPE.length}"
+PIXELS = f"--task pixel_modeling {TOKENS}"
+SPANS = " ".join(spans.TASK)
+LEARNED = "--encoder-learned-pos"
+WHOLE = "--required-batch-size-multiple 1"
+#: A masked model with learned positions, that the training of spans begins with.
+MASKED = "--task masked_lm --criterion masked_lm --arch softmax_mlm --optimizer adam --max-update 2 --batch-size 8 "
+MASKED += f"--tokens-per-sample 32 --max-positions 32 --no-epoch-checkpoints {LEARNED} "
+MASKED += " ".join(masked_models.small("softmax_mlm"))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     """The output of every command; together they take the seconds."""
-    root, commands = tmp_path_factory.mktemp("runs"), {}
-    for make in (of_series, of_episodes, of_pixels, of_spans):
-        commands |= make(root, root / f"data_{make.__name__}")
-    always = ["--user-dir", USER_DIR, *LOGGED]
-    return run_named(
-        root, {name: (f"fairseq_cli.{words[0]}", [*words[1:], *always], "") for name, words in commands.items()}
-    )
+    root = tmp_path_factory.mktemp("runs")
+    series.write_waves(root / "data of series")
+    episodes.write_episodes(root / "data of episodes")
+    pixels.write_pixels(root / "data of pixels")
+    spans.write_names(root / "data of spans")
+    (root / "data of text").mkdir()
+    for file in (root / "data of spans" / "dict.txt", *(root / "data of spans" / "document").iterdir()):
+        (root / "data of text" / file.name).symlink_to(file)
+
+    def train(kind: ModuleType, name: str, arch: str, words: str = "", folder: str = "") -> list[str]:
+        data = root / f"data of {kind.__name__.rpartition('.')[2]}"
+        return ["train", *kind.training_command(data, str(root / (folder or name)), arch, *words.split())]
+
+    def use(program: str, data: str, words: str, path: str = "") -> list[str]:
+        found = ["--path", str(root / path)] if path else ["--save-dir", str(root / data)]
+        return [program, str(root / f"data of {data}"), *words.split(), *found]
+
+    masked = f"{LEARNED} --reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler --restore-file "
+    masked += str(root / "text" / "checkpoint_last.pt")
+    best = f"{masked} --best-checkpoint-metric f1 --maximize-best-checkpoint-metric --max-epoch 10"
+    of_pixels, sampled = "pixels/checkpoint_last.pt", "--batch-size 4 --sampling --beam 2 --nbest 2 --prefix-size 30"
+    updates = f"--max-update 12 --log-interval 1 --seed 1 --optimizer adam --lr 3e-3 {WHOLE}"
+    commands = {
+        "series": train(series, "series", "flowformer_time_series"),
+        "longer series": train(
+            series, "longer series", "flash_time_series", "--max-length 31 --pooling mean --flash-chunk-size 8"
+        ),
+        "series, validated": use("validate", "series", f"{SERIES} {WHOLE}", "series/checkpoint_last.pt"),
+        "acts": train(episodes, "acts", "flowformer_decision"),
+        "acts on episodes": train(episodes, "acts on episodes", "linear_decision", "--max-epoch 1 --context full"),
+        "acts in a window": train(episodes, "acts in a window", "cosformer_decision", "--max-epoch 1"),
+        "clones": train(episodes, "clones", "bc_decision", "--max-epoch 3"),
+        "weighs": train(episodes, "weighs", "awac_decision", "--criterion awac --max-epoch 3"),
+        "begun": train(episodes, "begun", "awac_decision", "--criterion awac --max-epoch 1", "resumed"),
+        "resumed": train(episodes, "resumed", "awac_decision", "--criterion awac --max-epoch 3"),
+        "pixels": use("train", "pixels", f"{PIXELS} --arch flowformer_lm --batch-size 8 {updates} {' '.join(SMALL)}"),
+        "pixels, evaluated": use("eval_lm", "pixels", f"{PIXELS} --batch-size 4", of_pixels),
+        "pixels, evaluated as text": use("eval_lm", "pixels", f"{TOKENS} --batch-size 4", of_pixels),
+        "pixels, validated": use("validate", "pixels", f"--task pixel_modeling --valid-subset test {WHOLE}", of_pixels),
+        "pixels, generated": use("generate", "pixels", f"{PIXELS} {sampled} {WHOLE}", of_pixels),
+        "masked": use("train", "text", MASKED),
+        "spans": train(spans, "spans", "softmax_mlm", best),
+        "still": train(spans, "still", "softmax_mlm", f"{masked} --lr 0 --max-update 1"),
+        "spans, validated": use(
+            "validate", "spans", f"{' '.join(spans.TASK)} --batch-size 5", "spans/checkpoint_best.pt"
+        ),
+    }
+    always = ["--user-dir", USER_DIR, "--cpu", "--log-format", "json"]
+    return run_named(root, {name: (f"fairseq_cli.{x[0]}", [*x[1:], *always], "") for name, x in commands.items()})
 
 
 def last(runs: NamedRuns, name: str) -> dict[str, torch.Tensor]:
@@ -142,9 +123,9 @@ def test_episodes(runs: NamedRuns) -> None:
 
 def test_awac_goes_on_as_if_never_stopped(runs: NamedRuns) -> None:
     """Critics, slow copies, random actions and Adam's state come back: the same losses, the same weights."""
-    begun, resumed, whole = (losses(runs.outputs[x]) for x in ("weighs, begun", "weighs, resumed", "weighs"))
+    begun, resumed, whole = (losses(runs.outputs[x]) for x in ("begun", "resumed", "weighs"))
     assert begun + resumed == whole
-    one, other = last(runs, "weighs"), last(runs, "weighs, resumed")
+    one, other = last(runs, "weighs"), last(runs, "resumed")
     assert all(torch.equal(one[name], other[name]) for name in one) and int(one["updates"]) > 0
 
 
@@ -153,7 +134,7 @@ def test_pixels(runs: NamedRuns) -> None:
     trained = losses(runs.outputs["pixels"])
     assert len(trained) == 12 and trained[-1] < trained[0] - 0.5
     checkpoint, count = str(runs.folder / "pixels" / "checkpoint_last.pt"), pixels.COUNTS["test"]
-    (model,), _, _ = load_model_ensemble_and_task([checkpoint], {"data": str(runs.folder / "data_of_pixels")})
+    (model,), _, _ = load_model_ensemble_and_task([checkpoint], {"data": str(runs.folder / "data of pixels")})
     target = torch.from_numpy(pixels.toy_images("test", count).reshape(count, -1).astype(np.int64)) + 4
     with torch.no_grad():
         scores = model.eval()(torch.cat([torch.full((count, 1), 2), target[:, :-1]], dim=1))[0].double()
@@ -185,7 +166,7 @@ def test_spans(runs: NamedRuns) -> None:
     assert state["extra_state"]["best"] == found[-1]["valid_best_f1"] == best
     (again,) = entries(runs.outputs["spans, validated"], "valid")  # with batches of another size
     assert again["valid_f1"] == best
-    pretrained, still = last(runs, "masked"), last(runs, "still")
+    pretrained, still = last(runs, "text"), last(runs, "still")
     new = {name for name in still if name not in pretrained}
     assert new and all(name.startswith(f"classification_heads.{HEAD}.") for name in new)
     assert all(torch.equal(still[name], tensor) for name, tensor in pretrained.items())
