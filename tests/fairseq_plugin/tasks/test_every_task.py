@@ -259,7 +259,7 @@ sparse_cross_entropy --entropy-weight inf | --entropy-weight is inf; allowed
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.split(" | ")[0])
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.rpartition(" | ")[0])
 def test_command_lines_that_are_refused(row: str, data: Path) -> None:
     """The argument, its value and what is allowed."""
     (name, *arguments), said = row.split(" | ")[0].split(), row.split(" | ")[1]
@@ -285,7 +285,7 @@ episodes | episodes.json | lacks episodes.json
 """.strip().splitlines()
 
 
-@pytest.mark.parametrize("row", MISSING, ids=lambda row: row.split(" | ")[0])
+@pytest.mark.parametrize("row", MISSING, ids=lambda row: row.rpartition(" | ")[0])
 def test_folders_that_lack_a_file(row: str, data: Path, tmp_path: Path) -> None:
     """What is missing is named, and what makes it."""
     name, file, said = row.split(" | ")
