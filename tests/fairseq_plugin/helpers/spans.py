@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, ListDataset
 
 from fairseq_plugin.data.span_folder import DOCUMENT, QUESTION, Question, SpanSplit, write_questions
 from recipes.texts import write_split
@@ -43,8 +43,9 @@ def write_names(folder: Path, counts: dict[str, int] | None = None, seed: int = 
             words = [str(word) for word in rng.choice(FILLER, rng.integers(10, 60))]
             place = int(rng.integers(0, len(words) - 1))
             words[place : place + 2] = name = [str(rng.choice(FIRST)), str(rng.choice(LAST))]
-            documents.append(numbers(symbols, words))
-            asked.append(numbers(symbols, [str(word) for word in rng.choice(FILLER, rng.integers(2, 8))]))
+            question = [str(word) for word in rng.choice(FILLER, rng.integers(2, 8))]
+            for texts, one in ((documents, words), (asked, question)):
+                texts.append(np.array([symbols.index(word) for word in one], dtype=np.int32))
             spans.append((place, place + 1))
             questions.append(Question(f"{split} {number}", [" ".join(name).replace("▁", "")]))
         write_split(folder / QUESTION, split, asked, len(symbols))
@@ -55,38 +56,18 @@ def write_names(folder: Path, counts: dict[str, int] | None = None, seed: int = 
     return folder
 
 
-def numbers(symbols: Dictionary, words: Sequence[str]) -> np.ndarray:
-    """The tokens (T,) of ``words``."""
-    return np.array([symbols.index(word) for word in words], dtype=np.int32)
-
-
 def split_of(
     questions: Sequence[int], documents: Sequence[int], spans: Sequence[Sequence[tuple[int, int]]]
 ) -> SpanSplit:
     """A split in memory: questions and documents of these lengths, question i to document i, which has ``spans[i]``."""
     texts = []
     for lengths in (questions, documents):
-        tokens = [np.arange(length) % 20 + 4 for length in lengths]
-        texts.append(_Tokens(tokens))
+        texts.append(ListDataset([torch.arange(length) % 20 + 4 for length in lengths], np.array(lengths)))
     pairs = np.stack([np.arange(len(documents))] * 2, 1)
     flat = np.array([span for of_one in spans for span in of_one], dtype=np.int32).reshape(-1, 2)
     ends = np.cumsum([0, *map(len, spans)])
     named = [SimpleNamespace(name=str(i), answers=[f"answer {i}"]) for i in range(len(questions))]
     return SpanSplit(named, *texts, pairs, flat, ends)
-
-
-class _Tokens:
-    """As much of fairseq's indexed data sets as windows need."""
-
-    def __init__(self, tokens: Sequence[np.ndarray]) -> None:
-        self.tokens = [torch.from_numpy(one) for one in tokens]
-        self.sizes = np.array([len(one) for one in tokens], dtype=np.int32)
-
-    def __getitem__(self, index: int):
-        return self.tokens[index]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 def training_command(data: Path, save_dir: str, arch: str, *arguments: str) -> list[str]:
