@@ -79,7 +79,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
         "pixels": use("train", "pixels", f"{PIXELS} --arch flowformer_lm --batch-size 8 {updates} {' '.join(SMALL)}"),
         "pixels, evaluated": use("eval_lm", "pixels", f"{PIXELS} --batch-size 4", of_pixels),
         "pixels, evaluated as text": use("eval_lm", "pixels", f"{TOKENS} --batch-size 4", of_pixels),
-        "pixels, validated": use("validate", "pixels", f"--task pixel_modeling --valid-subset test {WHOLE}", of_pixels),
+        "pixels, validated": use(
+            "validate", "pixels", f"--task pixel_modeling --valid-subset test --batch-size 4 {WHOLE}", of_pixels
+        ),
         "pixels, generated": use("generate", "pixels", f"{PIXELS} {sampled} {WHOLE}", of_pixels),
         "masked": use("train", "text", MASKED),
         "spans": train(spans, "spans", "softmax_mlm", best),
