@@ -61,6 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
     masked = f"{LEARNED} --reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler --restore-file "
     masked += str(root / "text" / "checkpoint_last.pt")
     best = f"{masked} --best-checkpoint-metric f1 --maximize-best-checkpoint-metric --max-epoch 10"
+    validated = f"--task pixel_modeling --valid-subset test --batch-size 4 {WHOLE}"
     of_pixels, sampled = "pixels/checkpoint_last.pt", "--batch-size 4 --sampling --beam 2 --nbest 2 --prefix-size 30"
     updates = f"--max-update 12 --log-interval 1 --seed 1 --optimizer adam --lr 3e-3 {WHOLE}"
     commands = {
@@ -79,9 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> NamedRuns:
         "pixels": use("train", "pixels", f"{PIXELS} --arch flowformer_lm --batch-size 8 {updates} {' '.join(SMALL)}"),
         "pixels, evaluated": use("eval_lm", "pixels", f"{PIXELS} --batch-size 4", of_pixels),
         "pixels, evaluated as text": use("eval_lm", "pixels", f"{TOKENS} --batch-size 4", of_pixels),
-        "pixels, validated": use(
-            "validate", "pixels", f"--task pixel_modeling --valid-subset test --batch-size 4 {WHOLE}", of_pixels
-        ),
+        "pixels, validated": use("validate", "pixels", validated, of_pixels),
         "pixels, generated": use("generate", "pixels", f"{PIXELS} {sampled} {WHOLE}", of_pixels),
         "masked": use("train", "text", MASKED),
         "spans": train(spans, "spans", "softmax_mlm", best),
