@@ -109,19 +109,21 @@ def chunk_positions(q: Tensor, padding: Tensor | None, size: int, state: State |
     """Positions of the tokens of q (B, H, n, d) in chunks of ``size``, counted on from those of ``state``."""
     earlier = None if state is None else state["count"]
     batch, length = q.shape[0], q.shape[2]
-    if padding is None:
-        count = torch.arange(1, length + 1, device=q.device).expand(1 if earlier is None else batch, length)
+    if padding is None and earlier is None:  # in two operations, since short inputs are bound by launches
+        count = torch.arange(1, length + 1, device=q.device, dtype=compute_dtype(q)).unsqueeze(0)
+        total = torch.full((batch,), length, device=q.device)
     else:
-        count = (~padding).cumsum(1)
-    if earlier is not None:
-        count = count + earlier[:, None]
-    total = count[:, -1].expand(batch).clone()
+        count = torch.arange(1, length + 1, device=q.device) if padding is None else (~padding).cumsum(1)
+        count = count.expand(batch, length)
+        count = count if earlier is None else count + earlier[:, None]
+        total = count[:, -1].clone()
     excluded = None
     counts = split_chunks(count[:, None], size)  # (B or 1, 1, G, C)
     if padding is not None or counts.shape[2] * size > length:
         excluded = torch.zeros(1, length, dtype=torch.bool, device=q.device) if padding is None else padding
         excluded = ~split_chunks(~excluded[:, None], size)  # also excludes the tokens that split_chunks appends
-    return Positions(counts.clamp(min=1).to(compute_dtype(q)), excluded, total)
+    counts = counts if padding is None and excluded is None else counts.clamp(min=1)
+    return Positions(counts.to(compute_dtype(q)), excluded, total)
 
 
 def chunk_features(q: Tensor, k: Tensor, phi: str, padding: Tensor | None, size: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Causal Flow-Attention by Triton kernels in chunks, the host's side: Flowformer (ICML 2022), Algorithm 2.
 
-Kernels do all the work but the sums over chunks and the counts of tokens, which are PyTorch's. q and k are read four
+Kernels do all the work but the counts of tokens. q and k are read four
 and five times forward and five times backward, nothing of size (n, d) is allocated but outputs and gradients, and for
 the backward pass only inputs, flows, weights and sums are kept.
 
@@ -19,6 +19,8 @@ from ..causal import STATE_SUMS, CausalInputs
 from ..causal_weights import Positions
 from ..options import excluded_logit
 
+#: The logarithms of a state, in the order of the kernels.
+_LOGS = ("log_competition", "log_allocation")
 #: Tokens that a program of the weights takes at once, at most; it walks through all tokens of a head.
 SCAN = 1024
 
@@ -73,53 +75,52 @@ class _Chunks:
         """Room for numbers of each token, (*leading, B, H, n)."""
         return self.q.new_empty(*leading, *self.q.shape[:3], dtype=torch.float32)
 
-    def vector_sums(self, first_q: Tensor | None, first_k: Tensor | None) -> Tensor:
-        """Room for sums of q and of k, with the first of each (B, H, d) or 0 in the first slot: (2, B H, G + 1, d)."""
-        sums = self.q.new_empty(2, self.heads, self.groups + 1, self.q.shape[3], dtype=torch.float32)
-        if first_q is None:
-            sums[:, :, 0] = 0.0
-        else:
-            sums[0, :, 0], sums[1, :, 0] = first_q.flatten(0, 1), first_k.flatten(0, 1)
-        return sums
+    def vector_sums(self) -> Tensor:
+        """Room for sums of q and of k, (2, B H, G + 1, d)."""
+        return self.q.new_empty(2, self.heads, self.groups + 1, self.q.shape[3], dtype=torch.float32)
 
-    def matrix_sums(self, first: Tensor | None) -> Tensor:
-        """Room for sums with ``first`` (B, H, d, e) or 0 in the first slot: (B H, G + 1, d, e)."""
-        shape = self.heads, self.groups + 1, self.q.shape[3], self.v.shape[3]
-        sums = self.q.new_empty(shape, dtype=torch.float32)
-        sums[:, 0] = 0.0 if first is None else first.flatten(0, 1)
-        return sums
+    def matrix_sums(self, kinds: int) -> Tensor:
+        """Room for sums of kᵀv and the like, (``kinds``, B H, G + 1, d, e)."""
+        shape = kinds, self.heads, self.groups + 1, self.q.shape[3], self.v.shape[3]
+        return self.q.new_empty(shape, dtype=torch.float32)
 
-    def logs(self, state: State, empty: float) -> Tensor:
-        """The logarithms of the competition and the allocation in ``state``, or ``empty`` for each: (2, B, H)."""
-        if state:
-            return torch.stack([state["log_competition"], state["log_allocation"]])
-        return self.q.new_full((2, *self.q.shape[:2]), empty, dtype=torch.float32)
+    def so_far(self, sums: Tensor, *first: Tensor | None) -> list[Tensor]:
+        """Turn ``sums`` of chunks, in slots 1 to G, into those of all chunks up to each, in place; returns the last.
 
-    def total(self, sums: Tensor) -> Tensor:
-        """The sum over all chunks: (B H, G + 1, ...) -> (B, H, ...)."""
-        return sums[:, -1].view(*self.q.shape[:2], *sums.shape[2:])
+        Those of each kind start with one of ``first``, one or two of (B, H, ...) or None for 0, and have a last one.
+        """
+        from . import chunks_kernels as kernels
+
+        shape, started = sums.shape[3:], any(x is not None for x in first)
+        last = [sums.new_empty(*self.q.shape[:2], *shape) for _ in first]
+        given = [torch.zeros_like(last[0]) if x is None else x.contiguous() for x in first] if started else last
+        block = min(128, at_least_16(shape.numel()))
+        grid = len(first) * self.heads, ceil_div(shape.numel(), block)
+        pointers = sums, given[0], given[-1], last[0], last[-1]
+        numbers = self.groups, self.heads, shape.numel()
+        kernels.sums_so_far[grid](*pointers, *numbers, STARTED=started, R=8, W=block)
+        return last
+
+    def logs(self, state: State) -> tuple[list[Tensor], bool]:
+        """The logarithms of the competition and the allocation in ``state`` (B, H), room for others, and if there are.
+
+        In the order of the kernels: two before, which are not read if there are none, and two after.
+        """
+        last = [self.q.new_empty(self.q.shape[:2], dtype=torch.float32) for _ in range(2)]
+        first = [state[name].contiguous() for name in _LOGS] if state else last
+        return [*first, *last], bool(state)
 
 
 def forward(inputs: CausalInputs, positions: Positions) -> tuple[Tensor, tuple[Tensor, ...], State]:
     """The output (B, H, n, e), the other tensors that ``backward`` needs, and the state after the tokens."""
     chunks, state = _Chunks(inputs, positions), inputs.state or {}
-    flows, conserved_incoming = _flows(chunks, state)
+    flows, conserved_incoming, last = _flows(chunks, state)
     weights, logs = _weights(chunks, flows, conserved_incoming, state)
-    kv_sums = _kv_sums(chunks, weights.competition, state.get("sum_kv"))
-    out = _outputs(chunks, weights, kv_sums)
-    # Copies, as the sums are saved
-    sum_q, sum_k = (chunks.total(sums).clone() for sums in flows.sums)
-    sum_q_over_incoming, sum_k_over_outgoing = (chunks.total(sums).clone() for sums in flows.conserved_sums)
-    state_after = {
-        "count": positions.total,
-        "sum_k": sum_k,
-        "sum_q": sum_q,
-        "sum_k_over_outgoing": sum_k_over_outgoing,
-        "sum_q_over_incoming": sum_q_over_incoming,
-        "log_competition": logs[0],
-        "log_allocation": logs[1],
-        "sum_kv": chunks.total(kv_sums).clone(),
-    }
+    kv_sums = chunks.matrix_sums(1)
+    _add_values(chunks, weights.competition, kv_sums[0])
+    (sum_kv,) = chunks.so_far(kv_sums, state.get("sum_kv"))
+    out = _outputs(chunks, weights, kv_sums[0])
+    state_after = {"count": positions.total, **last, **logs, "sum_kv": sum_kv}
     return out, (*flows, *weights), state_after
 
 
@@ -139,56 +140,52 @@ def backward(
     flows, weights = _Flows(*kept[: len(_Flows._fields)]), _Weights(*kept[len(_Flows._fields) :])
 
     first_kv = None if inputs.state is None else inputs.state["sum_kv"]
-    kv_sums = _kv_sums(chunks, weights.competition, first_kv)
-    reversed_kv_sums, dots = _scales_backward(chunks, out, grad_out, weights.scale, grad_state.get("sum_kv"))
+    kv_sums, reversed_kv_sums = both = chunks.matrix_sums(2)
+    _add_values(chunks, weights.competition, kv_sums)
+    dots = _add_output_gradients(chunks, out, grad_out, weights.scale, reversed_kv_sums)
+    _, grad_kv = chunks.so_far(both, first_kv, grad_state.get("sum_kv"))
     grad_v, grad_competition = _values_backward(chunks, grad_out, weights, reversed_kv_sums)
     grads, grad_logs = _weights_backward(chunks, flows, weights, grad_competition, dots, grad_state)
     grad_direct, *grad_conserved = grads
 
     first = grad_state.get("sum_k_over_outgoing"), grad_state.get("sum_q_over_incoming")
-    reversed_conserved_sums = _feature_sums(chunks, *first, weights=grad_conserved)
+    reversed_conserved_sums, grad_last = _feature_sums(chunks, *first, weights=grad_conserved)
     first = grad_state.get("sum_k"), grad_state.get("sum_q")
-    grad_flows, reversed_sums = _flows_backward(
+    grad_flows, reversed_sums, grad_first = _flows_backward(
         chunks, flows, grad_direct, grad_conserved, reversed_conserved_sums, first
     )
     grad_flows = (*grad_flows, *grad_conserved)
     sums = (flows.sums, flows.conserved_sums, reversed_sums, reversed_conserved_sums, kv_sums, reversed_kv_sums)
     grad_q, grad_k = _features_backward(chunks, flows, grad_out, weights, grad_flows, sums)
-    grad_earlier = {
-        "sum_k": chunks.total(reversed_sums[0]),
-        "sum_q": chunks.total(reversed_sums[1]),
-        "sum_k_over_outgoing": chunks.total(reversed_conserved_sums[0]),
-        "sum_q_over_incoming": chunks.total(reversed_conserved_sums[1]),
-        "log_competition": grad_logs[0],
-        "log_allocation": grad_logs[1],
-        "sum_kv": chunks.total(reversed_kv_sums),
-    }
+    # What q read are sums of k, and the other way round.
+    names = "sum_k", "sum_q", "sum_k_over_outgoing", "sum_q_over_incoming"
+    grad_earlier = {**dict(zip(names, (*grad_first, *grad_last))), **grad_logs, "sum_kv": grad_kv}
     return (grad_q, grad_k, grad_v, *(grad_earlier[name] for name in STATE_SUMS))
 
 
 def _feature_sums(
     chunks: _Chunks, first_q: Tensor | None, first_k: Tensor | None, weights: Sequence[Tensor] | None = None
-) -> Tensor:
-    """Σ q and Σ k before each chunk, after the first, (2, B H, G + 1, d); features are meant.
+) -> tuple[Tensor, list[Tensor]]:
+    """Σ q and Σ k before each chunk, after the first, (2, B H, G + 1, d), and the last; features are meant.
 
     With weights w of sinks and of sources (B, H, n): Σ w (q + ε) and Σ w (k + ε) from the end.
     """
     from . import chunks_kernels as kernels
 
-    sums, weighted = chunks.vector_sums(first_q, first_k), weights is not None
+    sums, weighted = chunks.vector_sums(), weights is not None
     weights, eps = ((chunks.q, chunks.k), 0.0) if weights is None else (weights, chunks.eps)
     inputs = (chunks.q, chunks.k, chunks.padding, *weights)
     numbers = (*chunks.counts, eps, *chunks.qk_strides)
     kernels.feature_sums[chunks.grid](*inputs, sums, *numbers, **chunks.flow, WEIGHTED=weighted)
-    return sums.cumsum_(2)
+    return sums, chunks.so_far(sums, first_q, first_k)
 
 
-def _flows(chunks: _Chunks, state: State) -> tuple[_Flows, Tensor]:
-    """I, O and Ô with the sums that they read; and Î (B, H, n), which the backward pass does not need."""
+def _flows(chunks: _Chunks, state: State) -> tuple[_Flows, Tensor, State]:
+    """I, O and Ô with the sums that they read; Î (B, H, n), which the backward pass does not need; the last sums."""
     from . import chunks_kernels as kernels
 
-    sums = _feature_sums(chunks, state.get("sum_q"), state.get("sum_k"))
-    conserved_sums = chunks.vector_sums(state.get("sum_q_over_incoming"), state.get("sum_k_over_outgoing"))
+    sums, (sum_q, sum_k) = _feature_sums(chunks, state.get("sum_q"), state.get("sum_k"))
+    conserved_sums, last = chunks.vector_sums(), {"sum_q": sum_q, "sum_k": sum_k}
     incoming, outgoing, conserved_incoming, conserved_outgoing = (chunks.numbers() for _ in range(4))
     numbers = (*chunks.counts, chunks.count_stride, chunks.eps, chunks.outer_eps, *chunks.qk_strides)
     for conserved in (False, True):
@@ -197,30 +194,29 @@ def _flows(chunks: _Chunks, state: State) -> tuple[_Flows, Tensor]:
         outputs = (*outputs, conserved_sums if conserved else sums, conserved_sums)
         kernels.flows[chunks.grid](*inputs, *outputs, *numbers, **chunks.flow, CONSERVED=conserved)
         if not conserved:
-            conserved_sums.cumsum_(2)
-    return _Flows(incoming, outgoing, conserved_outgoing, sums, conserved_sums), conserved_incoming
+            names = "sum_q_over_incoming", "sum_k_over_outgoing"
+            last |= zip(names, chunks.so_far(conserved_sums, *(state.get(name) for name in names)))
+    return _Flows(incoming, outgoing, conserved_outgoing, sums, conserved_sums), conserved_incoming, last
 
 
-def _weights(chunks: _Chunks, flows: _Flows, conserved_incoming: Tensor, state: State) -> tuple[_Weights, Tensor]:
-    """The weights of all tokens, and the logarithms after them (2, B, H)."""
+def _weights(chunks: _Chunks, flows: _Flows, conserved_incoming: Tensor, state: State) -> tuple[_Weights, State]:
+    """The weights of all tokens, and the logarithms after them (B, H)."""
     from . import chunks_kernels as kernels
 
-    weights, logs = _Weights(*chunks.numbers(3)), chunks.logs(state, excluded_logit())
+    weights, (logs, started) = _Weights(*chunks.numbers(3)), chunks.logs(state)
     inputs = (flows.incoming, conserved_incoming, flows.conserved_outgoing, chunks.padding, chunks.count)
-    numbers = (chunks.counts[0], chunks.counts[1], chunks.count_stride, chunks.options.clamp)
-    kernels.weights[(chunks.heads,)](*inputs, *weights, logs, *numbers, **chunks.weights)
-    return weights, logs
+    numbers = (chunks.counts[0], chunks.counts[1], chunks.count_stride, chunks.options.clamp, excluded_logit())
+    kernels.weights[(chunks.heads,)](*inputs, *weights, *logs, *numbers, STARTED=started, **chunks.weights)
+    return weights, dict(zip(_LOGS, logs[2:]))
 
 
-def _kv_sums(chunks: _Chunks, competition: Tensor, first: Tensor | None) -> Tensor:
-    """Σ kᵀ (w v) before each chunk, (B H, G + 1, d, e)."""
+def _add_values(chunks: _Chunks, competition: Tensor, sums: Tensor) -> None:
+    """Write Σ kᵀ (w v) of each chunk to ``sums`` (B H, G + 1, d, e)."""
     from . import chunks_kernels as kernels
 
-    sums = chunks.matrix_sums(first)
     inputs = (chunks.k, chunks.v, chunks.padding, chunks.v, competition)
     numbers = (*chunks.counts, *strides(chunks.k), *strides(chunks.v))
     kernels.value_sums[chunks.value_grid](*inputs, sums, sums, *numbers, **chunks.value, REVERSED=False)
-    return sums.cumsum_(1)
 
 
 def _outputs(chunks: _Chunks, weights: _Weights, kv_sums: Tensor) -> Tensor:
@@ -234,21 +230,19 @@ def _outputs(chunks: _Chunks, weights: _Weights, kv_sums: Tensor) -> Tensor:
     return out
 
 
-def _scales_backward(
-    chunks: _Chunks, out: Tensor, grad_out: Tensor, scale: Tensor, first: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Σ qᵀ (s ∂out) after each chunk (B H, G + 1, d, e), from the end; and the gradient of log s for the scale s.
+def _add_output_gradients(chunks: _Chunks, out: Tensor, grad_out: Tensor, scale: Tensor, sums: Tensor) -> Tensor:
+    """Write Σ qᵀ (s ∂out) of each chunk to ``sums`` (B H, G + 1, d, e), from the end; the gradient of log s.
 
-    The output is a multiple of s, so that this gradient is the product of the output and its own gradient: a part
-    (B, H, n) from each block of e channels.
+    The output is a multiple of the scale s, so that this gradient is the product of the output and its own gradient: a
+    part (B, H, n) from each block of e channels.
     """
     from . import chunks_kernels as kernels
 
-    sums, dots = chunks.matrix_sums(first), chunks.numbers(chunks.value_grid[1])
+    dots = chunks.numbers(chunks.value_grid[1])
     inputs = (chunks.q, grad_out, chunks.padding, out, scale)
     numbers = (*chunks.counts, *strides(chunks.q), *strides(grad_out))
     kernels.value_sums[chunks.value_grid](*inputs, sums, dots, *numbers, **chunks.value, REVERSED=True)
-    return sums.cumsum_(1), dots
+    return dots
 
 
 def _values_backward(
@@ -271,22 +265,22 @@ def _weights_backward(
     grad_competition: Tensor,
     grad_log_scale: Tensor,
     grad_state: State,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of I, Î and Ô (3, B, H, n), and of the logarithms before the tokens (2, B, H).
+) -> tuple[Tensor, State]:
+    """Gradients of I, Î and Ô (3, B, H, n), and of the logarithms before the tokens (B, H).
 
     The gradient of I is the part that does not pass through Ô.
     """
     from . import chunks_kernels as kernels
 
-    grads, logs = chunks.numbers(3), chunks.logs(grad_state, 0.0)
+    grads, (logs, started) = chunks.numbers(3), chunks.logs(grad_state)
     inputs = (flows.incoming, flows.conserved_outgoing, chunks.padding, chunks.count)
     inputs = (*inputs, weights.competition, weights.allocation)
     numbers = (chunks.counts[0], chunks.counts[1], chunks.count_stride, chunks.options.clamp)
-    parts = {**chunks.weights, "PARTS": chunks.value_grid[1]}
+    parts = {**chunks.weights, "STARTED": started, "PARTS": chunks.value_grid[1]}
     kernels.weights_backward[(chunks.heads,)](
-        *inputs, grad_competition, grad_log_scale, *grads, logs, *numbers, **parts
+        *inputs, grad_competition, grad_log_scale, *grads, *logs, *numbers, **parts
     )
-    return grads, logs
+    return grads, dict(zip(_LOGS, logs[2:]))
 
 
 def _flows_backward(
@@ -296,20 +290,20 @@ def _flows_backward(
     grad_conserved: Sequence[Tensor],
     reversed_conserved_sums: Tensor,
     first: tuple[Tensor | None, Tensor | None],
-) -> tuple[Tensor, Tensor]:
-    """Gradients of I and O (2, B, H, n), and sums that are weighted with them, from the end (2, B H, G + 1, d).
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients of I and O (2, B, H, n), sums weighted with them, from the end (2, B H, G + 1, d), and the last sums.
 
     ``grad_direct`` is the gradient of I that does not pass through Ô, ``grad_conserved`` are those of Î and Ô.
     """
     from . import chunks_kernels as kernels
 
-    reversed_sums, grads = chunks.vector_sums(*first), chunks.numbers(2)
+    reversed_sums, grads = chunks.vector_sums(), chunks.numbers(2)
     inputs = (chunks.q, chunks.k, chunks.padding, chunks.count, *flows[:2], *grad_conserved, grad_direct)
     numbers = (*chunks.counts, chunks.count_stride, chunks.eps, *chunks.qk_strides)
     kernels.flows_backward[chunks.grid](
         *inputs, reversed_conserved_sums, *grads, reversed_sums, *numbers, **chunks.flow
     )
-    return grads, reversed_sums.cumsum_(2)
+    return grads, reversed_sums, chunks.so_far(reversed_sums, *first)
 
 
 def _features_backward(

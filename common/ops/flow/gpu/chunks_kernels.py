@@ -1,9 +1,9 @@
 """Causal Flow-Attention by Triton kernels, the device's side: one program per chunk of one head and tile of channels.
 
 A chunk has C tokens, a tile at most E of the e channels. Two kinds of kernel alternate: one forms the sum over each
-chunk; a cumulative sum over chunks in PyTorch follows; the next kernel reads there what came before its own chunk. With
-ε the form's constant, P = q kᵀ inside a chunk, q̃ = q + ε and x̄ the sum of x over all earlier chunks, the flow from
-sources with weights x into sink i is (I and Î; exchange q and k for O and Ô)
+chunk; ``sums_so_far`` adds them up; the next kernel reads there what came before its own chunk. With ε the form's
+constant, P = q kᵀ inside a chunk, q̃ = q + ε and x̄ the sum of x over all earlier chunks, the flow from sources with
+weights x into sink i is (I and Î; exchange q and k for O and Ô)
 
     F_i = Σ_{j<=i} x_j (P_ij + ε Σ_c k_jc) + q̃_i·(x k)‾ + ε Σ_c q̃_ic + ε'
 
@@ -48,6 +48,39 @@ def _location(padding, n, heads, groups, PADDED: tl.constexpr, C: tl.constexpr):
     if PADDED:
         real = exist & (tl.load(padding + batch * n + rows, mask=exist, other=1) == 0)
     return head, batch, head % heads, chunk, rows, exist, real
+
+
+@with_warps(4)
+@triton.jit
+def sums_so_far(
+    sums, first, other_first, last, other_last,
+    groups, heads, width,
+    STARTED: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Turn the sums of chunks, (rows, G + 1, width), into those of all chunks up to each; a program for W columns.
+
+    Slot 0 becomes ``first`` if STARTED, otherwise 0, and the last slot is also written to ``last``. Rows from ``heads``
+    on have the other two. R chunks are read at once.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * W + tl.arange(0, W)
+    inside = columns < width
+    here, other = inside & (row < heads), inside & (row >= heads)
+    at = tl.where(row < heads, row, row - heads) * width + columns
+    sums += row * (groups + 1) * width + columns
+    total = tl.zeros((W,), tl.float32)
+    if STARTED:
+        total += tl.load(first + at, mask=here, other=0.0) + tl.load(other_first + at, mask=other, other=0.0)
+    tl.store(sums, total, mask=inside)
+    for start in range(1, groups + 1, R):
+        slots = start + tl.arange(0, R)
+        keep = (slots <= groups)[:, None] & inside[None, :]
+        places = sums[None, :] + slots.to(tl.int64)[:, None] * width
+        x = tl.load(places, mask=keep, other=0.0)
+        tl.store(places, tl.cumsum(x, 0) + total[None, :], mask=keep)
+        total += tl.sum(x, 0)
+    tl.store(last + at, total, mask=here)
+    tl.store(other_last + at, total, mask=other)
 
 
 @with_warps(4)
@@ -167,18 +200,31 @@ def _block(padding, count, rows, n, batch, count_stride, PADDED: tl.constexpr):
     return exist, real, tl.load(count + batch * count_stride + rows, mask=exist, other=1.0)
 
 
+@triton.jit
+def _first_numbers(first, other_first, head, empty, STARTED: tl.constexpr):
+    """Two numbers of a head, ``empty`` unless STARTED."""
+    number = tl.zeros((), tl.float32) + empty
+    other = number
+    if STARTED:
+        number, other = tl.load(first + head), tl.load(other_first + head)
+    return number, other
+
+
 @with_warps()
 @triton.jit
 def weights(
-    incoming, conserved_incoming, conserved_outgoing, padding, count, competition, scale, allocation, logs,
-    n, heads, count_stride, clamp,
-    COMPETITION: tl.constexpr, ALLOCATION: tl.constexpr, PADDED: tl.constexpr, T: tl.constexpr,
+    incoming, conserved_incoming, conserved_outgoing, padding, count, competition, scale, allocation,
+    first_competition, first_allocation, last_competition, last_allocation,
+    n, heads, count_stride, clamp, empty,
+    STARTED: tl.constexpr, COMPETITION: tl.constexpr, ALLOCATION: tl.constexpr, PADDED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Competition, allocation and allocation / I of a head's tokens; ``logs`` (2, B, H) become those after them."""
+    """Competition, allocation and allocation / I of a head's tokens, and the logarithms (B, H) after them.
+
+    The first logarithms are ``empty`` unless STARTED.
+    """
     head = tl.program_id(0).to(tl.int64)
     batch = head // heads
-    log_allocation = logs + tl.num_programs(0) + head
-    largest, allocation_largest = tl.load(logs + head), tl.load(log_allocation)
+    largest, allocation_largest = _first_numbers(first_competition, first_allocation, head, empty, STARTED)
     total, allocation_total = tl.exp(largest - largest), tl.exp(allocation_largest - allocation_largest)  # 1
     for start in range(0, n, T):
         rows = start + tl.arange(0, T)
@@ -195,8 +241,8 @@ def weights(
         )
         tl.store(allocation + at, weight, mask=exist)
         tl.store(scale + at, weight / safe, mask=exist)
-    tl.store(logs + head, largest + tl.log(total))
-    tl.store(log_allocation, allocation_largest + tl.log(allocation_total))
+    tl.store(last_competition + head, largest + tl.log(total))
+    tl.store(last_allocation + head, allocation_largest + tl.log(allocation_total))
 
 
 @triton.jit
@@ -228,19 +274,22 @@ def _logit_gradients(grads, weights, at, c, next_c, exist, has_next, later, KIND
 @triton.jit
 def weights_backward(
     incoming, conserved_outgoing, padding, count, competition, allocation, grad_competition, grad_log_scale,
-    grad_incoming, grad_conserved_incoming, grad_conserved_outgoing, grad_logs,
+    grad_incoming, grad_conserved_incoming, grad_conserved_outgoing,
+    first_competition, first_allocation, last_competition, last_allocation,
     n, heads, count_stride, clamp,
-    COMPETITION: tl.constexpr, ALLOCATION: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr,
+    STARTED: tl.constexpr, COMPETITION: tl.constexpr, ALLOCATION: tl.constexpr, PADDED: tl.constexpr,
+    PARTS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of I, Î and Ô; ``grad_logs`` (2, B, H), of the logarithms after the tokens, become those before them.
+    """Gradients of I, Î and Ô, and of the logarithms (B, H) before the tokens, ``last``, from those after, ``first``.
 
     The gradients of the competition and of log s come in PARTS, (PARTS, B, H, n).
     """
     head = tl.program_id(0).to(tl.int64)
     batch = head // heads
     size = tl.num_programs(0).to(tl.int64) * n
-    grad_log_allocation = grad_logs + tl.num_programs(0) + head
-    later, allocation_later = -tl.load(grad_logs + head), -tl.load(grad_log_allocation)
+    later, allocation_later = _first_numbers(first_competition, first_allocation, head, 0.0, STARTED)
+    grad_log, grad_log_allocation = later, allocation_later
+    later, allocation_later = -later, -allocation_later
     for start in range(0, n, T):
         rows = n - 1 - start - tl.arange(0, T)
         at = head * n + rows
@@ -264,9 +313,11 @@ def weights_backward(
         tl.store(grad_conserved_incoming + at, grads / c, mask=exist)
     c = tl.load(count + batch * count_stride)
     if COMPETITION == "softmax":
-        tl.store(grad_logs + head, (tl.load(competition + head * n) / c - 1.0) * later)
+        grad_log = (tl.load(competition + head * n) / c - 1.0) * later
     if ALLOCATION == "softmax":
-        tl.store(grad_log_allocation, (tl.load(allocation + head * n) / c - 1.0) * allocation_later)
+        grad_log_allocation = (tl.load(allocation + head * n) / c - 1.0) * allocation_later
+    tl.store(last_competition + head, grad_log)
+    tl.store(last_allocation + head, grad_log_allocation)
 
 
 @with_warps(4)
