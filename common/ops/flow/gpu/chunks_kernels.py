@@ -203,11 +203,8 @@ def _block(padding, count, rows, n, batch, count_stride, PADDED: tl.constexpr):
 @triton.jit
 def _first_numbers(first, other_first, head, empty, STARTED: tl.constexpr):
     """Two numbers of a head, ``empty`` unless STARTED."""
-    number = tl.zeros((), tl.float32) + empty
-    other = number
-    if STARTED:
-        number, other = tl.load(first + head), tl.load(other_first + head)
-    return number, other
+    keep = (head >= 0) & STARTED
+    return tl.load(first + head, mask=keep, other=empty), tl.load(other_first + head, mask=keep, other=empty)
 
 
 @with_warps()

@@ -30,7 +30,7 @@ TABLE = Path(__file__).parents[4] / "common/ops/shared/gpu/compiled.md"
 SMALLEST_SHARED_MEMORY = 99 * 1024  # shared memory in bytes for a program on devices of compute capability 8.6 and 8.9
 #: For products in the flow kernels, which are used in exponents; other products have operands of the inputs' dtype.
 OPERANDS = {"flows": {"f32"}, "flows_backward": {"f32"}}
-OPERANDS.update({name: set() for name in ("feature_sums", "weights", "weights_backward")})
+OPERANDS.update({name: set() for name in ("feature_sums", "sums_so_far", "weights", "weights_backward")})
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 TYPES |= {torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64", float: "fp32", int: "i32", bool: "i32"}
 
