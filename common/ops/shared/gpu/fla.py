@@ -90,6 +90,13 @@ def is_usable() -> bool:
 is_usable._dynamo_marked_constant = True  # asked once for a graph, as in ``dispatch``
 
 
+def _tf32_is_allowed() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+_tf32_is_allowed._dynamo_marked_constant = True
+
+
 class Kernels:
     """fla's kernels for a function ``plain``, which is called in their place if they fail."""
 
@@ -105,8 +112,7 @@ class Kernels:
         """
         q, _, _, beta, log_decay, _ = tensors
         precision = q.dtype if precision is None else precision
-        exact = precision == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        if precision == torch.float64 or exact:
+        if precision == torch.float64 or (precision == torch.float32 and not _tf32_is_allowed()):
             return False
         name = _name(_dtype(precision, q), q, beta, log_decay)
         return dispatch.applies(name, *(x for x in tensors if x is not None)) and is_usable()

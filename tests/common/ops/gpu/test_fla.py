@@ -19,7 +19,17 @@ from torch.utils.checkpoint import checkpoint
 from common.kernels import FLA_KERNELS
 from common.ops import gated_delta_attention, linear_attention, retention_attention
 from common.ops.shared.gpu import dispatch, first_use, fla, launch
-from tests.common.contract.mechanisms import DEFAULTS, both, cases, cast, leaves, run_in_parts, tensors, tolerance_of
+from tests.common.contract.mechanisms import (
+    DEFAULTS,
+    PLAIN,
+    both,
+    cases,
+    cast,
+    leaves,
+    run_in_parts,
+    tensors,
+    tolerance_of,
+)
 from tests.common.inputs import padding, qkv
 from tests.compare import assert_all_close, assert_close, gradients
 from tests.torch_versions import NEWER_THAN_2_6
@@ -255,20 +265,40 @@ def test_activation_checkpoints(use_reentrant, kernels):
 
 
 @pytest.mark.skipif(not NEWER_THAN_2_6, reason="torch 2.6 compiles plain PyTorch")
-def test_compiled_graphs_call_them_as_one_operator(kernels):
-    calls = kernels()
+@pytest.mark.parametrize(
+    "dtype, precision, used",
+    [(torch.bfloat16, "highest", True), (torch.float32, "high", True), (torch.float32, "highest", False)],
+    ids=str,
+)
+def test_compiled_graphs_call_them_as_one_operator(dtype, precision, used, kernels, tf32):
+    torch.set_float32_matmul_precision(precision)
+    calls, inputs = kernels(), qkv(9, dtype=dtype)
     torch._dynamo.reset()
-    inputs = qkv(9, dtype=torch.bfloat16)
     expected = linear_attention(*inputs, causal=True)
     compiled = torch.compile(lambda *x: linear_attention(*x, causal=True), backend="aot_eager", fullgraph=True)
     before = len(calls)
     out = compiled(*inputs)
-    assert len(calls) > before
+    assert (len(calls) > before) == used
     assert_close("out", out, expected)
     for x, y in zip(gradients(out, inputs), gradients(expected, inputs)):
         assert_close("gradient", x, y)
     with torch.no_grad():
         assert_close("without gradients", compiled(*inputs), expected)
+
+
+@pytest.mark.skipif(not NEWER_THAN_2_6, reason="torch 2.6 compiles plain PyTorch")
+@cases(case for case in PLAIN if case.causal and case.name in ("gla", "gated_delta", "kimi_delta"))
+def test_compiled_modules(case, kernels):
+    """One for each of fla's functions, with norm and gate."""
+    calls, module = kernels(), case.build(torch.bfloat16)
+    torch._dynamo.reset()
+    inputs = tensors(module, TOKENS, dtype=torch.bfloat16)
+    expected = module(**inputs)
+    before, named = len(calls), leaves(inputs, module)
+    out = torch.compile(module, backend="aot_eager", fullgraph=True)(**inputs)
+    assert len(calls) > before
+    assert_close("out", out, expected)
+    assert_all_close(named, gradients(out, named.values()), gradients(expected, named.values()))
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
