@@ -168,8 +168,8 @@ def _function(beta: Tensor | None, log_decay: Tensor | None) -> str:
 
 
 def _name(dtype: torch.dtype, q: Tensor, beta: Tensor | None, log_decay: Tensor | None) -> str:
-    """The name in a warning: fla may refuse one size and compute another."""
-    return f"{_function(beta, log_decay)} of fla for {q.shape[3]} channels in {dtype}"
+    """The name in a warning: fla may refuse one size and compute another. ``running_sums`` makes channels even."""
+    return f"{_function(beta, log_decay)} of fla for {q.shape[3] + q.shape[3] % 2} channels in {dtype}"
 
 
 def _attend(plain: Callable, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
