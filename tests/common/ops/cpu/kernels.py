@@ -136,12 +136,19 @@ def in_parts(name: str, tensors: dict[str, Tensor], lengths: Iterable[int], mask
     return torch.cat(outputs, dim=2), state
 
 
+def numbers(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of a state, without the logarithm of an empty one, beside which any other number is rounding."""
+    kinds = {"competition": "softmax", "allocation": "sigmoid", **ROWS[name].options}
+    empty = {f"log_{weight}" for weight in ("competition", "allocation") if kinds[weight] != "softmax"}
+    return {entry: x for entry, x in sorted(state.items()) if x.is_floating_point() and entry not in empty}
+
+
 def results(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The output and, if there is one, the sums of the state after the tokens."""
     if not ROWS[name].causal:
         return {"out": attend(name, tensors)}
     out, state = attend(name, tensors, return_state=True)
-    return {"out": out, **{entry: x for entry, x in state.items() if x.is_floating_point()}}
+    return {"out": out, **numbers(name, state)}
 
 
 def total(found: dict[str, Tensor]) -> Tensor:

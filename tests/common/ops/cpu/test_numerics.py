@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from tests.common.inputs import padding
-from tests.common.ops.cpu.kernels import ROWS, VARIABLE, attend, draw, everything, in_parts, literally, of_tokens
+from tests.common.ops.cpu.kernels import (
+    ROWS,
+    VARIABLE,
+    attend,
+    draw,
+    everything,
+    in_parts,
+    literally,
+    numbers,
+    of_tokens,
+)
 from tests.compare import assert_all_close, assert_close, gradients
 
 pytest.importorskip("numba")
@@ -84,7 +94,7 @@ def test_several_tiles_and_the_state_after_them(name, monkeypatch):
     for form, lengths in (("0", (257,)), ("1", (257,)), ("1", (100, 1, 156))):
         monkeypatch.setenv(VARIABLE, form)
         out, state = in_parts(name, tensors, lengths)
-        sums = [x.double() for _, x in sorted(state.items())]
+        sums = [x.double() for x in numbers(name, state).values()]
         loss = sum((x * torch.linspace(1, 2, x.numel()).view(x.shape)).sum() for x in (out, *sums))
         found.append([out, *sums, *torch.autograd.grad(loss, list(tensors.values()))])
     for other in found[1:]:
