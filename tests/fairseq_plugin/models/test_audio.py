@@ -10,6 +10,8 @@ from tests.compare import assert_close
 from tests.fairseq_plugin.helpers.kinds import build, call, kind_of, noise, shown
 from tests.fairseq_plugin.helpers.text import dictionary
 
+pytestmark = pytest.mark.usefixtures("plain_pytorch")
+
 
 @pytest.mark.parametrize("mode", ["layer_norm", "default"])
 @pytest.mark.parametrize("kind", ["wav2vec2", "hubert", "data2vec_audio"])
