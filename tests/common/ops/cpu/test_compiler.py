@@ -4,6 +4,7 @@ Each test has a copy of the files of ``common.ops.shared.cpu`` that need no torc
 forks of this one, which has imported Numba: that takes most of the time of a new one.
 """
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -41,6 +42,7 @@ SINGLE, DOUBLE, CLEAR = "double float32", "double float64", "clear float32"
 
 def run(mode: str, calls: tuple[str, ...], package: "Package", printed: int) -> None:
     """In a new process: doubles some numbers of each dtype, or clears them, and says what was loaded."""
+    gc.disable()  # a collection would copy all memory of this process
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     os.chdir(package.files.parents[3])
