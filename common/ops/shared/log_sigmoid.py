@@ -14,7 +14,8 @@ _MANY = 2048
 
 def log_sigmoid(x: Tensor) -> Tensor:
     """log(1 / (1 + e^-x)), in the shape of x; O(size of x)."""
-    return _LogSigmoid.apply(x) if x.is_cpu and x.numel() >= _MANY and runs_eagerly(x) else F.logsigmoid(x)
+    # The number comes last, since a graph for any length must not ask for it.
+    return _LogSigmoid.apply(x) if x.is_cpu and runs_eagerly(x) and x.numel() >= _MANY else F.logsigmoid(x)
 
 
 class _LogSigmoid(torch.autograd.Function):
