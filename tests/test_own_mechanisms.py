@@ -46,7 +46,8 @@ for read in read_all():
 """
 TRAIN = (
     "bin --user-dir {checkout}/fairseq_plugin --task language_modeling --arch nearby_learned_lm --optimizer adam "
-    "--nearby-learned-sharpness 2 --max-update 2 --cpu --num-workers 0 --tokens-per-sample 32 --batch-size 4 "
+    "--nearby-learned-sharpness 2 --max-update 2 --cpu --num-workers 0 --data-buffer-size 0 --tokens-per-sample 32 "
+    "--batch-size 4 "
     "--decoder-layers 1 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 --decoder-attention-heads 4 "
     "--decoder-input-dim 32 --decoder-output-dim 32 --no-epoch-checkpoints --save-dir model"
 )

@@ -87,6 +87,7 @@ def arguments_of(arch: str, data_bin) -> list[str]:
     arguments = [str(data_bin), "--user-dir", "fairseq_plugin", "--arch", arch, *TRAININGS[arch].split()]
     arguments += f"--{side}-layers 2 --{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-attention-heads 4".split()
     arguments += "--optimizer adam --lr 0.01 --max-update 3 --no-save --cpu --num-workers 0".split()
+    arguments += ["--data-buffer-size", "0"]  # its thread may be in torch when the interpreter ends, which aborts
     return arguments + "--tokens-per-sample 32 --batch-size 4 --log-format simple --log-interval 1".split()
 
 
