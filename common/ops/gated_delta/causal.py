@@ -8,7 +8,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..shared.chunks import chunk_length, decay_between, reverse_cumsum, split_chunks
-from ..shared.gpu.launch import several_on_gpu
 from ..shared.tracing import may_checkpoint, runs_eagerly
 
 #: Default number of tokens of a chunk.
@@ -27,29 +26,6 @@ class Chunks(NamedTuple):
     v: Tensor  # (B, H, G, C, e)
     beta: Tensor  # (B, H, G, C)
     log_decay: Tensor | None  # (B, H, G, C), (B, H, G, C, d) for channels of the keys, or None without decay
-
-
-def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    chunk_size: int,
-    memory: Tensor,
-    precision: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``delta_chunks`` by fla's kernels on a GPU, otherwise by ``delta_in_blocks``.
-
-    ``precision`` is the dtype in which q, k and v were given, in which kernels may multiply.
-    """
-    tensors = q, k, v, beta, log_decay, memory
-    if several_on_gpu(q):
-        from .gpu import KERNELS  # not above: CPUs do not need it
-
-        if KERNELS.apply_to(precision, *tensors):
-            return KERNELS(precision, chunk_size, *tensors)
-    return delta_in_blocks(*tensors, chunk_size)
 
 
 def delta_in_blocks(

@@ -16,10 +16,11 @@ from ..shared.packed import takes_segments
 from ..shared.padding import zero_padding
 from ..shared.precision import autocast_off, compute_dtype, in_dtype
 from ..shared.state import State, state_of_sums
-from .causal import CHUNK_SIZE, delta_rule
+from .causal import CHUNK_SIZE
 from .cpu.causal import applies, delta_by_kernels, step_by_kernels
 from .decoding import delta_step
 from .directions import ACTIVATIONS, QK_NORMS, directed
+from .rule import delta_rule
 
 
 @takes_segments("q", "k", "v", "beta", "log_decay")
@@ -112,7 +113,7 @@ def _attend(
     if memory is not None and queries.shape[2] == 1:
         return delta_step(queries, keys, values, beta, log_decay, memory)
     memory = keys.new_zeros(*keys.shape[:2], keys.shape[3], values.shape[3]) if memory is None else memory
-    return delta_rule(queries, keys, values, beta, log_decay, chunk_size, memory, precision)
+    return delta_rule(queries, keys, values, beta, log_decay, memory, chunk_size, precision)
 
 
 def _of_real(x: Tensor | None, padding_mask: Tensor) -> Tensor | None:

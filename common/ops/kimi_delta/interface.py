@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..gated_delta.causal import CHUNK_SIZE, delta_rule
+from ..gated_delta.causal import CHUNK_SIZE
 from ..gated_delta.decoding import delta_step
 from ..gated_delta.directions import ACTIVATIONS, QK_NORMS, directed
+from ..gated_delta.rule import delta_rule
 from ..shared.checks import (
     check_choice,
     check_masks,
@@ -83,7 +84,7 @@ def kimi_delta_attention(
             out, memory = delta_step(q, k, v, beta, log_decay, state["memory"])
         else:
             memory = k.new_zeros(shape) if state is None else state["memory"]
-            out, memory = delta_rule(q, k, v, beta, log_decay, chunk_size, memory, out_dtype)
+            out, memory = delta_rule(q, k, v, beta, log_decay, memory, chunk_size, out_dtype)
     out = in_dtype(out, out_dtype)
     return (out, {"memory": memory}) if return_state else out
 
