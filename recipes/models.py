@@ -28,7 +28,11 @@ _ADDITIONS = {
     "+forget": ("forget", "head"),
     "+forget_channel": ("forget", "channel"),
     "+short_conv": ("short_conv", _TAPS),
+    "+no_competition": ("competition", "none"),
+    "+no_allocation": ("allocation", "none"),
 }
+#: Flow-Attention without one of its two parts.
+ABLATIONS = ("flow+no_competition", "flow+no_allocation")
 #: Gates that do not read the tokens, of the --user-dir recipes/wikitext103/gate_variants.
 GATES = ("fixed", "learned")
 NO_POSITIONS = "+no_positions"
@@ -37,6 +41,8 @@ _NOTES = {
     "+forget": "gates of each head, read from the tokens, by which its sums forget; ours, in none of the papers",
     "+forget_channel": "the same with a gate for each channel of the keys",
     "+short_conv": f"a causal convolution of {_TAPS} taps in front of q, k and v; ours, in none of the papers",
+    "+no_competition": "Flow-Attention without its competition, an ablation of the paper",
+    "+no_allocation": "Flow-Attention without its allocation, an ablation of the paper",
     "+fixed": "gates of each head that stay as they are at first: 32 to 1,024 tokens are remembered",
     "+learned": "gates of each head that are learned, the same for every token",
     NO_POSITIONS: "tokens have no positions; their order is in the sums alone",
@@ -70,8 +76,8 @@ def names() -> list[str]:
 
 
 def all_names() -> list[str]:
-    """``names()``, models with gates that do not read the tokens, and all of these without positions."""
-    plain = [*names(), *(f"{name}+{gates}" for name in ("linear", "flow") for gates in GATES)]
+    """``names()``, ablations, models with gates that do not read the tokens, and all of these without positions."""
+    plain = [*names(), *ABLATIONS, *(f"{name}+{gates}" for name in ("linear", "flow") for gates in GATES)]
     return plain + [name + NO_POSITIONS for name in plain]
 
 

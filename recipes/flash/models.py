@@ -41,8 +41,8 @@ class Model(NamedTuple):
 
 
 _STOCK = (
-    *("--decoder-normalize-before", "--decoder-learned-pos", "--no-scale-embedding", "--activation-fn", "gelu"),
-    *("--dropout", "0", "--decoder-input-dim", "WIDTH", "--decoder-output-dim", "WIDTH"),
+    *("--decoder-normalize-before", "--activation-fn", "gelu", "--dropout", "0"),
+    *("--decoder-input-dim", "WIDTH", "--decoder-output-dim", "WIDTH"),
 )
 _LEARNED = ("--encoder-learned-pos", "--dropout", "0", "--attention-dropout", "0")
 #: Causal models by name: that of the architecture, with a suffix for options.
@@ -54,19 +54,25 @@ MODELS: dict[str, Model] = {
     "mc_transformer_pp_lm": Model("MC-TFM++", "mc_transformer_pp_lm"),
     "transformer_plus_lm": Model("Transformer+", "transformer_plus_lm"),
     "combiner_lm": Model("Combiner", "combiner_lm", ("--flash-row-length", "256")),
-    "transformer_lm": Model("Transformer", "transformer_lm", _STOCK, clipped=False),
+    "transformer_lm": Model(
+        "Transformer", "transformer_lm", (*_STOCK, "--decoder-learned-pos", "--no-scale-embedding"), clipped=False
+    ),
+    "transformer_lm.sinusoids": Model("Transformer, sinusoids", "transformer_lm", _STOCK, clipped=False),
     "flash_lm.local_only": Model("FLASH (LocalOnly)", "flash_lm", ("--flash-no-linear",)),
     "flash_lm.global_only": Model("FLASH (GlobalOnly)", "flash_lm", ("--flash-no-local", "--flash-chunk-size", "64")),
     "performer_lm.scan": Model("Performer (scan)", "performer_lm", ("--flash-cumulative-sum", "scan")),
 }
-#: Chunk sizes in Figure 8. Of the paper's four, only 256 and 512 are legible.
-_CHUNK_SIZES = (64, 128, 256, 512)
-for _size in _CHUNK_SIZES:
+#: Chunk sizes in Figure 8. Of the paper's four, only 256 and 512 are legible; FLASH has 256.
+for _size in (64, 128, 512):
     MODELS[f"flash_lm.chunk_{_size}"] = Model(f"FLASH, C = {_size}", "flash_lm", ("--flash-chunk-size", str(_size)))
-#: Each with one relative bias at every length, where --flash-relative-bias auto changes at 512 tokens.
-for _name, _bias in (("flash_lm", "rotary"), ("flash_lm", "toeplitz"), ("flash_quad_lm", "toeplitz")):
-    _options = ("--flash-relative-bias", _bias)
-    MODELS[f"{_name}.{_bias}"] = MODELS[_name]._replace(title=f"{MODELS[_name].title}, {_bias}", options=_options)
+#: Gated attention units have the toeplitz bias at every length, or else rotary: --flash-relative-bias auto would change
+#: at 512 tokens, and compare the biases.
+for _name, _model in list(MODELS.items()):
+    if _model.architecture.startswith("flash_"):
+        for _suffix, _title, _bias in (("", "", "toeplitz"), (".rotary", ", rotary", "rotary")):
+            MODELS[_name + _suffix] = _model._replace(
+                title=_model.title + _title, options=(*_model.options, "--flash-relative-bias", _bias)
+            )
 #: The widths of Figure 3 divided by 8, its layers divided by 4, and heads of 16 channels.
 _SHAPES = (Shape(64, 2, 4), Shape(96, 3, 6), Shape(128, 6, 8))
 _KINDS = {"flash_quad_lm": "GAU", "transformer_plus_lm": "MHSA+MLP", "transformer_pp_lm": "MHSA+GLU"}
@@ -89,11 +95,11 @@ def masked_name(name: str) -> str:
 
 #: Masked models by name.
 MASKED_MODELS = {
-    masked_name(name): _masked(model) for name, model in MODELS.items() if "--flash-cumulative-sum" not in model.options
+    masked_name(name): _masked(model) for name, model in MODELS.items() if not name.endswith((".scan", ".sinusoids"))
 }
 ALL_MODELS = {**MODELS, **MASKED_MODELS}
 #: The models that are compared by default.
-DEFAULT_MODELS = tuple(MODELS)[:5]
+DEFAULT_MODELS = ("flash_lm", "flash_quad_lm", "transformer_pp_lm", "performer_lm", "mc_transformer_pp_lm")
 SHAPE = Shape()
 #: All models get about as many parameters as this one with its default inner width, and are timed against it.
 FUSED = "transformer_pp_lm"
@@ -116,7 +122,7 @@ FIGURES = {
     7: PaperFigure(
         ("flash_lm", "flash_lm.local_only", "flash_lm.global_only", "mc_transformer_pp_lm"), [1024, 2048, 4096]
     ),
-    8: PaperFigure(tuple(f"flash_lm.chunk_{size}" for size in _CHUNK_SIZES), [1024, 2048, 4096]),
+    8: PaperFigure(("flash_lm.chunk_64", "flash_lm.chunk_128", "flash_lm", "flash_lm.chunk_512"), [1024, 2048, 4096]),
 }
 
 

@@ -31,6 +31,8 @@ def test_every_model_is_accepted_and_has_the_same_budget(monkeypatch) -> None:
         parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), [*words[2:], "--cpu"])
         assert ("no-token-positional" in " ".join(words)) == name.endswith(models.NO_POSITIONS)
         assert ("-short-conv 4" in " ".join(words)) == ("+short_conv" in name)
+        for part in ("competition", "allocation"):
+            assert (f"--flow-{part} none" in " ".join(words)) == (f"+no_{part}" in name)
         budgets.add((tuple(parsed.lr), parsed.max_update, parsed.clip_norm, parsed.max_tokens, parsed.decoder_layers))
         sizes = {x: size for x, size in vars(parsed).items() if x.endswith(("_window", "_chunk_size"))}
         reaches[name] = [size for size in sizes.values() if size is not None]
