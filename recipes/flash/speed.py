@@ -5,12 +5,10 @@ products of matrices on a CPU, too.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from .. import runs
@@ -19,18 +17,6 @@ from .models import FUSED, MODELS, SHAPE, Shape, build, equal_widths
 
 #: The rows of Table 11: Performer and Performer-Matmul are one model.
 TABLE_11 = (FUSED, "performer_lm.scan", "performer_lm", "flash_lm")
-
-
-def step_of(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
-    """A function that computes the loss of ``tokens`` (B, n + 1) and all gradients, without an update."""
-
-    def step() -> None:
-        scores, _ = model(tokens[:, :-1])
-        loss = F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
-        model.zero_grad()
-        loss.backward()
-
-    return step
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,15 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick:
         options.lengths, options.tokens, options.width = [64, 128], 128, 32
     options.out.mkdir(parents=True, exist_ok=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = Shape(options.width, options.layers, options.heads)
     widths, rows = equal_widths(options.models, options.lengths[0], shape, options.vocabulary), []
     for seed, length in tqdm([*itertools.product(range(1, options.seeds + 1), options.lengths)]):
         torch.manual_seed(seed)
-        built = {x: build(shape, x, widths.get(x), length, options.vocabulary).to(device) for x in options.models}
+        built = {x: build(shape, x, widths.get(x), length, options.vocabulary) for x in options.models}
         count = max(1, options.tokens // length)
-        tokens = torch.randint(4, options.vocabulary, (count, length + 1)).to(device)
-        times = runs.in_turns({name: step_of(model, tokens) for name, model in built.items()})
+        tokens = torch.randint(4, options.vocabulary, (count, length + 1))
+        times = runs.in_turns({name: runs.training_step(model, tokens) for name, model in built.items()})
         for name, model in built.items():
             parameters = sum(weight.numel() for weight in model.parameters())
             measured = {"seconds": times[name], "ratio": times[name] / times[FUSED]}

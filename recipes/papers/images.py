@@ -5,24 +5,28 @@ on any folder of images. Run again, it goes on with the next model.
 """
 
 import argparse
+import itertools
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import timm
+import torch
 from scipy.stats import kendalltau
 from timm.utils import ParseKwargs, random_seed
 from torch import nn
+from tqdm import tqdm
 
 import timm_plugin  # noqa: F401  (registers the models)
 
 from ..images import Images, batches, fit, read_images, validate, write_mnist
 from ..runs import begin, report, spread, table
-from .rows import groups, printed
+from . import speed
+from .rows import groups, match, printed
 
 #: Table -> the columns that are compared; each column has its own model.
 TABLES = {
@@ -31,6 +35,16 @@ TABLES = {
     ("daft", "6"): ("Top 1 Acc",),
     ("daft", "7"): ("Top 1 Acc",),
     ("daft", "8"): ("11", "15"),
+}
+#: Table -> further rows of --models: parts that Flow-Attention loses, as in its ablations, and convolutions of others.
+FURTHER = {
+    ("flowformer", "5"): {
+        "FLOWFORMER W/O COMPETITION": "flowformer_hier_s --model-kwargs competition=none",
+        "FLOWFORMER W/O ALLOCATION": "flowformer_hier_s --model-kwargs allocation=none",
+        "FLOWFORMER W/O BOTH": "flowformer_hier_s --model-kwargs competition=none allocation=none",
+        "NYSTRÖMFORMER W/O CONVOLUTION": "nystrom_hier_s --model-kwargs conv_kernel=0",
+        "SOFT W/O CONVOLUTION": "soft_hier_s --model-kwargs conv_kernel=0",
+    }
 }
 #: Epochs of the papers' image models, the side of their grid of patches, and DAFT's window on it.
 EPOCHS, GRID, WINDOW = 300, 14, 11
@@ -48,7 +62,7 @@ class Model(NamedTuple):
 
 
 def models_of(paper: str, number: str) -> dict[str, Model]:
-    """The models of a table by name: one for each column, or for each command of a row."""
+    """The models of a table by name: one for each column, or for each command of a row, and those that are further."""
     columns, models = TABLES[paper, number], {}
     for row, i, command in (
         (row, i, shlex.split(command))
@@ -62,7 +76,7 @@ def models_of(paper: str, number: str) -> dict[str, Model]:
             name = f"{row}, {column}" if len(columns) > 1 else f"{row}, {model}" if i else row
             epochs = int(more[1]) if more[:1] == ["--epochs"] else EPOCHS
             models[name] = Model(row, column, model, epochs)
-    return models
+    return models | {name: Model(name, "", words) for name, words in FURTHER.get((paper, number), {}).items()}
 
 
 def size_parser(about: str, out: str) -> argparse.ArgumentParser:
@@ -78,6 +92,7 @@ def size_parser(about: str, out: str) -> argparse.ArgumentParser:
             f"--{name}", type=int, default=default, help="of images, patches (of two stages) and models"
         )
     parser.add_argument("--lr", type=float, default=5e-3, help="highest learning rate, of all models")
+    parser.add_argument("--speed", action="store_true", help="in place of training, time DAFT's Table 2 or 3")
     return parser
 
 
@@ -85,27 +100,48 @@ def begun(options: argparse.Namespace) -> dict[str, Images]:
     """Begin or go on in ``--out``, which all options but the number of seeds belong to; the images by split."""
     if options.quick:
         options.epochs, options.seeds = 1, 1
-    begin(options.out, [f"{name}={value}" for name, value in vars(options).items() if name not in ("out", "seeds")])
+    begin(
+        options.out,
+        [f"{name}={value}" for name, value in vars(options).items() if name not in ("out", "seeds", "models", "speed")],
+    )
     folder = options.data_dir or options.out / "mnist"
     if options.data_dir is None:
         write_mnist(folder)
     return read_images(folder, options.side)
 
 
-def recorded(options: argparse.Namespace, models: Sequence[str], train: Callable[[str, int], dict]) -> pd.DataFrame:
+def recorded(out: Path, models: Sequence[str], seeds: Iterable[int], train: Callable[[str, int], dict]) -> pd.DataFrame:
     """Every model with every seed, all models with the first seed first; a record is stored when it is complete."""
-    records = []
-    for seed in range(1, options.seeds + 1):
-        for name in models:
-            path = options.out / "runs" / f"{''.join(x if x.isalnum() else '_' for x in name)}.{seed}.json"
-            if not path.exists():
-                path.parent.mkdir(exist_ok=True)
-                started = time.monotonic()
-                record = {"model": name, "seed": seed, **train(name, seed), "seconds": time.monotonic() - started}
-                path.write_text(json.dumps(record), encoding="utf-8")
-                print(f"{name}, seed {seed}: {record['top1']} in {record['seconds']:.0f} s", flush=True)
-            records.append(json.loads(path.read_text(encoding="utf-8")))
-    return pd.DataFrame(records)
+    cases = list(itertools.product(seeds, models))
+    paths = [out / "runs" / f"{''.join(x if x.isalnum() else '_' for x in name)}.{seed}.json" for seed, name in cases]
+    bar = tqdm(total=len(cases), initial=sum(path.exists() for path in paths), unit=" trainings", disable=None)
+    for path, (seed, name) in zip(paths, cases):
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            started = time.monotonic()
+            record = {"model": name, "seed": seed, **train(name, seed), "seconds": time.monotonic() - started}
+            path.write_text(json.dumps(record), encoding="utf-8")
+            print(f"{name}, seed {seed}: {record['top1']} in {record['seconds']:.0f} s", flush=True)
+            bar.update()
+    bar.close()
+    return pd.DataFrame(json.loads(path.read_text(encoding="utf-8")) for path in paths)
+
+
+def chosen_rates(
+    options: argparse.Namespace, models: Sequence[str], images: Images, trained: Callable[..., nn.Module]
+) -> dict[str, float]:
+    """Model -> the rate of ``--rates`` with which it is best on a fifth of the training images, after the others."""
+    held_out = torch.arange(len(images.labels)) % 5 == 0  # they are in the order of their classes
+    learn, test = (Images(images.pixels[of], images.labels[of]) for of in (~held_out, held_out))
+    trials = {f"{name}, rate {rate:g}": (name, rate) for name in models for rate in options.rates}
+
+    def trial(title: str, seed: int) -> dict[str, Any]:
+        name, rate = trials[title]
+        return {"of": name, "rate": rate, "top1": top1(trained(name, seed, rate, learn), test)}
+
+    found = recorded(options.out, list(trials), [0], trial)
+    best = found.loc[found.groupby("of").top1.idxmax()]
+    return dict(zip(best.of, best.rate))
 
 
 def small_model(words: str, options: argparse.Namespace, side: int) -> tuple[str, dict[str, Any]]:
@@ -158,9 +194,9 @@ def build(name: str, kwargs: dict[str, Any], images: dict[str, Images], seed: in
     return model
 
 
-def top1(model: nn.Module, images: dict[str, Images]) -> float:
-    """Per cent of the held-out images that a model classifies correctly; they select nothing."""
-    return validate(model, batches(images["validation"]))["top1"]
+def top1(model: nn.Module, images: Images) -> float:
+    """Per cent of images that a model classifies correctly."""
+    return validate(model, batches(images))["top1"]
 
 
 def order(frame: pd.DataFrame) -> str:
@@ -172,47 +208,88 @@ def order(frame: pd.DataFrame) -> str:
     return f"Kendall's tau with the published order: {tau.statistic:.2f}, p = {tau.pvalue:.3f}"
 
 
+def of_models(options: argparse.Namespace) -> str:
+    """The size of images and models, for below a table."""
+    return (
+        f"{options.layers} layers of width {options.width}, {options.heads} heads; images of {options.side} x "
+        f"{options.side} pixels in patches of {options.patch} x {options.patch}, and of {options.stage_patch} x "
+        f"{options.stage_patch} in the first of two stages of hierarchical models; windows are the same part of the "
+        "grid as in the paper"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and print the table."""
     parser = size_parser(__doc__.splitlines()[0], "work/papers/PAPER_TABLE")
     parser.add_argument("paper", choices=sorted({paper for paper, _ in TABLES}))
     parser.add_argument("table", help="5 of flowformer; 2, 6, 7, 8 of daft (3: recipes.papers.larger_images)")
+    parser.add_argument("--models", nargs="+", default=[], metavar="ROW", help="default: all that are published")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", help="in place of --lr: each row's best on a fifth of the training images"
+    )
     options = parser.parse_args(arguments)
     if (options.paper, options.table) not in TABLES:
         parser.error(f"TABLE is {options.table}; allowed: {', '.join(map(' '.join, TABLES))}")
     if options.side % options.patch or options.side % options.stage_patch:
         parser.error(f"--side is {options.side}; allowed: whole patches of --patch and of --stage-patch")
     options.out = Path(str(options.out).replace("PAPER_TABLE", f"{options.paper}_{options.table}"))
-    images, models = begun(options), models_of(options.paper, options.table)
-    cells = {name: printed(options.paper, options.table, one.row, one.column) for name, one in models.items()}
+    models = models_of(options.paper, options.table)
+    plain = [name for name in models if models[name].column]
+    chosen = [row for name in options.models for row in match(name, models) or [f"no {name}"]] or plain
+    if wrong := set(chosen).difference(models):
+        parser.error(f"--models has {', '.join(wrong)}; allowed: {'; '.join(models)}")
+    if options.speed and (options.paper, options.table) != ("daft", "2"):
+        parser.error(f"--speed is given with {options.paper} {options.table}; allowed: with daft 2")
+    images = begun(options)
+    cells = {
+        name: printed(options.paper, options.table, *models[name][:2]) if name in plain else "-" for name in chosen
+    }
+    if options.speed:
+        pixels = images["validation"].pixels[: options.batch]
+        built = {name: build(*small_model(models[name].words, options, options.side), images, 1) for name in chosen}
+        steps = {name: speed.inference(model, pixels) for name, model in built.items()}
+        return speed.report(options.out, "2", steps, len(pixels), [f"{len(pixels)} images", of_models(options)])
 
-    def train(name: str, seed: int) -> dict[str, Any]:
+    def trained(name: str, seed: int, rate: float, learn: Images) -> nn.Module:
         model = build(*small_model(models[name].words, options, options.side), images, seed)
         # Fewer for a row that the paper trains less.
         epochs = max(1, round(options.epochs * models[name].epochs / EPOCHS))
-        fit(model, images["train"], epochs, options.batch, options.lr, f"{name}, seed {seed}")
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return {"parameters": parameters, "top1": top1(model, images), "published": cells[name]}
+        fit(model, learn, epochs, options.batch, rate, f"{name}, seed {seed}")
+        return model
 
-    best_first = sorted(models, key=lambda name: -float(cells[name]))
-    frame = recorded(options, best_first, train)
+    rates = chosen_rates(options, chosen, images["train"], trained) if options.rates else {}
+
+    def train(name: str, seed: int) -> dict[str, Any]:
+        rate = rates.get(name, options.lr)
+        model = trained(name, seed, rate, images["train"])
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return {
+            "parameters": parameters,
+            "rate": rate,
+            "top1": top1(model, images["validation"]),
+            "published": cells[name],
+        }
+
+    best_first = sorted(chosen, key=lambda name: -float(cells[name]) if cells[name] != "-" else 0.0)
+    frame = recorded(options.out, best_first, range(1, options.seeds + 1), train)
     columns = {
         "parameters": ("parameters", "first"),
         "top-1, %": ("top1", spread(2)),
         "published": ("published", "first"),
+        "rate": ("rate", lambda rates: f"{rates.iloc[0]:g}"),
         "seeds": ("seed", "count"),
         "minutes": ("seconds", lambda seconds: f"{seconds.sum() / 60:.1f}"),
     }
     learned, held_out = (len(images[split].labels) for split in ("train", "validation"))
-    of_rows = {(one.row, one.column): name for name, one in reversed(models.items())}.values()  # the first of a cell
+    of_rows = {(models[name].row, models[name].column): name for name in reversed(plain)}.values()  # first of a cell
     notes = [
-        f"{options.data_dir or 'MNIST'}, {learned:,} images of {options.side} x {options.side} pixels; accuracy on "
-        f"{held_out:,} that are held out, after the last epoch, mean ± deviation over seeds",
-        f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}, "
-        f"hierarchical models in two stages, the first of {options.stage_patch} x {options.stage_patch}; "
-        f"{options.epochs} epochs; windows are the same part of the grid as in the paper",
+        f"{options.data_dir or 'MNIST'}, {learned:,} images; accuracy on {held_out:,} that are held out, after "
+        f"{options.epochs} epochs, mean ± deviation over seeds",
+        of_models(options),
         order(frame[frame.model.isin(of_rows)]),
     ]
+    if rates:
+        notes.append(f"rates are chosen of {options.rates} on a fifth of the images to learn from")
     report(options.out, {f"Table {options.table} of {options.paper}": table(frame, columns)}, notes, frame)
 
 

@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from fairseq import options as fairseq_options
+from fairseq.data import Dictionary
 from timm.data import ImageDataset
 
 from .. import models, runs
 from ..images import SPLITS, read_image, write_mnist
+from . import speed
 from .rows import groups, match, printed
 
 
@@ -110,9 +113,15 @@ def pixel_text(options: argparse.Namespace) -> Path:
 
 
 def read(folder: Path) -> dict[str, object]:
-    """The results that ``models.read`` finds, and the bits per token of the last updates in training."""
-    logged = runs.points(folder / "train.log")
-    return {**models.read(folder), "trained": logged[logged.split == "train_inner"].loss.iloc[-1]}
+    """The results that ``models.read`` finds, and the bits per token of the updates in training before that."""
+    found, logged = models.read(folder), runs.points(folder / "train.log")
+    trained = logged[(logged.split == "train_inner") & (logged.num_updates <= found["update"])]
+    return {**found, "trained": trained.loss.iloc[-1]}
+
+
+def size_of(options: argparse.Namespace) -> str:
+    """The size of the models, for below a table."""
+    return f"{options.layers} layers of width {options.width}, or twice as many gated attention units"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,12 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-dir", type=Path, help="of --pixels: images in train/ and validation/; default: MNIST")
     parser.add_argument("--masked", action="store_true", help="FLASH's masked models, not the causal ones")
     parser.add_argument("--post-norm", action="store_true", help="as in Flowformer's Equation 9")
+    parser.add_argument("--speed", action="store_true", help="in place of training, time steps of DAFT's tables")
     options = parser.parse_args(arguments)
     values = TABLES.get((options.paper, options.table))
     if values is None:
         parser.error(f"TABLE is {options.paper} {options.table}; allowed: {', '.join(map(' '.join, TABLES))}")
     if (options.masked and not values.masked) or (options.post_norm and not values.post_norm):
         parser.error("--masked or --post-norm is given; allowed: --masked with flash, --post-norm with flowformer")
+    if options.speed and options.paper != "daft":
+        parser.error(f"--speed is given with {options.paper} {options.table}; allowed: with daft 4 and 5")
     if (options.file is None) == (options.pixels is None):
         parser.error("allowed: one of --file and --pixels")
     rows = rows_of(options.paper, options.table, options.masked)
@@ -145,9 +157,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.pixels:
         options.file, options.words, options.tokens_per_sample = pixel_text(options), True, options.pixels**2 + 1
     data, tokens, unit = models.text(options)
+    if options.speed:
+        published = groups(options.paper)[options.table][0]["rows"]  # in the paper's order
+        timed = [row for row in published if row in chosen and printed("daft", options.table, row, "Iters/Sec") != "-"]
+        dictionary, length = Dictionary.load(str(data / "dict.txt")), options.tokens_per_sample
+        tokens = torch.randint(4, len(dictionary), (options.batch_tokens // length, length + 1))
+        built = {row: models.build(model_arguments(options, rows[row], values), dictionary) for row in timed}
+        steps = {row: runs.training_step(model, tokens) for row, model in built.items()}
+        notes = [f"loss and gradients of {tokens[:, 1:].numel():,} tokens in sequences of {length}", size_of(options)]
+        return speed.report(options.out, options.table, steps, 1, notes)
     planned = []
     for seed, row in itertools.product(range(1, options.seeds + 1), chosen):
-        command = models.command(options, data, model_arguments(options, rows[row], values), seed, evaluations=2)
+        command = models.command(options, data, model_arguments(options, rows[row], values), seed)
         planned.append(runs.Run(row, seed, command))
     found = runs.train_all(planned, options.out, options.jobs, read)
     # Bits per pixel are those of an image with its end.
@@ -162,12 +183,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells = {row: number_of(options.paper, options.table, row, column, options.masked) for row in found.model}
         found[column] = found.model.map(cells)
         columns |= {header: (value, runs.spread(digits)), f"published {column}": (column, "first")}
-    columns |= {"seeds": ("seed", "count"), "tokens/s": ("tokens_per_second", "median"), "MiB": ("MiB", "max")}
+    columns |= {
+        "update": ("update", "median"),
+        "seeds": ("seed", "count"),
+        "tokens/s": ("tokens_per_second", "median"),
+        "MiB": ("MiB", "max"),
+    }
     notes = [
-        "of the test text, mean ± deviation over seeds, of the checkpoint that is best on the valid text",
+        "of the test text, mean ± deviation over seeds, at the update that is best on the valid text, one of eight",
         f"{sum(tokens.values()):,} {unit}, {options.updates:,} updates of {options.batch_tokens:,} in sequences of "
-        f"{options.tokens_per_sample}, {options.layers} layers of width {options.width}, or twice as many gated "
-        f"attention units; highest rate {options.lr:g} for all: what is learned first, which has no order to compare",
+        f"{options.tokens_per_sample}, {size_of(options)}; highest rate {options.lr:g} for all",
     ]
     title = f"Table {options.table} of {options.paper}"
     runs.report(options.out, {title: runs.table(found, columns)}, notes, found)

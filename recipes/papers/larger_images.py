@@ -20,6 +20,7 @@ from timm_plugin.convert import convert
 
 from ..images import Images, fit
 from ..runs import plt, report, spread, table
+from . import speed
 from .images import begun, build, recorded, scaled_window, size_parser, small_model, top1
 
 #: The softmax model, and what is made of it for larger images.
@@ -75,7 +76,7 @@ def top1_at(model: nn.Module, images: dict[str, Images], side: int) -> float:
     if getattr(model, "pos_embed", None) is not None:
         model = copy.deepcopy(model)
         model.set_input_size(img_size=(side, side))
-    return top1(model, resized(images, side))
+    return top1(model, resized(images, side)["validation"])
 
 
 def resized(images: dict[str, Images], side: int) -> dict[str, Images]:
@@ -107,7 +108,7 @@ def draw(frame: pd.DataFrame, options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, print the table, and draw."""
+    """Train, print the table, and draw; or time Table 3."""
     parser = size_parser(__doc__.splitlines()[0], "work/papers/larger_images")
     parser.add_argument("--larger", type=int, default=49, help="side of the images of the models for larger ones")
     parser.add_argument("--sides", type=int, nargs="+", default=[28, 35, 49, 56], help="of the evaluated images")
@@ -117,6 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if wrong := [side for side in options.sides if side % options.patch]:
         parser.error(f"a side is {wrong[0]}; allowed: whole patches of --patch {options.patch}")
     images, models = begun(options), variants(options)
+
+    size = f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}"
+    if options.speed:
+        pixels = resized(images, options.larger)["validation"].pixels[: options.batch]
+        rows = {"Deit base": DEIT, "DAFT-conv rand": RANDOM}
+        built = {row: started(name, 1, options, images, options.larger) for row, name in rows.items()}
+        steps = {row: speed.inference(model, pixels) for row, model in built.items()}
+        return speed.report(
+            options.out,
+            "3",
+            steps,
+            len(pixels),
+            [f"{options.batch} images of {options.larger} x {options.larger} pixels", size],
+        )
 
     def train(name: str, seed: int) -> dict[str, Any]:
         side = options.larger if models[name].larger else options.side
@@ -129,15 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         by_side = {str(other): top1_at(model, images, other) for other in options.sides}
         return {"trained at": side, "parameters": parameters, "top1": by_side}
 
-    frame = recorded(options, list(models), train)
+    frame = recorded(options.out, list(models), range(1, options.seeds + 1), train)
     frame = frame.join(pd.DataFrame(frame.pop("top1").tolist()))
     columns = {"trained at": ("trained at", "first"), "parameters": ("parameters", "first")}
     columns |= {f"top-1 at {side}": (str(side), spread(2)) for side in options.sides} | {"seeds": ("seed", "count")}
     notes = [
         f"{options.data_dir or 'MNIST'}, {len(images['train'].labels):,} images; accuracy on "
         f"{len(images['validation'].labels):,} that are held out, after the last epoch, mean ± deviation over seeds",
-        f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}, "
-        f"{options.epochs} epochs, a third of them at the larger size",
+        f"{size}, {options.epochs} epochs, a third of them at the larger size",
         f"{DEIT_LARGER}: {DEIT} trained further; {FINE_TUNED} starts from its weights, without its keys, queries, "
         f"positions and class token; alone: a token sees nothing outside of its window",
     ]

@@ -36,6 +36,54 @@ def test_image_models(table: str, models: int, first: str, tmp_path: Path, capsy
     with pytest.raises(SystemExit):
         images.main(["daft", "4", "--out", str(out)])
     assert "TABLE is 4; allowed: " in capsys.readouterr().err
+    if table != "daft 2":
+        with pytest.raises(SystemExit):
+            images.main([*command, "--speed"])
+        assert "--speed is given" in capsys.readouterr().err
+
+
+def test_rows_that_are_chosen_have_their_best_rate(tmp_path: Path, capsys) -> None:
+    """The best one of a part of the training images; rows that the paper has not are trained if they are named."""
+    folder, out = write_few(tmp_path / "images"), tmp_path / "out"
+    command = ["flowformer", "5", "--data-dir", str(folder), "--out", str(out), *SMALL, "--rates", "1e-9", "0.02"]
+    models = ["flowformer", "FLOWFORMER W/O BOTH"]
+    images.main([*command, "--models", *models])
+    results = json.loads((out / "results.json").read_text())
+    assert [result["model"] for result in results] == ["FLOWFORMER", "FLOWFORMER W/O BOTH"]
+    trials = [json.loads(path.read_text()) for path in (out / "runs").glob("*rate*.json")]
+    assert len(trials) == 4
+    for result in results:
+        of_rate = {trial["rate"]: trial["top1"] for trial in trials if trial["of"] == result["model"]}
+        assert of_rate[result["rate"]] == max(of_rate.values())
+    with pytest.raises(SystemExit):
+        images.main([*command, "--models", "nosuch"])
+    assert "--models has no nosuch; allowed: FULL ATTN.;" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("imported_already")
+@pytest.mark.parametrize(
+    ("program", "table", "first", "published"),
+    [
+        (images, "daft 2 --models DeiT-S DAFT-full", "DeiT-S", ["1010", "1011", "2.6"]),
+        (larger_images, "--larger 12 --sides 8 --windows 1", "Deit base", ["89.6", "98.5", "8.9"]),
+        (language, "daft 5 --models Transformer DAFT-conv-64", "Transformer", ["1.42", "1.77", "11.1"]),
+        (language, "daft 4 --models sparse transformer DAFT-full", "Transformer", ["1.35", "1.68", "10.2"]),
+    ],
+)
+def test_speeds_are_beside_the_published_ones(program, table, first, published, tmp_path: Path, capsys) -> None:
+    """Nothing is trained; rows have the paper's order, so that ratios are over its softmax model."""
+    text, out = tmp_path / "any.txt", tmp_path / "out"
+    text.write_text("".join(f"line {i} of a text, and some more words\n" for i in range(400)))
+    small = "--quick --width 8 --heads 2 --layers 1 --batch-tokens 64 --tokens-per-sample 32 --file".split()
+    data = ["--data-dir", str(write_few(tmp_path / "images")), *SMALL] if program is not language else [*small, text]
+    program.main([*table.split(), *map(str, data), "--speed", "--out", str(out)])
+    shown = capsys.readouterr().out
+    rows = json.loads((out / "results.json").read_text())
+    assert rows[0]["model"] == first and len(rows) == 2 and not (out / "runs").exists()
+    assert all(value > 0 for row in rows for value in list(row.values())[1:])
+    assert all(f" {number} " in shown for number in published)
+    ratio = rows[1]["MiB"] / rows[0]["MiB"]
+    assert f" {ratio:.2f} " in shown
 
 
 def test_windows_are_the_same_part_of_the_grid() -> None:
@@ -79,7 +127,14 @@ def test_language_models(table: str, words: list[str], tmp_path: Path, capsys) -
 
 
 @pytest.mark.parametrize(
-    "wrong", ["flash 3 --file x", "flash 1", "daft 5 --masked --file x", "flash 1 --file x --models nosuch"]
+    "wrong",
+    [
+        "flash 3 --file x",
+        "flash 1",
+        "daft 5 --masked --file x",
+        "flash 1 --file x --models nosuch",
+        "flash 1 --file x --speed",
+    ],
 )
 def test_what_a_table_has_not_is_refused(wrong: str, capsys) -> None:
     with pytest.raises(SystemExit):
