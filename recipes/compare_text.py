@@ -24,17 +24,20 @@ GATES = (
 
 
 def draw(found: pd.DataFrame, path: Path) -> None:
-    """Perplexity of the valid text over updates, mean of all seeds, and of the test text against speed."""
+    """Perplexity of the valid text over updates, mean and deviation over seeds, and of the test text against speed."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     for model, rows in found.groupby("model", sort=False):
         curve = pd.concat(pd.DataFrame(rows, columns=["update", "ppl"]) for rows in rows.curve)
-        (line,) = left.plot(curve.groupby("update").ppl.mean(), label=model)
+        by_update = curve.groupby("update").ppl
+        mean, deviation = by_update.mean(), by_update.std().fillna(0)
+        (line,) = left.plot(mean, label=model)
+        left.fill_between(mean.index, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.2)
         filled = line.get_color() if models.state_is_constant(model) else "none"
         x, y = rows.tokens_per_second.median(), rows.perplexity
         marker = {"fmt": "o", "color": line.get_color(), "markerfacecolor": filled}
         right.errorbar(x, y.mean(), y.std() if len(y) > 1 else None, **marker)
         right.annotate(model, (x, y.mean()), xytext=(5, 3), textcoords="offset points", fontsize=8)
-    left.set(xlabel="update", ylabel="perplexity, valid text", yscale="log", title="Mean over seeds")
+    left.set(xlabel="update", ylabel="perplexity, valid text", yscale="log", title="Mean and deviation over seeds")
     left.legend(fontsize=7, frameon=False, ncols=2)
     right.set(xlabel="training tokens per second, one thread", ylabel="perplexity, test text")
     right.set_title("Mean and deviation over seeds; filled: constant decoding state")
