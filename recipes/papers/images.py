@@ -100,10 +100,9 @@ def begun(options: argparse.Namespace) -> dict[str, Images]:
     """Begin or go on in ``--out``, which all options but the number of seeds belong to; the images by split."""
     if options.quick:
         options.epochs, options.seeds = 1, 1
-    begin(
-        options.out,
-        [f"{name}={value}" for name, value in vars(options).items() if name not in ("out", "seeds", "models", "speed")],
-    )
+    options.out /= "speed" * options.speed
+    command = {name: value for name, value in vars(options).items() if name not in ("out", "seeds", "models", "speed")}
+    begin(options.out, [f"{name}={value}" for name, value in command.items()])
     folder = options.data_dir or options.out / "mnist"
     if options.data_dir is None:
         write_mnist(folder)
@@ -235,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out = Path(str(options.out).replace("PAPER_TABLE", f"{options.paper}_{options.table}"))
     models = models_of(options.paper, options.table)
     plain = [name for name in models if models[name].column]
-    chosen = [row for name in options.models for row in match(name, models) or [f"no {name}"]] or plain
+    chosen = [*dict.fromkeys(row for name in options.models for row in match(name, models) or [f"no {name}"])] or plain
     if wrong := set(chosen).difference(models):
         parser.error(f"--models has {', '.join(wrong)}; allowed: {'; '.join(models)}")
     if options.speed and (options.paper, options.table) != ("daft", "2"):

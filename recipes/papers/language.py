@@ -152,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [row for row in rows if row in chosen]
     forms = "_masked" * options.masked + "_post_norm" * options.post_norm
     options.out = Path(str(options.out).replace("PAPER_TABLE", f"{options.paper}_{options.table}{forms}"))
+    options.out /= "speed" * options.speed
     if options.quick:
         options.updates, options.seeds, options.limit = 8, 1, options.limit or 400
     if options.pixels:

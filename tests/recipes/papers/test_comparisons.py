@@ -78,8 +78,8 @@ def test_speeds_are_beside_the_published_ones(program, table, first, published, 
     data = ["--data-dir", str(write_few(tmp_path / "images")), *SMALL] if program is not language else [*small, text]
     program.main([*table.split(), *map(str, data), "--speed", "--out", str(out)])
     shown = capsys.readouterr().out
-    rows = json.loads((out / "results.json").read_text())
-    assert rows[0]["model"] == first and len(rows) == 2 and not (out / "runs").exists()
+    rows = json.loads((out / "speed" / "results.json").read_text())
+    assert rows[0]["model"] == first and len(rows) == 2 and not [*out.rglob("runs")]
     assert all(value > 0 for row in rows for value in list(row.values())[1:])
     assert all(f" {number} " in shown for number in published)
     ratio = rows[1]["MiB"] / rows[0]["MiB"]
