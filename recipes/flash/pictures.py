@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from .. import runs  # noqa: F401  sets matplotlib's style
+from .. import runs
 from .models import ALL_MODELS, FIGURES
 
 Curves = dict[tuple[str, int], list[tuple[float, float]]]
@@ -34,9 +34,11 @@ def draw(options: argparse.Namespace, found: pd.DataFrame, curves: Curves) -> No
 def _costs(options: argparse.Namespace, found: pd.DataFrame, curves: Curves) -> plt.Figure:
     """A panel for each length, perplexity against seconds of training, after one of seconds per step (Figures 5 to 8).
 
-    Perplexity is drawn from the second evaluation on where there are more than three: the first is far above.
+    With one length the first panel has the last perplexity, a dot for each seed. Perplexity is drawn from the second
+    evaluation on where there are more than three: the first is far above.
     """
-    latency = options.figure is None or FIGURES[options.figure].latency
+    several = len(options.lengths) > 1
+    latency = options.figure is None or FIGURES[options.figure].latency or not several
     count = len(options.lengths) + latency
     rows, columns = -(-count // 3), min(3, count)
     figure, grid = plt.subplots(
@@ -44,7 +46,10 @@ def _costs(options: argparse.Namespace, found: pd.DataFrame, curves: Curves) -> 
     )
     for axes in grid.flat[count:]:
         axes.set_axis_off()
-    if latency:
+    if not several:
+        runs.dots(grid.flat[0], found.assign(model=[ALL_MODELS[name].title for name in found.model]), "perplexity")
+        grid.flat[0].set(xlabel="perplexity after the last update")
+    elif latency:
         for name, steps in found.groupby("model", sort=False):
             grid.flat[0].plot(steps.groupby("length").step.median(), marker="o", label=ALL_MODELS[name].title)
         grid.flat[0].set(xlabel="tokens in a sequence", ylabel="seconds per training step", xscale="log", yscale="log")
