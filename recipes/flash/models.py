@@ -53,6 +53,7 @@ MODELS: dict[str, Model] = {
     "performer_lm": Model("Performer", "performer_lm"),
     "mc_transformer_pp_lm": Model("MC-TFM++", "mc_transformer_pp_lm"),
     "transformer_plus_lm": Model("Transformer+", "transformer_plus_lm"),
+    "transformer_plus_lm.no_rotary": Model("Transformer+, not rotary", "transformer_plus_lm", ("--flash-no-rotary",)),
     "combiner_lm": Model("Combiner", "combiner_lm", ("--flash-row-length", "256")),
     "transformer_lm": Model(
         "Transformer", "transformer_lm", (*_STOCK, "--decoder-learned-pos", "--no-scale-embedding"), clipped=False
