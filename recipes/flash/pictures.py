@@ -41,8 +41,9 @@ def _costs(options: argparse.Namespace, found: pd.DataFrame, curves: Curves) -> 
     latency = options.figure is None or FIGURES[options.figure].latency or not several
     count = len(options.lengths) + latency
     rows, columns = -(-count // 3), min(3, count)
+    height = max(3.4, 0.27 * len(options.archs) * (not several))
     figure, grid = plt.subplots(
-        rows, columns, figsize=(4.3 * columns, 3.4 * rows + 0.6), layout="constrained", squeeze=False
+        rows, columns, figsize=(4.3 * columns, height * rows + 0.6), layout="constrained", squeeze=False
     )
     for axes in grid.flat[count:]:
         axes.set_axis_off()
@@ -56,11 +57,12 @@ def _costs(options: argparse.Namespace, found: pd.DataFrame, curves: Curves) -> 
         grid.flat[0].set_xticks(options.lengths, [f"{length:,}" for length in options.lengths])
         grid.flat[0].xaxis.set_minor_locator(NullLocator())
     for axes, length in zip(grid.flat[latency:], options.lengths):
-        for name in options.archs:
+        for i, name in enumerate(options.archs):
             points = curves.get((name, length), [])
             points = points[1:] if len(points) > 3 else points
             if points:
-                axes.plot(*zip(*points), marker="o", markersize=4, label=ALL_MODELS[name].title)
+                form = {"marker": "o", "linestyle": "-"} if i < 10 else {"marker": "s", "linestyle": "--"}
+                axes.plot(*zip(*points), **form, markersize=4, label=ALL_MODELS[name].title)
         axes.set(xlabel="seconds of training", ylabel="perplexity", title=f"{length:,} tokens")
         _logarithmic(axes)
     handles, labels = grid.flat[count - 1].get_legend_handles_labels()
