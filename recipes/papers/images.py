@@ -106,7 +106,10 @@ def begun(options: argparse.Namespace) -> dict[str, Images]:
     folder = options.data_dir or options.out / "mnist"
     if options.data_dir is None:
         write_mnist(folder)
-    return read_images(folder, options.side)
+    try:
+        return read_images(folder, options.side)
+    except ValueError as error:
+        raise SystemExit(error) from None
 
 
 def recorded(out: Path, models: Sequence[str], seeds: Iterable[int], train: Callable[[str, int], dict]) -> pd.DataFrame:

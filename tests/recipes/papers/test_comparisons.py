@@ -33,6 +33,8 @@ def test_image_models(table: str, models: int, first: str, tmp_path: Path, capsy
     assert json.loads((out / "results.json").read_text()) == results
     with pytest.raises(SystemExit, match="Choose another --out"):
         images.main([*command, "--width", "16"])
+    with pytest.raises(SystemExit, match="--data-dir is .*; allowed: a folder with train and validation"):
+        images.main([*table.split(), "--data-dir", str(tmp_path), "--out", str(tmp_path / "another")])
     with pytest.raises(SystemExit):
         images.main(["daft", "4", "--out", str(out)])
     assert "TABLE is 4; allowed: " in capsys.readouterr().err
