@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     size = f"{options.layers} layers of width {options.width} in patches of {options.patch} x {options.patch}"
     if options.speed:
-        pixels = resized(images, options.larger)["validation"].pixels[: options.batch]
+        few = images["validation"]._replace(pixels=images["validation"].pixels[: options.batch])
+        pixels = resized({"validation": few}, options.larger)["validation"].pixels
         rows = {"Deit base": DEIT, "DAFT-conv rand": RANDOM}
         built = {row: started(name, 1, options, images, options.larger) for row, name in rows.items()}
         steps = {row: speed.inference(model, pixels) for row, model in built.items()}
