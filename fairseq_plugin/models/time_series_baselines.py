@@ -6,6 +6,7 @@ They are trained like the Transformers: by the same task, on the same data, with
 from argparse import Namespace
 from dataclasses import dataclass
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqEncoder
 from torch import Tensor, nn
@@ -104,8 +105,12 @@ class LstmEncoder(CausalEncoder):
         self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=dropout)
 
     def read(self, source: Tensor) -> Tensor:
-        """The hidden state of the last layer at each step."""
-        return self.lstm(source)[0]
+        """The hidden state of the last layer at each step; autocast on a CPU does not change the dtype of the LSTM.
+
+        There, autocast to bfloat16 calls oneDNN, which raises on processors without such an LSTM.
+        """
+        with torch.autocast("cpu", enabled=False):
+            return self.lstm(source)[0]
 
 
 class TcnEncoder(CausalEncoder):
