@@ -145,8 +145,7 @@ def budget_arguments(options: argparse.Namespace, seed: int, evaluations: int = 
     return [
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0", "--lr", options.lr),
         *("--max-update", options.updates, "--seed", seed),
-        *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-        *("--save-interval", 1_000_000, "--validate-interval", 1_000_000, "--log-interval", max(1, interval // 4)),
+        *(*runs.evaluated_every(interval), "--log-interval", max(1, interval // 4)),
     ]
 
 

@@ -95,8 +95,7 @@ def plan(options, row: str, seed: int) -> Run:
         *("--clip-norm", 1, "--lr", options.lr, "--lr-scheduler", "polynomial_decay", "--max-update", options.updates),
         *("--warmup-updates", max(1, options.updates // 10), "--total-num-update", options.updates),
         *("--batch-size", options.batch_size, "--valid-subset", "valid,test"),
-        *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-        *("--validate-interval", 10**6, "--save-interval", 10**6, "--log-interval", interval),
+        *(*runs.evaluated_every(interval), "--log-interval", interval),
         *"--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric".split(),
     )
     best = "{folder}/checkpoints/checkpoint_best.pt"

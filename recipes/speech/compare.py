@@ -53,8 +53,7 @@ def train(options: argparse.Namespace, folder: Path, seed: int, updates: int, lr
         *("train", folder, *task, "--seed", seed, "--normalize", "--max-tokens", options.batch_seconds * data.RATE),
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", 1.0, "--lr", lr),
         *("--lr-scheduler", "cosine", "--warmup-updates", max(1, round(0.3 * updates)), "--max-update", updates),
-        *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-        *("--save-interval", 10**6, "--validate-interval", 10**6, "--log-interval", max(1, interval // 4)),
+        *(*runs.evaluated_every(interval), "--log-interval", max(1, interval // 4)),
     )
 
 

@@ -90,8 +90,7 @@ def plan(options: argparse.Namespace, name: str, seed: int) -> Run:
         *("--max-update", options.updates, "--criterion", "label_smoothed_cross_entropy", "--report-accuracy"),
         *("--label-smoothing", 0.1 if messages else 0.0),
         *(["--max-tokens", options.batch_tokens] if messages else ["--batch-size", options.batch_size]),
-        *("--save-interval-updates", interval, "--keep-interval-updates", 1, "--no-epoch-checkpoints"),
-        *("--save-interval", 10**6, "--validate-interval", 10**6, "--log-interval", max(1, interval // 4)),
+        *(*runs.evaluated_every(interval), "--log-interval", max(1, interval // 4)),
     )
     # Messages in batches of similar lengths; one source to copy at a time, and no target longer than the right one.
     sizes = [64, "--max-len-a", 1.5, "--max-len-b", 10] if messages else [1, "--max-len-a", 0, "--max-len-b"]

@@ -118,13 +118,16 @@ def test_larger_images(tmp_path: Path) -> None:
     ],
 )
 def test_language_models(table: str, words: list[str], tmp_path: Path, capsys) -> None:
+    """Published numbers are beside each row, which is evaluated eight times, also where an epoch ends."""
     text = tmp_path / "any.txt"
     text.write_text("".join(f"line {i} of a text, and some more words\n" for i in range(400)))
     images_of = ["--data-dir", str(write_few(tmp_path / "images"))] if "--pixels" in table else ["--file", str(text)]
-    sizes = "--quick --width 8 --heads 2 --layers 1 --batch-tokens 256 --tokens-per-sample 32".split()
+    sizes = "--quick --limit 40 --width 8 --heads 2 --layers 1 --batch-tokens 256 --tokens-per-sample 32".split()
     language.main([*table.split(), *images_of, "--out", str(tmp_path / "out"), *sizes])
     shown = capsys.readouterr().out
     assert all(word in shown for word in words)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert all([update for update, _ in result["curve"]] == [*range(1, 9)] for result in results)
     commands = [path.read_text() for path in (tmp_path / "out" / "runs").glob("*/command.txt")]
     assert all(("--activation-fn gelu" in command) == ("daft" in table) for command in commands)
 
