@@ -105,9 +105,9 @@ class LstmEncoder(CausalEncoder):
         self.lstm = nn.LSTM(channels, args.encoder_embed_dim, layers, batch_first=True, dropout=dropout)
 
     def read(self, source: Tensor) -> Tensor:
-        """The hidden state of the last layer at each step; autocast on a CPU does not change the dtype of the LSTM.
+        """source (B, T, channels) -> the hidden state of the last layer at each step, (B, T, D).
 
-        There, autocast to bfloat16 calls oneDNN, which raises on processors without such an LSTM.
+        Autocast on a CPU does not change its dtype: it would call oneDNN's LSTM in bfloat16, which many CPUs have not.
         """
         with torch.autocast("cpu", enabled=False):
             return self.lstm(source)[0]

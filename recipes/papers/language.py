@@ -113,10 +113,10 @@ def pixel_text(options: argparse.Namespace) -> Path:
 
 
 def read(folder: Path) -> dict[str, object]:
-    """The results that ``models.read`` finds, and the bits per token of the updates in training before that."""
+    """The results that ``models.read`` finds, and bits per token in training, just before that and at the end."""
     found, logged = models.read(folder), runs.points(folder / "train.log")
-    trained = logged[(logged.split == "train_inner") & (logged.num_updates <= found["update"])]
-    return {**found, "trained": trained.loss.iloc[-1]}
+    trained = logged[logged.split == "train_inner"].set_index("num_updates").loss
+    return {**found, "trained": trained[: found["update"]].iloc[-1], "trained_last": trained.iloc[-1]}
 
 
 def size_of(options: argparse.Namespace) -> str:
@@ -178,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = {"perplexity": ("perplexity", values.column, 1.0, 2)}
     if values.trained:
         measured = {f"train bits per {of}": ("trained", values.trained, scale, 3)}
+        measured |= {f"at the last update, train bits per {of}": ("trained_last", values.trained, scale, 3)}
         measured |= {f"test bits per {of}": ("bits", values.column, scale, 3)}
     for header, (value, column, factor, digits) in measured.items():
         found[value] *= factor
@@ -196,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{options.tokens_per_sample}, {size_of(options)}; highest rate {options.lr:g} for all",
     ]
     title = f"Table {options.table} of {options.paper}"
-    runs.report(options.out, {title: runs.table(found, columns)}, notes, found)
+    shown = runs.table(found, columns)
+    for name in ("parameters", "update", "tokens/s", "MiB"):
+        shown[name] = shown[name].map("{:,.0f}".format)
+    runs.report(options.out, {title: shown}, notes, found)
 
 
 if __name__ == "__main__":

@@ -231,6 +231,8 @@ STUDENTS = {"lm": "hedgehog_lm", "mlm": "t2r_mlm", "translation": "hedgehog"}
 def _distillation(kind: str, folder: Path, sentence_avg: bool = False) -> Case:
     """(1 - w) · cross-entropy + w · T² · KL of each real target; masked models have masked tokens alone."""
     options = {"lineartime_trained_parameters": "all", "dropout": 0.0, "attention_dropout": 0.0}
+    if kind == "translation":  # fairseq's own attention would be in float32
+        options["lineartime_cross_attention"] = "t2r"
     pair = make_pair(folder, kind, STUDENTS[kind], **options)
     teacher = Teacher(pair.path, pair.task, "").model_like(pair.student.double())
 

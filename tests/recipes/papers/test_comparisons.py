@@ -112,7 +112,10 @@ def test_larger_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ("daft 5 --models Transformer DAFT-conv-64", ["train bits per token", "published Test bpc", "1.137", "0.854"]),
+        (
+            "daft 5 --models Transformer DAFT-conv-64",
+            ["last update, train bits", "published Test bpc", "1.137", "0.854"],
+        ),
         ("flash 1 --masked --models original no", ["perplexity", "4.23", "4.58"]),
         ("daft 4 --pixels 4 --models daft-full", ["test bits per pixel", "2.89"]),
     ],
