@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.images import read_images
 from recipes.papers import images, language, larger_images
 from recipes.papers.images import scaled_window
 from tests.recipes.small_images import write_few
@@ -61,6 +62,17 @@ def test_rows_that_are_chosen_have_their_best_rate(tmp_path: Path, capsys) -> No
     with pytest.raises(SystemExit):
         images.main([*command, "--models", "nosuch"])
     assert "--models has no nosuch; allowed: FULL ATTN.;" in capsys.readouterr().err
+
+
+def test_rates_are_chosen_on_training_images_that_were_not_learned(monkeypatch, tmp_path: Path) -> None:
+    folder, seen = write_few(tmp_path / "images"), []
+    monkeypatch.setattr(images, "fit", lambda model, learned, *_: seen.append(learned.pixels))
+    monkeypatch.setattr(images, "top1", lambda model, tested: seen.append(tested.pixels) or 50.0)
+    command = ["flowformer", "5", "--data-dir", str(folder), "--out", str(tmp_path / "out"), *SMALL]
+    images.main([*command, "--models", "flowformer", "--rates", "0.1"])
+    learned, tested = (pixels.flatten(1).tolist() for pixels in seen[:2])
+    assert len(tested) == round(len(learned + tested) / 5)
+    assert sorted(learned + tested) == sorted(read_images(folder, 8)["train"].pixels.flatten(1).tolist())
 
 
 @pytest.mark.usefixtures("imported_already")
